@@ -70,8 +70,8 @@ def subordinate(question: str, name: str) -> str:
     match = ASKED.fullmatch(question)
     if match is None:
         # A question whose first words are its subject is a clause already: "What belongs into the bowl?".
-        subject = re.fullmatch(r"(?:What|Which \w+|Who|How many \w+) \w+ .+\?", question)
-        return question[0].lower() + question[1:-1] if subject else ""
+        plain = re.fullmatch(r"(?:What|Which \w+|Who|How many \w+) \w+ .+\?", question)
+        return question[0].lower() + question[1:-1] if plain else ""
     word, verb, rest = match["word"] or "whether", match["verb"].lower(), match["rest"]
     word = word[0].lower() + word[1:]
     if match["word"] and verb in ("is", "are", "was", "were") and rest.lower().endswith(name.lower()):

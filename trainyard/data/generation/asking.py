@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from trainyard.data.generation import shapes
 from trainyard.data.generation.accounting import Books, DocumentCounts, spread_by_weight
 from trainyard.data.generation.shapes import read_documents, wordings_of
 from trainyard.data.prompts import FIELDS, Messages, Prompter, item_schema, reply_schema
+from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow
 from trainyard.errors import TrainyardError, Unavailable
 from trainyard.spec.axes.data import GenerationTemplate
@@ -60,15 +61,6 @@ class PairRequest:
     part: int
     parts: int
     seed: int
-
-
-@dataclass(frozen=True)
-class ReplyOutcome:
-    """The reply's text, or the reason (and words) why there is none."""
-
-    text: str = ""
-    reason: str = ""
-    detail: str = ""
 
 
 def pieces(text: str, most: int) -> list[str]:
@@ -119,21 +111,20 @@ class Line:
     def cut(self) -> bool:
         return self.in_a_row >= self.patience
 
-    async def ask(self, messages: Messages, schema: dict[str, Any], seed: int) -> ReplyOutcome:
+    async def ask(self, messages: Messages, schema: dict[str, Any], seed: int) -> str | BadRow:
+        """The reply's text, or why there is none."""
         if self.cut:
-            return ReplyOutcome(
-                reason="not_asked", detail=f"The server was given up after {self.in_a_row} failures in a row."
-            )
+            return BadRow("not_asked", f"The server was given up after {self.in_a_row} failures in a row.")
         self.asked += 1
         try:
             text = await self.complete(messages, schema, seed)
         except TrainyardError as error:
             self.in_a_row += 1
             self.last = error
-            return ReplyOutcome(reason=reason_of(error), detail=str(error))
+            return BadRow(reason_of(error), str(error))
         self.in_a_row = 0
         self.answered += 1
-        return ReplyOutcome(text=text)
+        return text
 
 
 def reason_of(error: TrainyardError) -> str:
@@ -165,11 +156,11 @@ async def pump(
 ) -> None:
     """Keep `concurrency` requests under way and accept their replies in order."""
     slots = asyncio.Semaphore(config.concurrency)
-    waiting: deque[tuple[PairRequest, asyncio.Task[ReplyOutcome]]] = deque()
+    waiting: deque[tuple[PairRequest, asyncio.Task[str | BadRow]]] = deque()
     schemas = {size: reply_schema(config.template, wordings_of(config), size) for size in range(1, MOST_PAIRS + 1)}
     settled = 0
 
-    async def one(messages: Messages, schema: dict[str, Any], seed: int) -> ReplyOutcome:
+    async def one(messages: Messages, schema: dict[str, Any], seed: int) -> str | BadRow:
         try:
             return await line.ask(messages, schema, seed)
         finally:
@@ -199,6 +190,21 @@ async def pump(
         await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
 
 
+def pairs_of(reply: str | BadRow) -> list[Any]:
+    """The list of pairs of a reply. Raises `BadRow` when there is none, or when it is not JSON of that form."""
+    if isinstance(reply, BadRow):
+        raise reply
+    fenced = FENCE.match(reply)
+    try:
+        value = orjson.loads(fenced["inside"] if fenced else reply)
+    except (orjson.JSONDecodeError, UnicodeEncodeError) as error:
+        raise BadRow("invalid_json", str(error)) from error
+    items = value.get("pairs") if isinstance(value, dict) else value
+    if not isinstance(items, list):
+        raise BadRow("wrong_form", 'the reply is not of the form {"pairs": […]}')
+    return items
+
+
 class ReplyReader:
     """Checks replies and turns them into rows; every row that was asked for is kept or rejected with a reason."""
 
@@ -207,64 +213,46 @@ class ReplyReader:
         self.validator = Draft202012Validator(item_schema(config.template, wordings_of(config)))
         self.kept = 0
 
-    def accept(self, request: PairRequest, outcome: ReplyOutcome) -> None:
-        if outcome.reason:
-            self.books.reject(request.account, outcome.reason, sum(request.rows), outcome.detail)
-            return
-        items = self.items(request, outcome.text)
-        if items is None:
+    def accept(self, request: PairRequest, reply: str | BadRow) -> None:
+        try:
+            items = pairs_of(reply)
+        except BadRow as bad:
+            text = reply if isinstance(reply, str) else ""
+            self.books.reject(request.account, bad.reason, sum(request.rows), bad.detail, text)
             return
         for rows, item in zip(request.rows, items, strict=False):
-            self.one(request, rows, item)
+            try:
+                made = self.rows(request, rows, item)
+            except BadRow as bad:
+                self.books.reject(request.account, bad.reason, rows, bad.detail, orjson.dumps(item).decode())
+            else:
+                self.books.keep(request.account, made)
+                self.kept += len(made)
         if len(items) < len(request.rows):
             detail = f"{len(request.rows)} pairs were asked for, {len(items)} came back"
-            self.books.reject(request.account, "missing", sum(request.rows[len(items) :]), detail, outcome.text)
+            self.books.reject(request.account, "missing", sum(request.rows[len(items) :]), detail, str(reply))
         self.books.surplus += max(0, len(items) - len(request.rows))
 
-    def items(self, request: PairRequest, text: str) -> list[Any] | None:
-        """The list of pairs of a reply; None when it is not JSON of that form, which is then in the books."""
-        fenced = FENCE.match(text)
-        try:
-            value = orjson.loads(fenced["inside"] if fenced else text)
-        except (orjson.JSONDecodeError, UnicodeEncodeError) as error:
-            self.books.reject(request.account, "invalid_json", sum(request.rows), str(error), text)
-            return None
-        items = value.get("pairs") if isinstance(value, dict) else value
-        if not isinstance(items, list):
-            detail = 'the reply is not of the form {"pairs": […]}'
-            self.books.reject(request.account, "wrong_form", sum(request.rows), detail, text)
-            return None
-        return items
-
-    def one(self, request: PairRequest, rows: int, item: Any) -> None:
-        fault = next(self.validator.iter_errors(item), None)
-        problem = ("wrong_form", fault.message) if fault else self.problem(item)
-        if problem:
-            text = orjson.dumps(item).decode()
-            self.books.reject(request.account, problem[0], rows, problem[1], text)
-            return
-        made = self.rows(request, rows, item)
-        self.books.keep(request.account, made)
-        self.kept += len(made)
-
-    def problem(self, item: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Why a well-formed pair cannot be used: reason and detail."""
-        texts = [*item["questions"], item["answer"]] if self.template is GenerationTemplate.QA else list(item.values())
+    def rows(self, request: PairRequest, rows: int, item: Any) -> list[SftRow] | list[PreferenceRow]:
+        """The rows of a pair. Raises `BadRow` for one that cannot be used."""
+        if fault := next(self.validator.iter_errors(item), None):
+            raise BadRow("wrong_form", fault.message)
+        is_qa = self.template is GenerationTemplate.QA
+        texts = [*item["questions"], item["answer"]] if is_qa else list(item.values())
         if any(not text.strip() for text in texts):
-            return "empty_text", "a text of the pair has only white space"
-        questions = item["questions"] if self.template is GenerationTemplate.QA else texts[:1]
-        if len({" ".join(question.lower().split()) for question in questions}) < len(questions):
-            return "same_wording", "two wordings of the question are the same"
+            raise BadRow("empty_text", "a text of the pair has only white space")
+        asked = item["questions"] if is_qa else texts[:1]
+        if len({" ".join(question.lower().split()) for question in asked}) < len(asked):
+            raise BadRow("same_wording", "two wordings of the question are the same")
         if self.template is GenerationTemplate.PREFERENCE and item["chosen"].strip() == item["rejected"].strip():
-            return "same_reply", "chosen and rejected are the same"
-        new = [self.books.first_time(question) for question in questions]
-        return None if all(new) else ("duplicate", "the question was asked before")
-
-    def rows(self, request: PairRequest, rows: int, item: Mapping[str, Any]) -> list[SftRow] | list[PreferenceRow]:
+            raise BadRow("same_reply", "chosen and rejected are the same")
+        new = [self.books.first_time(question) for question in asked]
+        if not all(new):
+            raise BadRow("duplicate", "the question was asked before")
         document = request.document
         if self.template is GenerationTemplate.PREFERENCE:
             return [shapes.preference_row(document, *(item[name].strip() for name in FIELDS[self.template]))]
-        if self.template is GenerationTemplate.QA:
+        if is_qa:
             questions, answer = [question.strip() for question in item["questions"]], item["answer"].strip()
         else:
             question, answer = (item[name].strip() for name in FIELDS[self.template])

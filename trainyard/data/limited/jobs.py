@@ -57,10 +57,8 @@ def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
                 last = fraction
                 report(fraction, f"{opened.name}: {intake.taken} rows")
     balance.skipped.update(opened.skipped)
-    return requests.SetReadResult(
-        opened.name, port, opened.format, balance.read, balance.kept, dict(balance.dropped), dict(balance.skipped),
-        dict(balance.ignored_keys), dict(balance.shapes), opened.facts, intake.quarantine.first, opened.why_empty,
-    )  # fmt: skip
+    first = intake.quarantine.first
+    return requests.SetReadResult(opened.name, port, opened.format, balance, opened.facts, first, opened.why_empty)
 
 
 @carry_out.register

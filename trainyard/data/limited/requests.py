@@ -100,23 +100,11 @@ class SetReadResult(msgspec.Struct, tag=True):
     name: str
     port: Port
     format: DataFormat
-    read: int
-    kept: int
-    dropped: dict[str, int]
-    skipped: dict[str, int]
-    ignored_keys: dict[str, int]
-    shapes: dict[str, int]
+    balance: Balance
     facts: dict[str, Any]
     first: list[str]
     """The first few bad rows in words."""
     why_empty: str = ""
-
-    @property
-    def balance(self) -> Balance:
-        return Balance(
-            self.read, self.kept, Counter(self.dropped), Counter(self.skipped), Counter(self.ignored_keys),
-            Counter(self.shapes),
-        )  # fmt: skip
 
 
 class CommitsResult(msgspec.Struct, tag=True):
@@ -140,6 +128,10 @@ class Answer(msgspec.Struct, omit_defaults=True):
     """The first message of all: whether the kernel refuses connections to this process."""
 
 
+ANSWER_DECODER = msgspec.msgpack.Decoder(
+    Answer, dec_hook=lambda kind, value: Counter(msgspec.convert(value, dict[str, int]))
+)
+"""Counters are the only type here that msgspec does not know."""
 Request = SetRequest | CommitsRequest | ParseRequest
 Result = SetReadResult | CommitsResult | list[ParsedItem]
 Parse = Callable[[Sequence[ParseItem]], list[ParsedItem]]

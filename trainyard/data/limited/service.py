@@ -136,7 +136,7 @@ class ReadingService:
     def answers(self) -> Iterator[Answer]:
         try:
             for payload in self._answers:
-                yield msgspec.msgpack.decode(payload, type=Answer)
+                yield requests.ANSWER_DECODER.decode(payload)
         except (msgspec.DecodeError, TooLong):
             self.stop()  # what follows may be what a hostile file made its reader send
 

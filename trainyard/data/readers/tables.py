@@ -273,8 +273,5 @@ def read_parquet(stream: BinaryIO, name: str, normalise: Normaliser, limits: Lim
     """Chunks of a Parquet file. Rows have no line; their number counts from 1."""
     before = 0
     for rows in parquet_batches(stream, name, limits):
-        chunk = Chunk(name)
-        for number, record in enumerate(rows, before + 1):
-            chunk.add(normalise, record, number, 0, record)
-        yield chunk
+        yield from chunks_of(((number, 0, row) for number, row in enumerate(rows, before + 1)), name, normalise)
         before += len(rows)
