@@ -101,7 +101,12 @@ def validate(
         )
     out = folder / port.value
     out.mkdir(parents=True, exist_ok=True)
-    sieve = prepare(config, port, out / QUARANTINE_FILE, tokens, documents)
+    # Everything that the rules need besides the rows is read and checked before the first row.
+    sieve = RowFilter(config, port, RowLedger(out / QUARANTINE_FILE), tokens, row_validator(config.row_schema))
+    if config.grounding is not None:
+        sieve.vocabulary = load_vocabulary(documents, config.sensitive)
+    if config.decontaminate:
+        sieve.evaluation = load_evaluation_sets(config.evaluation_sets, config.decontaminate)
     sieve.ledger.quarantine.touch()
     try:
         survivors = sift(sieve, source, out / WORK_FILE, report)
@@ -120,22 +125,6 @@ def validate(
     write_json_durably(out / REPORT_FILE, {**facts, "config": config.model_dump(mode="json")})
     report(1.0, f"kept {facts['kept']} of {facts['read']} rows")
     return Produced(outputs={port: ProducedSet(folder=port.value, rows=facts["kept"], facts=facts)}, facts=facts)
-
-
-def prepare(
-    config: ValidatorConfig, port: Port, quarantine: Path, tokens: TokenCounter, documents: Path | None
-) -> RowFilter:
-    """Read and check everything that the rules need besides the rows, before the first row."""
-    compare = bool(config.decontaminate)
-    return RowFilter(
-        config,
-        port,
-        RowLedger(quarantine),
-        tokens,
-        row_validator=row_validator(config.row_schema),
-        vocabulary=None if config.grounding is None else load_vocabulary(documents, config.sensitive),
-        evaluation=load_evaluation_sets(config.evaluation_sets, config.decontaminate) if compare else None,
-    )
 
 
 def sift(sieve: RowFilter, source: Reference, work: Path, report: Report) -> KeptRows:

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +41,10 @@ PATIENCE = 2
 """The server is given up after this many times `concurrency` failures in a row (at least 4)."""
 FENCE = re.compile(r"\A\s*```(?:json)?[^\S\n]*\n(?P<inside>.*?)\n?```\s*\Z", re.S)
 Progress = Callable[[float, str], None]
+
+
+class BadPair(BadRow):
+    """A reply or a pair that cannot be used; docs/generation.md lists the reasons."""
 
 
 class Complete(Protocol):
@@ -111,17 +115,17 @@ class Line:
     def cut(self) -> bool:
         return self.in_a_row >= self.patience
 
-    async def ask(self, messages: Messages, schema: dict[str, Any], seed: int) -> str | BadRow:
+    async def ask(self, messages: Messages, schema: dict[str, Any], seed: int) -> str | BadPair:
         """The reply's text, or why there is none."""
         if self.cut:
-            return BadRow("not_asked", f"The server was given up after {self.in_a_row} failures in a row.")
+            return BadPair("not_asked", f"The server was given up after {self.in_a_row} failures in a row.")
         self.asked += 1
         try:
             text = await self.complete(messages, schema, seed)
         except TrainyardError as error:
             self.in_a_row += 1
             self.last = error
-            return BadRow(reason_of(error), str(error))
+            return BadPair(reason_of(error), str(error))
         self.in_a_row = 0
         self.answered += 1
         return text
@@ -133,38 +137,16 @@ def reason_of(error: TrainyardError) -> str:
 
 
 async def ask(config: AiGeneratorConfig, documents: Path, books: Books, complete: Complete, report: Progress) -> Line:
-    """Ask for all rows and write what comes back to the books. Never raises for a server that fails."""
+    """Ask for all rows and write what comes back to the books. Never raises for a server that fails.
+
+    `concurrency` requests are kept under way; their replies are accepted in order.
+    """
     config = shapes.with_heldout(config, sum(bool(row.text.strip()) for row in read_documents(documents)))
-    line = Line(complete, max(4, PATIENCE * config.concurrency))
-    reader = ReplyReader(config, books)
-    entered: Any = complete if hasattr(complete, "__aenter__") else nullcontext()
-    with Prompter(config.template, wordings=wordings_of(config), prompt=config.prompt) as prompter:
-        async with entered:
-            wanted = requests(config, documents, books)
-            await pump(config, wanted, line, prompter=prompter, reader=reader, report=report)
-    return line
-
-
-async def pump(
-    config: AiGeneratorConfig,
-    wanted: Iterator[PairRequest],
-    line: Line,
-    *,
-    prompter: Prompter,
-    reader: ReplyReader,
-    report: Progress,
-) -> None:
-    """Keep `concurrency` requests under way and accept their replies in order."""
-    slots = asyncio.Semaphore(config.concurrency)
-    waiting: deque[tuple[PairRequest, asyncio.Task[str | BadRow]]] = deque()
-    schemas = {size: reply_schema(config.template, wordings_of(config), size) for size in range(1, MOST_PAIRS + 1)}
+    line, wordings = Line(complete, max(4, PATIENCE * config.concurrency)), wordings_of(config)
+    reader, slots = ReplyReader(config, books), asyncio.Semaphore(config.concurrency)
+    waiting: deque[tuple[PairRequest, asyncio.Task[str | BadPair]]] = deque()
+    schemas = {size: reply_schema(config.template, wordings, size) for size in range(1, MOST_PAIRS + 1)}
     settled = 0
-
-    async def one(messages: Messages, schema: dict[str, Any], seed: int) -> str | BadRow:
-        try:
-            return await line.ask(messages, schema, seed)
-        finally:
-            slots.release()
 
     async def accept() -> None:
         nonlocal settled
@@ -173,35 +155,42 @@ async def pump(
         settled += sum(request.rows)
         report(min(1.0, settled / config.count), f"{settled:,} of {config.count:,} rows settled, {reader.kept:,} kept")
 
-    try:
-        for request in wanted:
-            document = {name: getattr(request.document, name) for name in ("title", "source", "kind")}
-            given = {**document, "text": request.text}
-            messages = prompter.messages(given, pairs=len(request.rows), part=request.part, parts=request.parts)
-            await slots.acquire()
-            waiting.append((request, asyncio.create_task(one(messages, schemas[len(request.rows)], request.seed))))
-            while waiting and (waiting[0][1].done() or len(waiting) > WINDOW * config.concurrency):
+    async with AsyncExitStack() as stack:
+        prompter = stack.enter_context(Prompter(config.template, wordings=wordings, prompt=config.prompt))
+        if hasattr(complete, "__aenter__"):
+            await stack.enter_async_context(complete)  # type: ignore[arg-type]
+        try:
+            for request in requests(config, documents, books):
+                document = {name: getattr(request.document, name) for name in ("title", "source", "kind")}
+                given, size = {**document, "text": request.text}, len(request.rows)
+                messages = prompter.messages(given, pairs=size, part=request.part, parts=request.parts)
+                await slots.acquire()
+                task = asyncio.create_task(line.ask(messages, schemas[size], request.seed))
+                task.add_done_callback(lambda _: slots.release())
+                waiting.append((request, task))
+                while waiting and (waiting[0][1].done() or len(waiting) > WINDOW * config.concurrency):
+                    await accept()
+            while waiting:
                 await accept()
-        while waiting:
-            await accept()
-    finally:
-        for _, task in waiting:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+        finally:
+            for _, task in waiting:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+    return line
 
 
-def pairs_of(reply: str | BadRow) -> list[Any]:
-    """The list of pairs of a reply. Raises `BadRow` when there is none, or when it is not JSON of that form."""
-    if isinstance(reply, BadRow):
+def pairs_of(reply: str | BadPair) -> list[Any]:
+    """The list of pairs of a reply. Raises `BadPair` when there is none, or when it is not JSON of that form."""
+    if isinstance(reply, BadPair):
         raise reply
     fenced = FENCE.match(reply)
     try:
         value = orjson.loads(fenced["inside"] if fenced else reply)
     except (orjson.JSONDecodeError, UnicodeEncodeError) as error:
-        raise BadRow("invalid_json", str(error)) from error
+        raise BadPair("invalid_json", str(error)) from error
     items = value.get("pairs") if isinstance(value, dict) else value
     if not isinstance(items, list):
-        raise BadRow("wrong_form", 'the reply is not of the form {"pairs": […]}')
+        raise BadPair("wrong_form", 'the reply is not of the form {"pairs": […]}')
     return items
 
 
@@ -213,17 +202,17 @@ class ReplyReader:
         self.validator = Draft202012Validator(item_schema(config.template, wordings_of(config)))
         self.kept = 0
 
-    def accept(self, request: PairRequest, reply: str | BadRow) -> None:
+    def accept(self, request: PairRequest, reply: str | BadPair) -> None:
         try:
             items = pairs_of(reply)
-        except BadRow as bad:
+        except BadPair as bad:
             text = reply if isinstance(reply, str) else ""
             self.books.reject(request.account, bad.reason, sum(request.rows), bad.detail, text)
             return
         for rows, item in zip(request.rows, items, strict=False):
             try:
                 made = self.rows(request, rows, item)
-            except BadRow as bad:
+            except BadPair as bad:
                 self.books.reject(request.account, bad.reason, rows, bad.detail, orjson.dumps(item).decode())
             else:
                 self.books.keep(request.account, made)
@@ -234,21 +223,21 @@ class ReplyReader:
         self.books.surplus += max(0, len(items) - len(request.rows))
 
     def rows(self, request: PairRequest, rows: int, item: Any) -> list[SftRow] | list[PreferenceRow]:
-        """The rows of a pair. Raises `BadRow` for one that cannot be used."""
+        """The rows of a pair. Raises `BadPair` for one that cannot be used."""
         if fault := next(self.validator.iter_errors(item), None):
-            raise BadRow("wrong_form", fault.message)
+            raise BadPair("wrong_form", fault.message)
         is_qa = self.template is GenerationTemplate.QA
         texts = [*item["questions"], item["answer"]] if is_qa else list(item.values())
         if any(not text.strip() for text in texts):
-            raise BadRow("empty_text", "a text of the pair has only white space")
+            raise BadPair("empty_text", "a text of the pair has only white space")
         asked = item["questions"] if is_qa else texts[:1]
         if len({" ".join(question.lower().split()) for question in asked}) < len(asked):
-            raise BadRow("same_wording", "two wordings of the question are the same")
+            raise BadPair("same_wording", "two wordings of the question are the same")
         if self.template is GenerationTemplate.PREFERENCE and item["chosen"].strip() == item["rejected"].strip():
-            raise BadRow("same_reply", "chosen and rejected are the same")
+            raise BadPair("same_reply", "chosen and rejected are the same")
         new = [self.books.first_time(question) for question in asked]
         if not all(new):
-            raise BadRow("duplicate", "the question was asked before")
+            raise BadPair("duplicate", "the question was asked before")
         document = request.document
         if self.template is GenerationTemplate.PREFERENCE:
             return [shapes.preference_row(document, *(item[name].strip() for name in FIELDS[self.template]))]

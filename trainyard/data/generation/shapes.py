@@ -65,5 +65,5 @@ def wording_rows(
 
 
 def preference_row(document: DocumentRow, prompt: str, chosen: str, rejected: str) -> PreferenceRow:
-    sides = [[Message("assistant", text)] for text in (chosen, rejected)]
-    return PreferenceRow([Message("user", prompt)], *sides, document.doc_id, document.source)
+    better, worse = ([Message("assistant", text)] for text in (chosen, rejected))
+    return PreferenceRow([Message("user", prompt)], better, worse, document.doc_id, document.source)

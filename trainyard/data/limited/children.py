@@ -117,7 +117,18 @@ class Batch:
         """Read the documents and end the process."""
         code = 1
         try:
-            confine_child(self.limits.document_memory, send)
+            # No file is written, no program or connection is started. Of the open files only the pipe and the standard
+            # error remain: the others belong to the set that is being written.
+            process.die_with_parent()
+            os.closerange(3, send)
+            os.closerange(send + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            process.limit_memory(self.limits.document_memory)
+            process.limit(resource.RLIMIT_FSIZE, 0)
+            process.limit(resource.RLIMIT_CORE, 0)
+            process.limit(resource.RLIMIT_NOFILE, OPEN_FILES)
+            process.refuse_calls(process.PROGRAMS)
             for index in range(first, last):
                 process.allow_cpu(self.cpu_s(index))
                 write_frame(send, ENCODER.encode(self.read_one(index)))
@@ -147,19 +158,3 @@ class Batch:
         if reply.row is not None and len(reply.row.text) > self.limits.text:
             return DocumentReply(None, "too_large", f"its text is over {self.limits.text:,} characters")
         return reply
-
-
-def confine_child(memory_bytes: int, kept: int) -> None:
-    """Limit this process for the documents of strangers: no file is written, no program or connection is started.
-
-    Of the open files only `kept` and the standard error remain: the others belong to the set that is being written.
-    """
-    process.die_with_parent()
-    os.closerange(3, kept)
-    os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    process.limit_memory(memory_bytes)
-    for what, most in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, OPEN_FILES)):
-        process.limit(what, most)
-    process.refuse_calls(process.PROGRAMS)

@@ -25,7 +25,7 @@ import msgspec
 from trainyard.data.limited import requests
 from trainyard.data.limited.frames import TooLong, read_frames, received_error, write_frame
 from trainyard.data.limited.process import how_it_ended
-from trainyard.data.limited.requests import Answer, ParsedItem, ParseItem, Request, Result
+from trainyard.data.limited.requests import ParsedItem, ParseItem, Request, Result
 from trainyard.errors import LimitExceeded, TrainyardError, Unavailable
 
 Report = Callable[[float, str], None]
@@ -112,33 +112,29 @@ class ReadingService:
             write_frame(self.process.stdin.fileno(), pickle.dumps(request))
             result: Result | None = None
             error: TrainyardError | None = None
-            for answer in self.answers():
-                if answer.fraction is not None:
-                    report(answer.fraction, answer.text)
-                elif answer.error is not None:
-                    if answer.error.trace:
-                        LOGGER.error(answer.error.trace)
-                    error = received_error(answer.error)
-                elif answer.ready is not None:
-                    self.sealed = answer.ready
-                    if not self.sealed:
-                        LOGGER.warning(UNSEALED)
-                elif answer.ended is not None:
-                    return outcome(request, result, error, answer.ended)
-                else:
-                    result = answer.result
+            try:
+                for answer in map(requests.ANSWER_DECODER.decode, self._answers):
+                    if answer.fraction is not None:
+                        report(answer.fraction, answer.text)
+                    elif answer.error is not None:
+                        if answer.error.trace:
+                            LOGGER.error(answer.error.trace)
+                        error = received_error(answer.error)
+                    elif answer.ready is not None:
+                        self.sealed = answer.ready
+                        if not self.sealed:
+                            LOGGER.warning(UNSEALED)
+                    elif answer.ended is not None:
+                        return outcome(request, result, error, answer.ended)
+                    else:
+                        result = answer.result
+            except (msgspec.DecodeError, TooLong):
+                self.stop()  # what follows may be what a hostile file made its reader send
         raise Unavailable(
             "The reading service ended while it read.",
             why="Its process was ended from outside, perhaps for the machine's memory.",
             do="Start the run again.", code="E-DATA-UNREADABLE",
         )  # fmt: skip
-
-    def answers(self) -> Iterator[Answer]:
-        try:
-            for payload in self._answers:
-                yield requests.ANSWER_DECODER.decode(payload)
-        except (msgspec.DecodeError, TooLong):
-            self.stop()  # what follows may be what a hostile file made its reader send
 
 
 def outcome(request: Request, result: Result | None, error: TrainyardError | None, status: int) -> Result:

@@ -86,7 +86,10 @@ class Shingles:
             return {}
         flat, sizes = np.concatenate(self.runs), np.concatenate(self.sizes)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
-        flagged = candidates(flat, offsets, threshold)
+        matrix = RMinHash.digest_matrix_from_flat_token_hashes(flat, offsets, SIGNATURE, SEED)
+        flags = RMinHashLSH(threshold, SIGNATURE, bands(threshold)).query_duplicate_flags_matrix_one_shot(matrix)
+        # A row without any word has an empty set, which is similar to nothing.
+        flagged = np.flatnonzero(np.asarray(flags, bool) & (sizes > 0))
         pairs = np.zeros(len(sizes), np.uint64) if pairs is None else pairs
         starts, tokens = np.concatenate(self.answers)[flagged].tolist(), flat.view("V8")
         spans = zip(flagged.tolist(), offsets[flagged].tolist(), offsets[flagged + 1].tolist(), starts, strict=True)
@@ -118,14 +121,6 @@ def bands(threshold: float) -> int:
         if 1 - (1 - threshold ** (SIGNATURE // count)) ** count >= FOUND_AT_THRESHOLD:
             return count
     return SIGNATURE
-
-
-def candidates(flat: np.ndarray, offsets: np.ndarray, threshold: float) -> np.ndarray:
-    """Indices of the rows whose signature shares a band with another row's."""
-    matrix = RMinHash.digest_matrix_from_flat_token_hashes(flat, offsets, SIGNATURE, SEED)
-    flags = RMinHashLSH(threshold, SIGNATURE, bands(threshold)).query_duplicate_flags_matrix_one_shot(matrix)
-    # A row without any word has an empty set, which is similar to nothing.
-    return np.flatnonzero(np.asarray(flags, bool) & (np.diff(offsets) > 0))
 
 
 @dataclass

@@ -46,19 +46,19 @@ def any_message(turns: Turns, mask: np.ndarray) -> np.ndarray:
     return np.asarray(np.diff(counts[turns.offsets]) > 0)
 
 
+def any_column(block: Block, rule: Callable[[Turns], np.ndarray]) -> np.ndarray:
+    """Return per row whether the rule holds for one of its columns of messages."""
+    return np.asarray(np.logical_or.reduce([rule(block.turns(name)) for name in MESSAGE_COLUMNS[block.port]]))
+
+
 def without_messages(block: Block) -> Check:
-    mask = np.zeros(len(block), bool)
-    for name in MESSAGE_COLUMNS[block.port]:
-        mask |= np.diff(block.turns(name).offsets) == 0
+    mask = any_column(block, lambda turns: np.asarray(np.diff(turns.offsets) == 0))
     return mask, "no_messages", f"{' or '.join(MESSAGE_COLUMNS[block.port])} contains no message"
 
 
 def unknown_role(block: Block) -> Check:
-    mask = np.zeros(len(block), bool)
-    for name in MESSAGE_COLUMNS[block.port]:
-        turns = block.turns(name)
-        known = values(pc.is_in(turns.roles, value_set=pa.array(ROLES)))
-        mask |= any_message(turns, ~known)
+    known = pa.array(ROLES)
+    mask = any_column(block, lambda turns: any_message(turns, ~values(pc.is_in(turns.roles, value_set=known))))
     return mask, "unknown_role", f"a message's role is none of {', '.join(ROLES)}"
 
 
@@ -66,11 +66,11 @@ def empty_content(block: Block) -> Check:
     """Find blank texts; a tool call needs no text, and a tool may answer nothing."""
     if block.port is Port.TEXT:
         return blank(block.column("text").fill_null("")), "empty_content", "the text is blank"
-    mask = np.zeros(len(block), bool)
-    for name in MESSAGE_COLUMNS[block.port]:
-        turns = block.turns(name)
-        mask |= any_message(turns, blank(turns.contents) & blank(turns.calls) & ~turns.is_role("tool"))
-    return mask, "empty_content", "a message is blank"
+
+    def is_blank(turns: Turns) -> np.ndarray:
+        return any_message(turns, blank(turns.contents) & blank(turns.calls) & ~turns.is_role("tool"))
+
+    return any_column(block, is_blank), "empty_content", "a message is blank"
 
 
 def without_user(block: Block) -> Check:

@@ -9,6 +9,7 @@ begin of the sequence. The trainer counts the rendered text once more, exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class TokenizerCounter:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.roles: dict[str, int] = {}
+        self.role_tokens = cache(lambda role: len(tokenizer.encode(role, add_special_tokens=False)))
 
     def __call__(self, items: Sequence[Item]) -> list[int]:
         texts = [parts(item) for item in items]
@@ -50,11 +51,6 @@ class TokenizerCounter:
         if isinstance(item, str):
             return 0
         return SEQUENCE_OVERHEAD + sum(MESSAGE_OVERHEAD + self.role_tokens(message.role) for message in item)
-
-    def role_tokens(self, role: str) -> int:
-        if role not in self.roles:
-            self.roles[role] = len(self.tokenizer.encode(role, add_special_tokens=False))
-        return self.roles[role]
 
 
 def parts(item: Item) -> list[str]:
@@ -95,31 +91,23 @@ def length(block: Block, sieve: RowFilter) -> Block:
     rules, ledger = sieve.config, sieve.ledger
     tokens = count_tokens(block, sieve.tokens)
     sieve.read_tokens += int(tokens.sum())
-    block.tokens = tokens
     short, most = tokens < rules.min_tokens, rules.max_tokens
     block = ledger.drop(block, short, "too_short", lambda row: f"{tokens[row]} tokens, least {rules.min_tokens}")
-    assert block.tokens is not None
-    long = block.tokens > most
-    if long.any() and rules.too_long == "raise":
-        raise too_long(block, long, most)
-    if long.any() and rules.too_long == "truncate":
-        block, cut = truncate(block, np.flatnonzero(long), most, sieve.tokens)
-        sieve.truncated += cut
-    sizes = block.tokens
-    assert sizes is not None
+    sizes = tokens[~short]
+    long = np.flatnonzero(sizes > most)
+    if len(long) and rules.too_long == "raise":
+        where = block.column("source")[long[0]].as_py() or "the set"
+        raise InvalidInput(
+            f"Line {block.numbers[long[0]]} of {where} has {sizes[long[0]]} tokens; max_tokens is {most}.",
+            why="The validator's too_long is raise, so the first row that is too long ends the run.",
+            do="Raise max_tokens, shorten the row, or set too_long to drop or truncate.",
+            code="E-DATA-TOO-LONG",
+        )
+    if len(long) and rules.too_long == "truncate":
+        block, sizes[long] = truncate(block, long, most, sieve.tokens)
+        sieve.truncated += int((sizes[long] <= most).sum())
+    block.tokens = sizes
     return ledger.drop(block, sizes > most, "too_long", lambda row: f"{sizes[row]} tokens, most {most}")
-
-
-def too_long(block: Block, long: np.ndarray, limit: int) -> InvalidInput:
-    assert block.tokens is not None
-    first = int(np.flatnonzero(long)[0])
-    where = block.column("source")[first].as_py() or "the set"
-    return InvalidInput(
-        f"Line {block.numbers[first]} of {where} has {block.tokens[first]} tokens; max_tokens is {limit}.",
-        why="The validator's too_long is raise, so the first row that is too long ends the run.",
-        do="Raise max_tokens, shorten the row, or set too_long to drop or truncate.",
-        code="E-DATA-TOO-LONG",
-    )
 
 
 def count_tokens(block: Block, tokens: TokenCounter) -> np.ndarray:
@@ -153,8 +141,8 @@ def messages(block: Block, column: str) -> list[Any]:
     return [flat[start:end] for start, end in pairwise(offsets)]
 
 
-def truncate(block: Block, long: np.ndarray, limit: int, tokens: TokenCounter) -> tuple[Block, int]:
-    """The block with the answers of the `long` rows cut so that they fit, and how many could be.
+def truncate(block: Block, long: np.ndarray, limit: int, tokens: TokenCounter) -> tuple[Block, np.ndarray]:
+    """The block with the answers of the `long` rows cut so that they fit, and how many tokens these rows then have.
 
     The answer's end is cut, never the prompt; a row whose prompt alone is too long, or whose answer is a call of a
     tool, stays as it is (and is dropped by the caller).
@@ -167,12 +155,8 @@ def truncate(block: Block, long: np.ndarray, limit: int, tokens: TokenCounter) -
     order = np.arange(len(block))
     order[long] = len(block) + np.arange(len(long))
     joined = pa.Table.from_batches([block.batch.cast(SCHEMAS[block.port]), fresh]).combine_chunks().to_batches()
-    result = Block(block.port, joined[0].take(pa.array(order)), block.numbers)
-    assert block.tokens is not None
-    counts = block.tokens.copy()
-    counts[long] = count_tokens(Block(block.port, fresh, block.numbers[long]), tokens)
-    result.tokens = counts
-    return result, int((counts[long] <= limit).sum())
+    counts = count_tokens(Block(block.port, fresh, block.numbers[long]), tokens)
+    return Block(block.port, joined[0].take(pa.array(order)), block.numbers), counts
 
 
 def cut_side(

@@ -137,7 +137,9 @@ class Entries:
             np.concatenate([np.zeros(0, kind), *(part[place] for part in self.columns)]).astype(kind)
             for place, kind in enumerate(kinds)
         ]
-        return KeptRows(path, port, *whole, np.zeros(len(whole[0]), np.uint8))
+        numbers, documents, pairs, asked, tokens, marks = whole
+        fates = np.zeros(len(numbers), np.uint8)
+        return KeptRows(path, port, numbers, documents, pairs, asked, tokens, marks, fates)
 
 
 def origins(block: Block) -> tuple[np.ndarray, np.ndarray]:
@@ -236,10 +238,19 @@ def decontamination(survivors: KeptRows, sieve: RowFilter) -> None:
     length = sieve.config.decontaminate
     if not length:
         return
-    sets = kept_apart(survivors, length)
+    documents, wording = HeldOutIndex(length=length), HeldOutIndex(questions_only=True, length=length)
+    for block, entries in survivors.blocks():
+        for fate, apart in ((RowStatus.UNSEEN_DOCUMENTS, documents), (RowStatus.UNSEEN_WORDING, wording)):
+            mask = survivors.fates[entries] == fate
+            if mask.any():
+                masked = entries[mask]
+                apart.add(block.keep(mask), survivors.documents[masked], survivors.asked[masked])
+    sealed = {
+        RowStatus.CONTAMINATED_UNSEEN_DOCUMENTS: documents.sealed(),
+        RowStatus.CONTAMINATED_UNSEEN_WORDING: wording.sealed(),
+    }
     if sieve.evaluation is not None:
-        sets[RowStatus.CONTAMINATED_EVALUATION_SETS] = sieve.evaluation
-    sealed = {fate: apart.sealed() for fate, apart in sets.items()}
+        sealed[RowStatus.CONTAMINATED_EVALUATION_SETS] = sieve.evaluation.sealed()
     for block, entries in survivors.blocks():
         mask = survivors.fates[entries] == RowStatus.TRAIN
         if mask.any():
@@ -249,22 +260,8 @@ def decontamination(survivors: KeptRows, sieve: RowFilter) -> None:
     for fate, one in sealed.items():
         gone = one.contaminated()
         survivors.fates[gone[survivors.fates[gone] == RowStatus.TRAIN]] = fate
-    wording = survivors.are(RowStatus.UNSEEN_WORDING)
-    survivors.fates[wording & ~trained(survivors, survivors.are(RowStatus.TRAIN))] = RowStatus.UNTRAINED_WORDING
-
-
-def kept_apart(survivors: KeptRows, length: int) -> dict[RowStatus, HeldOutIndex]:
-    """The two held-out sets, read from the working file."""
-    documents = HeldOutIndex(length=length)
-    wording = HeldOutIndex(questions_only=True, length=length)
-    indexes = {RowStatus.UNSEEN_DOCUMENTS: documents, RowStatus.UNSEEN_WORDING: wording}
-    for block, entries in survivors.blocks():
-        for fate, apart in indexes.items():
-            mask = survivors.fates[entries] == fate
-            if mask.any():
-                masked = entries[mask]
-                apart.add(block.keep(mask), survivors.documents[masked], survivors.asked[masked])
-    return {RowStatus.CONTAMINATED_UNSEEN_DOCUMENTS: documents, RowStatus.CONTAMINATED_UNSEEN_WORDING: wording}
+    held_out = survivors.are(RowStatus.UNSEEN_WORDING)
+    survivors.fates[held_out & ~trained(survivors, survivors.are(RowStatus.TRAIN))] = RowStatus.UNTRAINED_WORDING
 
 
 def too_few(survivors: KeptRows, config: ValidatorConfig) -> list[str]:

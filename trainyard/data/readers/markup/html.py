@@ -220,17 +220,13 @@ def marks_of(element: Tag, rows: dict[int, Tag]) -> tuple[str, str]:
     if element.name in HEADINGS:
         return f"\n\n{'#' * int(element.name[1])} ", "\n\n"
     if element.name == "tr":
-        return row_marks(element, rows)
+        # The first row is followed by the line that makes it a head, or follows an empty head.
+        table = element.find_parent("table")
+        if table is None or rows.get(id(table)) is not element:
+            return "\n|", ""
+        cells = len(element.find_all(["td", "th"]))
+        line = f"\n|{' --- |' * cells}"
+        return ("\n|", line) if element.find("th") is not None else (f"\n|{'  |' * cells}{line}\n|", "")
     if element.name in BLOCKS:
         return "\n\n", "\n\n"
     return MARKS.get(element.name, ("", ""))
-
-
-def row_marks(row: Tag, rows: dict[int, Tag]) -> tuple[str, str]:
-    """Marks of a table row; the first one is followed by the line that makes it a head, or follows an empty head."""
-    table = row.find_parent("table")
-    if table is None or rows.get(id(table)) is not row:
-        return "\n|", ""
-    cells = len(row.find_all(["td", "th"]))
-    line = f"\n|{' --- |' * cells}"
-    return ("\n|", line) if row.find("th") is not None else (f"\n|{'  |' * cells}{line}\n|", "")
