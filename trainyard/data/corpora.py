@@ -112,15 +112,18 @@ class Corpora:
                 known = set(self.read(bucket, method).digests)
                 new = {one.digest: one for one in given if one.digest not in known}
                 if new:
-                    path = self.file(bucket)
+                    self.end_torn_line(bucket)
                     lines = b"".join(orjson.dumps(one.value) + b"\n" for one in new.values())
-                    # A line that a crash cut off must not swallow the next one.
-                    if self.files.exists(path) and self.files.size(path) and not self.files.read(path).endswith(b"\n"):
-                        lines = b"\n" + lines
-                    self.files.append(path, lines)
-                    self.files.fsync(path)
+                    self.files.append(self.file(bucket), lines)
+                    self.files.fsync(self.file(bucket))
                     self.files.fsync_folder(self.root)
         return len(new), len(given) - len(new)
+
+    def end_torn_line(self, bucket: str) -> None:
+        """A line that a crash cut off must not swallow the next one."""
+        path = self.file(bucket)
+        if self.files.exists(path) and self.files.size(path) and not self.files.read(path).endswith(b"\n"):
+            self.files.append(path, b"\n")
 
     def read(self, bucket: str, method: str) -> BucketReading:
         """Every valid tuple once, in the order of the file; a missing file is an empty bucket."""

@@ -98,8 +98,7 @@ def inline_text(token: Token) -> str:
 
 def inline_label(token: Token) -> str:
     """The emphasised or code text that an item begins with, else an empty string."""
-    children = token.children or []
-    children = [child for child in children if child.type != "text" or child.content]
+    children = [child for child in token.children or () if child.type != "text" or child.content]
     if children and children[0].type == "code_inline":
         return f"`{children[0].content}`"
     if not children or children[0].type != "strong_open":

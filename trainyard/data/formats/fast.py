@@ -20,8 +20,8 @@ from trainyard.data.formats.messages import ROLES, check_answered
 from trainyard.data.formats.shapes import Kind, Normaliser
 from trainyard.data.rows import Message, Row, SftRow
 
+FAST_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 QUOTE, BACKSLASH, COLON, SPACE = b'"\\: '
-NUL_ESCAPE = b"\\u0000"
 ESCAPED = re.compile(r'[\x00-\x1f"\\\ud800-\udfff]')
 Flat = dict[str, str | int | float | bool | None]
 
@@ -35,11 +35,11 @@ class Turn(Message, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     more: None = None
 
 
-class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename={"who": "from"}):
+class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename={"who": "from", "content": "value"}):
     """A ShareGPT turn of text."""
 
     who: Literal["human", "gpt", "system", "observation", "user", "assistant"]
-    value: str
+    content: str
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class FastDecoder:
         """The value of a line with at most `bound` keys; None where it is not proved to be the whole line."""
         try:
             value = self.decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except FAST_ERRORS:
             return None
-        return value if self.num_keys(value) == bound and NUL_ESCAPE not in line else None
+        return value if self.num_keys(value) == bound else None
 
     def read(self, value: Any) -> tuple[Row, Kind]:
         return self.row(value), self.kind
@@ -98,10 +98,13 @@ def chat_decoder(kind: Kind) -> FastDecoder:
     own = 1 + len(ignored)
 
     def num_keys(value: Any) -> int:
+        for turn in value.messages:
+            if "\0" in turn.content:
+                return -1  # the strict parser names its field
         return own + 2 * len(value.messages)
 
     def row(value: Any) -> SftRow:
-        spelled = value.messages if openai else [Message(ROLES[turn.who], turn.value) for turn in value.messages]
+        spelled = value.messages if openai else [Message(ROLES[turn.who], turn.content) for turn in value.messages]
         return SftRow(check_answered(spelled, "the conversation"))
 
     return FastDecoder(kind, msgspec.json.Decoder(chat), num_keys, row)

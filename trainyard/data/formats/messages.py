@@ -131,24 +131,18 @@ def more_of(turn: Record, role: str, thoughts: str, field: str) -> str | None:
             raise BadRow("two_reasonings", f"{field} has two different texts of reasoning")
         if said:
             found["reasoning_content"] = said[0]
-    if is_unlearned(turn, role, field):
-        found[WEIGHT] = 0
-    return json_text(found, field) if found else None
-
-
-def is_unlearned(turn: Record, role: str, field: str) -> bool:
-    """Whether a turn of the assistant asks for no loss. Raises `BadRow` for a weight that cannot be given."""
     given = {key: turn[key] for key in WEIGHT_KEYS if turn.get(key) is not None}
     for key, value in given.items():
         if value not in (0, 1):  # booleans are equal to them
             raise BadRow("bad_weight", f"{field}.{key} is {value!r:.40}; a turn is learned (1, true) or not (0, false)")
         if value and role != "assistant":
-            raise BadRow(
-                "bad_weight", f"{field}.{key} asks to learn a turn of {role}; only the assistant's are learned"
-            )
-    if len({bool(value) for value in given.values()}) > 1:
+            detail = f"{field}.{key} asks to learn a turn of {role}; only the assistant's are learned"
+            raise BadRow("bad_weight", detail)
+    if len(set(map(bool, given.values()))) > 1:
         raise BadRow("bad_weight", f"{field} is to be learned and not to be learned: {', '.join(given)} differ")
-    return role == "assistant" and any(not value for value in given.values())
+    if role == "assistant" and not all(given.values()):
+        found[WEIGHT] = 0
+    return json_text(found, field) if found else None
 
 
 def content_of(turn: Record, key: str, field: str, *, optional: bool) -> tuple[str, str]:

@@ -47,17 +47,13 @@ def side(value: Any, field: str) -> list[Message]:
 def preference(record: Record) -> PreferenceRow:
     chosen, rejected = side(record["chosen"], "chosen"), side(record["rejected"], "rejected")
     whole = chosen[0].role != "assistant" and rejected[0].role != "assistant"
-    prompt = shared_prompt(chosen, rejected) if whole else prompt_of(record)
+    pairs = zip(chosen[:-1], rejected[:-1], strict=False)
+    shared = [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    prompt = shared if whole else prompt_of(record)
     if prompt is None:
         raise BadRow("no_prompt", "there is no prompt, and chosen and rejected are not whole conversations")
     start = len(prompt) if whole else 0
     return pair(prompt, chosen[start:], rejected[start:], tools_of(record))
-
-
-def shared_prompt(chosen: list[Message], rejected: list[Message]) -> list[Message]:
-    """The turns with which both conversations begin."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen[:-1], rejected[:-1], strict=False))
-    return [left for left, _ in pairs]
 
 
 def openai_preference(record: Record) -> PreferenceRow:

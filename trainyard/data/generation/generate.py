@@ -20,9 +20,9 @@ from pathlib import Path
 from trainyard.data.generation.accounting import Books
 from trainyard.data.generation.asking import Complete, ask, check_answered
 from trainyard.data.generation.extracting import take
-from trainyard.data.generation.shapes import port_of, read_documents
+from trainyard.data.generation.shapes import read_documents
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes.data import GeneratorKind
+from trainyard.spec.axes.data import GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.artifacts import Facts, Produced, ProducedSet
 
@@ -52,7 +52,7 @@ def generate(
             do="Point the data source at a folder with documents (.md .txt .rst .html .pdf .docx or code).",
             code="E-DATA-NOT-FOUND",
         )
-    port = port_of(config.template)
+    port = Port.PREFERENCE if config.template is GenerationTemplate.PREFERENCE else Port.SFT
     started = time.monotonic()
     usage: dict[str, int] = {}
     with Books(folder / port.value, port) as books:

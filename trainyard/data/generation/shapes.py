@@ -17,10 +17,6 @@ def read_documents(folder: Path) -> Iterator[DocumentRow]:
     return cast(Iterator[DocumentRow], read_rows(folder / ROWS_FILE, Port.DOCUMENTS))
 
 
-def port_of(template: GenerationTemplate) -> Port:
-    return Port.PREFERENCE if template is GenerationTemplate.PREFERENCE else Port.SFT
-
-
 def wordings_of(config: AiGeneratorConfig) -> int:
     """Rows of one pair: only questions are asked in several wordings."""
     return config.wordings if config.template is GenerationTemplate.QA else 1

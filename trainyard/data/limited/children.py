@@ -103,12 +103,11 @@ class Batch:
                     os.kill(child, signal.SIGKILL)
             status = os.waitpid(child, 0)[1]
         if done < last:
-            yield DocumentReply(None, *(breach or self.breach_of(status, first, done)))
-
-    def breach_of(self, status: int, first: int, done: int) -> tuple[str, str]:
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == MEMORY_EXIT:
-            return "memory_limit", f"reading it takes more than {self.limits.document_memory >> 20} MiB of memory"
-        return process.how_it_ended(status) or ("reader_crashed", "its reader ended too early")
+            if breach is None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == MEMORY_EXIT:
+                most_mib = self.limits.document_memory >> 20
+                breach = "memory_limit", f"reading it takes more than {most_mib} MiB of memory"
+            ended = process.how_it_ended(status) or ("reader_crashed", "its reader ended too early")
+            yield DocumentReply(None, *(breach or ended))
 
     def cpu_s(self, index: int) -> float:
         return self.limits.document_cpu_s + self.limits.document_cpu_s_per_mib * self.sizes[index] / (1 << 20)

@@ -174,12 +174,10 @@ def reading_service() -> Iterator[ReadingService]:
 @contextlib.contextmanager
 def kept_service() -> Iterator[ReadingService]:
     """Keep one service open for every `reading_service` of this process meanwhile."""
-    with ReadingService() as service:
+    with ReadingService() as service, contextlib.ExitStack() as after:
         _open.append(service)
-        try:
-            yield service
-        finally:
-            _open.remove(service)
+        after.callback(_open.remove, service)
+        yield service
 
 
 def parse_limited(items: Sequence[ParseItem]) -> list[ParsedItem]:

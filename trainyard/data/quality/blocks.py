@@ -117,11 +117,8 @@ class Block:
         """What the model is to learn: the last assistant turn, the chosen side, the completion, the text."""
         if self.port is Port.TEXT:
             return self.column("text").fill_null("")
-        if self.port is Port.SFT:
-            turns = self.turns("messages")
-            return turns.joined(turns.contents, turns.last)
-        turns = self.turns(ANSWERS[self.port][0])
-        return turns.joined(turns.contents)
+        turns = self.turns((ANSWERS[self.port] or MESSAGE_COLUMNS[self.port])[0])
+        return turns.joined(turns.contents, turns.last if self.port is Port.SFT else None)
 
     @cached_property
     def body(self) -> pa.Array:

@@ -79,17 +79,18 @@ def without_user(block: Block) -> Check:
 
 
 def last_not_assistant(block: Block) -> Check:
-    mask = np.zeros(len(block), bool)
-    for name in ANSWERS[block.port] or ("messages",):
-        turns = block.turns(name)
-        mask |= ~any_message(turns, turns.last & turns.is_role("assistant"))
-    return mask, "last_not_assistant", "the last message is not the assistant's, so there is nothing to learn"
+    sides = map(block.turns, ANSWERS[block.port] or MESSAGE_COLUMNS[block.port])
+    said = [any_message(turns, turns.last & turns.is_role("assistant")) for turns in sides]
+    return (
+        ~np.logical_and.reduce(said),
+        "last_not_assistant",
+        "the last message is not the assistant's, so there is nothing to learn",
+    )
 
 
 def same_sides(block: Block) -> Check:
     sides = []
-    for name in ANSWERS[block.port]:
-        turns = block.turns(name)
+    for turns in map(block.turns, ANSWERS[block.port]):
         texts = pc.utf8_trim_whitespace(turns.joined(turns.contents))
         sides.append(pc.binary_join_element_wise(texts, turns.joined(turns.calls), "\x1f"))
     return values(pc.equal(*sides)), "chosen_equals_rejected", "chosen and rejected are the same"

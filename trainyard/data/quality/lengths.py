@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from trainyard.data.quality.blocks import ANSWERS, Block
+from trainyard.data.quality.blocks import ANSWERS, MESSAGE_COLUMNS, Block
 from trainyard.data.quality.sieve import Item, RowFilter, TokenCounter
 from trainyard.data.rows import SCHEMAS, Message
 from trainyard.errors import InvalidInput, NotFound
@@ -123,13 +123,8 @@ def conversations(block: Block) -> list[list[Item]]:
     """What is counted: one list of items, or one a side of a preference row."""
     if block.port is Port.TEXT:
         return [block.column("text").to_pylist()]
-    if block.port is Port.SFT:
-        return [messages(block, "messages")]
-    prompts = messages(block, "prompt")
-    return [
-        [prompt + answer for prompt, answer in zip(prompts, messages(block, name), strict=True)]
-        for name in ANSWERS[block.port]
-    ]
+    turns, *sides = (messages(block, name) for name in MESSAGE_COLUMNS[block.port])
+    return [[prompt + answer for prompt, answer in zip(turns, side, strict=True)] for side in sides] or [turns]
 
 
 def messages(block: Block, column: str) -> list[Any]:

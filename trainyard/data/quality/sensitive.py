@@ -71,7 +71,8 @@ def check_sensitive(block: Block, sieve: RowFilter) -> Block:
     rules = rules_of(sieve.config.sensitive)
     if not rules.detectors or not len(block):
         return block
-    looked = {name: look_at(block, name, rules) for name in text_columns(block.port)}
+    names = ("text",) if block.port is Port.TEXT else (*MESSAGE_COLUMNS[block.port], "tools")
+    looked = {name: look_at(block, name, rules) for name in names}
     hits = {name: np.zeros(len(block), np.int64) for name in rules.detectors}
     for one in (one for parts in looked.values() for one in parts):
         for kind, places in one.looked.found.items():
@@ -141,12 +142,6 @@ class FlaggedText:
     place: int
     row: int
     looked: Looked
-
-
-def text_columns(port: Port) -> tuple[str, ...]:
-    if port is Port.TEXT:
-        return ("text",)
-    return (*MESSAGE_COLUMNS[port], "tools")
 
 
 def look_at(block: Block, name: str, rules: Rules) -> list[FlaggedText]:

@@ -60,6 +60,11 @@ class Chunk:
         self.kinds.append(kind)
         self.places.append(f"{self.source}:{line}")
 
+    def take_all(self, rows: list[Row], kind: Kind, first_line: int) -> None:
+        """Take the rows of lines that are all good, which is faster than one by one."""
+        self.rows, self.kinds = rows, [kind] * len(rows)
+        self.places = [f"{self.source}:{number}" for number in range(first_line, first_line + len(rows))]
+
     def add_bad(self, line: int, offset: int, reason: BadRow, text: Any) -> None:
         shown = text if isinstance(text, bytes | str) else repr(text)[:2000]
         self.bad.append(Bad(len(self.rows), line, offset, reason, shown))

@@ -6,6 +6,7 @@ which it fails goes through the strict parser, which decides whether the row is 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from trainyard.data.formats.fast import FastDecoder, fast_decoder, key_bounds
+from trainyard.data.formats.fast import FAST_ERRORS, FastDecoder, fast_decoder, key_bounds
 from trainyard.data.formats.shapes import Normaliser
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import Chunk
@@ -60,6 +61,12 @@ def fast_for(block: LineBlock, normalise: Normaliser) -> FastDecoder | None:
 def convert(block: LineBlock, chunk: Chunk, normalise: Normaliser, fast: FastDecoder | None) -> None:
     """Add every line of a block to the chunk as a good or a bad row; blank lines are ignored."""
     bounds = key_bounds(block.text, block.newlines)
+    if fast is not None:
+        with contextlib.suppress(BadRow, *FAST_ERRORS):
+            values = list(map(fast.decoder.decode, block.lines))
+            if list(map(fast.num_keys, values)) == bounds:
+                chunk.take_all(list(map(fast.row, values)), fast.kind, block.first_line)
+                return
     offset = block.offset
     for number, (line, bound) in enumerate(zip(block.lines, bounds, strict=True), block.first_line):
         value = fast.decode(line, bound) if fast is not None else None

@@ -57,9 +57,9 @@ def text_lines(paths: Sequence[Path], label: str, roots: Sequence[Path], limits:
 
     def chunks() -> Iterator[Chunk]:
         for path, stream in files:
-            chunk = Chunk(label if len(paths) == 1 else path.name)
+            name = label if len(paths) == 1 else path.name
             for block in line_blocks(open_text(stream, path.name, limits).blocks, limits):
-                offset, chunk.size = block.offset, block.end
+                chunk, offset = Chunk(name, size=block.end), block.offset
                 if block.too_long:
                     reason = BadRow("line_too_long", f"the line has {block.too_long:,} bytes")
                     chunk.add_bad(block.first_line, offset, reason, block.data)
@@ -68,8 +68,6 @@ def text_lines(paths: Sequence[Path], label: str, roots: Sequence[Path], limits:
                         chunk.add(read_line, line, number, offset, line)
                     offset += len(line) + 1
                 yield chunk
-                chunk = Chunk(chunk.source)
-            yield chunk
 
     return OpenedSet(label, Port.TEXT, DataFormat.TEXT, chunks(), files.fraction, {"files": len(paths)})
 

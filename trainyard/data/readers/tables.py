@@ -208,7 +208,9 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
         # A value that is once in a dictionary and in every row counts as often as it is repeated, and is decoded
         # after it was counted.
         described = parquet.ParquetFile(stream, pre_buffer=False)
-        plain, repeated = described.schema_arrow, text_columns(described.metadata)
+        columns = map(described.metadata.schema.column, range(described.metadata.num_columns))
+        repeated = [column.path for column in columns if is_text(column)]
+        plain = described.schema_arrow
         file = parquet.ParquetFile(stream, pre_buffer=False, read_dictionary=repeated)
         taken = stream.seek(0, 2)
         groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
@@ -235,14 +237,9 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
         ) from error
 
 
-def text_columns(metadata: parquet.FileMetaData) -> list[str]:
-    """The columns of texts and bytes, by their paths in the file."""
-    columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
-    return [
-        column.path
-        for column in columns
-        if column.physical_type == "BYTE_ARRAY" and column.logical_type.type in ("STRING", "NONE", "JSON")
-    ]
+def is_text(column: parquet.ColumnSchema) -> bool:
+    """Whether a column contains texts or bytes."""
+    return column.physical_type == "BYTE_ARRAY" and column.logical_type.type in ("STRING", "NONE", "JSON")
 
 
 def decoded_bytes(column: pa.Array) -> int:
