@@ -187,13 +187,13 @@ def limit_error(why: str) -> InvalidInput:
     )
 
 
-FAULTS: tuple[tuple[type[Exception], str], ...] = (
-    (TemplateSyntaxError, "The generator's own prompt is not Jinja."),
-    (SecurityError, "The generator's own prompt tries to leave its sandbox."),
-    (UndefinedError, "The generator's own prompt uses a name that does not exist."),
-    (Exception, "The generator's own prompt cannot be rendered."),
+FAULTS: tuple[tuple[type[Exception], str, str], ...] = (
+    (TemplateSyntaxError, "E-PROMPT", "The generator's own prompt is not Jinja."),
+    (SecurityError, "E-PROMPT", "The generator's own prompt tries to leave its sandbox."),
+    (UndefinedError, "E-PROMPT", "The generator's own prompt uses a name that does not exist."),
+    (Exception, "E-PROMPT", "The generator's own prompt cannot be rendered."),
 )
-"""The first row whose type matches says what happened; Jinja lets any exception of an expression through."""
+"""The first row whose type matches names the code; Jinja lets any exception of an expression through."""
 
 
 def answer(environment: ImmutableSandboxedEnvironment, prompt: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -213,9 +213,9 @@ def answer(environment: ImmutableSandboxedEnvironment, prompt: str, given: dict[
     except (MemoryError, RecursionError, OverflowError) as fault:
         return limit_error(f"it ran into {type(fault).__name__}").as_dict()
     except Exception as fault:
-        what = next(what for kind, what in FAULTS if isinstance(fault, kind))
+        code, what = next((code, what) for kind, code, what in FAULTS if isinstance(fault, kind))
         line = f"Line {fault.lineno}: " if isinstance(fault, TemplateSyntaxError) else ""
-        return InvalidInput(what, why=f"{line}{str(fault)[:500]}".rstrip(".") + ".", do=DO, code="E-PROMPT").as_dict()
+        return InvalidInput(what, why=f"{line}{str(fault)[:500]}".rstrip(".") + ".", do=DO, code=code).as_dict()
 
 
 def serve(lines: IO[bytes], out: IO[bytes]) -> None:

@@ -47,7 +47,7 @@ def any_message(turns: Turns, mask: np.ndarray) -> np.ndarray:
 
 
 def any_column(block: Block, rule: Callable[[Turns], np.ndarray]) -> np.ndarray:
-    """Return per row whether the rule holds for one of its columns of messages."""
+    """Return per row whether the rule is true for one of its columns of messages."""
     return np.asarray(np.logical_or.reduce([rule(block.turns(name)) for name in MESSAGE_COLUMNS[block.port]]))
 
 
