@@ -124,22 +124,19 @@ def serve(lines: IO[bytes], out: IO[bytes]) -> None:
     for line in lines:
         # The default action of SIGPROF ends the process, whatever the template is doing.
         signal.setitimer(signal.ITIMER_PROF, first["cpu_s"])
-        say({"refused": wrong} if template is None else answer(template, json.loads(line), most_chars(line)))
+        most = MAX_GROWTH * len(line) + MARGIN_CHARS
+        say({"refused": wrong} if template is None else answer(template, json.loads(line), most))
 
 
-def most_chars(line: bytes) -> int:
-    return MAX_GROWTH * len(line) + MARGIN_CHARS
-
-
-def limit_this_process() -> None:
+def limit_this_process(memory_bytes: int) -> None:
     """Bound what this child may take; `RLIMIT_AS` is not kept by macOS."""
     if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent decides
 
 
 if __name__ == "__main__":
-    limit_this_process()
+    limit_this_process(MEMORY_BYTES)
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -50,14 +50,14 @@ class TemplateLimit(TrainyardError):
 
 def is_known(template: str) -> bool:
     """Whether a template may run in this process: it came with this package, or with the installed TRL."""
-    return digest(template) in by_digest() or digest(template) in other_digests()
+    return digest(template) in known_digests()
 
 
 @cache
-def other_digests() -> frozenset[str]:
-    """Return the digests of the templates outside the table: of Trainyard's models, and the others that TRL ships."""
+def known_digests() -> frozenset[str]:
+    """Return the digests of the templates of the table, of Trainyard's models, and of those that TRL ships."""
     texts = [*MARKED_TEMPLATES, *(path.read_text(encoding="utf-8") for path in list_shipped().values())]
-    return frozenset(map(digest, texts))
+    return frozenset([*map(digest, texts), *by_digest()])
 
 
 def open_limited(template: str) -> LimitedTemplate:
@@ -88,7 +88,13 @@ class LimitedTemplate:
             reply = {} if alive else self.start()
             reply = reply or self.exchange(variables)
         if "limit" in reply:
-            raise over_limit(reply["limit"])
+            raise TemplateLimit(
+                f"The chat template used {reply['limit']} for one conversation.",
+                why=f"A template is a program that comes with the model; allowed are {CPU_S:g} s, "
+                f"{MEMORY_BYTES >> 20} MiB and {MAX_GROWTH} times the conversation's length plus "
+                f"{MARGIN_CHARS:,} characters.",
+                do="Use another model, or set `template` to a renderer's name (`trainyard renderers list`).",
+            )
         if "refused" in reply:
             raise jinja2.TemplateError(reply["refused"])
         return str(reply["text"])
@@ -142,12 +148,3 @@ def end(process: subprocess.Popen[bytes], owner: int) -> None:
     if owner == os.getpid():
         process.kill()
         process.communicate()
-
-
-def over_limit(what: str) -> TemplateLimit:
-    return TemplateLimit(
-        f"The chat template used {what} for one conversation.",
-        why=f"A template is a program that comes with the model; allowed are {CPU_S:g} s, {MEMORY_BYTES >> 20} MiB and "
-        f"{MAX_GROWTH} times the conversation's length plus {MARGIN_CHARS:,} characters.",
-        do="Use another model, or set `template` to a renderer's name (`trainyard renderers list`).",
-    )
