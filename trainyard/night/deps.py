@@ -43,10 +43,10 @@ class ModelServer(Protocol):
     def wait_ready(self, timeout_s: float) -> object:
         """Return when it answers. Raises `Unavailable` after `timeout_s`."""
 
-    def warm(self) -> object:
+    def warm(self, schema: dict[str, Any]) -> object:
         """Let it compile the schema, so that the first document is not delayed by that."""
 
-    def client(self) -> AbstractAsyncContextManager[Complete]:
+    def completing(self, concurrency: int, *, timeout_s: float) -> AbstractAsyncContextManager[Complete]:
         """A client with one slot per document in flight."""
 
     def drain(self, timeout_s: float) -> object:

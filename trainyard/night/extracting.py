@@ -301,9 +301,10 @@ class PhaseReading:
 
     async def read_all(self) -> None:
         """Read the waiting documents while the budget lasts; then look at the streams again."""
-        async with self.world.server.client() as complete:
+        serving = self.config.serving
+        async with self.world.server.completing(serving.concurrency, timeout_s=serving.timeout_s) as complete:
             for _ in range(MOST_PASSES):
-                slots = min(self.config.serving.concurrency, len(self.waiting))
+                slots = min(serving.concurrency, len(self.waiting))
                 await self.together(complete, slots)
                 self.writer.flush()
                 if self.hopeless and self.last_failure is not None:

@@ -22,22 +22,15 @@ import orjson
 from trainyard.data.corpora import BucketReading as CorpusReading
 from trainyard.data.corpora import CorpusSnapshot
 from trainyard.errors import Conflict, TrainyardError
+from trainyard.night import report as reports
 from trainyard.night.claim import claim_and_train, failure_of, waiting_markers
 from trainyard.night.deps import NightDeps
 from trainyard.night.extracting import PhaseReading, Writer, name_again, survey
 from trainyard.night.planner import Planner
 from trainyard.night.publish import sync_snapshot
-from trainyard.night.report import (
-    BucketReport,
-    Failure,
-    NightReport,
-    Phase1Report,
-    Phase2Report,
-    TrainingReport,
-    read_report,
-    write_report,
-)
+from trainyard.night.report import BucketReport, Failure, NightReport, Phase1Report, Phase2Report, TrainingReport
 from trainyard.night.streams import StreamDocument
+from trainyard.serve.extraction.extraction import SCHEMA
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name
 from trainyard.stores.files import make_folders, translate_os_errors
 from trainyard.stores.markers.records import Marker, MarkerRecord, MarkerState
@@ -114,7 +107,7 @@ def begin(config: NightConfig, world: NightDeps, run: str, since: float | None =
     `since`: monotonic second at which its window began, where the device was waited for.
     """
     folder, clock = night_folder(world, run), world.clock
-    report = read_report(folder, world.files)
+    report = reports.read_report(folder, world.files)
     if report is not None and report.state == "completed":
         return None
     path = folder / BEGUN_FILE
@@ -183,7 +176,7 @@ def boot(night: Night, report: Phase1Report) -> Phase1Report:
     world.at("night.server.started")
     world.server.wait_ready(max(0.0, deadline - world.clock.monotonic()))
     world.at("night.server.ready")
-    world.server.warm()
+    world.server.warm(SCHEMA)
     world.at("night.server.warm")
     return report.model_copy(update={"boot_s": world.clock.monotonic() - begun})
 
@@ -426,6 +419,6 @@ def conclude(night: Night, first: Phase1Report, second: Phase2Report) -> NightRe
         report = report.model_copy(update={"state": "failed"})
     world.at("night.report.before")
     with translate_os_errors("The night's report was not written"):
-        write_report(report, night.folder, world.files)
+        reports.write_report(report, night.folder, world.files)
     world.at("night.report.after")
     return report

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.data.corpora import BucketReading, Corpora, CorpusTuple
-from trainyard.night import claim, extracting, phases, publish
+from trainyard.night import claim, extracting, phases, publish, report
 from trainyard.night.deps import NightDeps
 from trainyard.stores import adapters
 from trainyard.stores.documents import Entry
@@ -155,7 +155,7 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "trains-on-live-corpus": ((claim, "tuples_of", today),),
         "counts-invalid-lines": ((Corpora, "read", counts_lines),),
         "forgets-what-was-trained": ((phases, "last_trained", always(frozenset())),),
-        "same-night-twice": ((phases, "read_report", always()),),
+        "same-night-twice": ((report, "read_report", always()),),
         "two-nights-at-once": ((doubles.Lease, "alone", always(nullcontext())),),
     }
 
