@@ -35,15 +35,10 @@ from trainyard.stores.whole import describe_files, write_json_durably
 DONE_FILE = "trained.json"
 
 
-def fits() -> str:
-    """Return no reason against a training on this machine."""
-    return ""
-
-
 class LocalTrainer:
     """`world.Trainer` with the product's own backends, evaluations and deployments.
 
-    `run` trains one job; `unfit` says what of the config this machine cannot carry out, empty for nothing.
+    `run` trains one job; `unfit` says what of the config this machine cannot carry out, empty for nothing (`str()`).
     """
 
     def __init__(
@@ -51,7 +46,7 @@ class LocalTrainer:
         config: NightConfig,
         settings: Settings,
         run: Callable[..., Produced] = run_training,
-        unfit: Callable[[], str] = fits,
+        unfit: Callable[[], str] = str,
     ) -> None:
         self.config, self.settings, self.unfit, self.run = config, settings, unfit, run
         self.registry = AdapterRegistry(settings.adapters)

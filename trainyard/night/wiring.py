@@ -12,7 +12,7 @@ from trainyard.compute.lease import claim_devices
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.night.deps import NightDeps, Stores
-from trainyard.night.training import LocalTrainer, fits, tenant_root
+from trainyard.night.training import LocalTrainer, tenant_root
 from trainyard.project import project_folder
 from trainyard.serve.inference_server.commands import read_profile
 from trainyard.serve.inference_server.life import InferenceServer
@@ -40,7 +40,7 @@ def make_night_deps(
     *,
     say: Callable[[str], None] = ignore,
     locked: bool = False,
-    unfit: Callable[[], str] = fits,
+    unfit: Callable[[], str] = str,
 ) -> NightDeps:
     """Return the dependencies of a night of this config on this machine.
 

@@ -179,21 +179,23 @@ def refuse(reasons: Sequence[Reason]) -> None:
 
 def check_files(wanted: DeployRequest, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
     """What the adapter's files say against it: it is a control, or its template or base is not that of its training."""
-    found: list[tuple[str, str, str]] = []
+    reasons = []
     if read_json(wanted.path / "training.json").get("control"):
         because = "the adapter is a control: it was trained on shuffled answers and knows nothing."
-        found.append(("R-CONTROL", because, "connect the deployer to the trainer without `control`."))
+        instead = "connect the deployer to the trainer without `control`."
+        reasons.append(Reason("R-CONTROL", None, "needs", because, instead))
     trained = candidate.chat_template_sha256
     carried = next(filter(None, map(chat_template_sha256, template_dirs(wanted.path))), None)
     if trained and carried and trained != carried:
         because = "the chat template in the adapter's folder is not the one that it was trained with."
-        found.append(("R-TEMPLATE-MISMATCH", because, "restore the tokenizer files, or train again."))
+        instead = "restore the tokenizer files, or train again."
+        reasons.append(Reason("R-TEMPLATE-MISMATCH", None, "needs", because, instead))
     folder = Path(candidate.base_path)
     is_here = candidate.kind == "adapter" and candidate.base_sha256 and (folder / "config.json").is_file()
     if is_here and model_sha256(folder, digests=settings.models / ".digests.json") != candidate.base_sha256:
         because = f"the files of the base {candidate.base_model!r} have changed since the training."
-        found.append(("R-BASE-MISMATCH", because, "restore the base, or train on the new one."))
-    return [Reason(code, None, "needs", because, instead) for code, because, instead in found]
+        reasons.append(Reason("R-BASE-MISMATCH", None, "needs", because, "restore the base, or train on the new one."))
+    return reasons
 
 
 def register(wanted: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate) -> AdapterVersion:

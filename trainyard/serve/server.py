@@ -98,9 +98,8 @@ def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised:
 
     @app.post("/v1/completions", dependencies=[authorised])
     async def completions(request: Request) -> Response:
-        return counted(
-            request, await answers.completion(request, await read_request(protocol.CompletionRequest, request))
-        )
+        asked = await read_request(protocol.CompletionRequest, request)
+        return counted(request, await answers.completion(request, asked))
 
     @app.post("/v1/load_lora_adapter", dependencies=[authorised])
     async def load_adapter(request: Request) -> Response:
@@ -108,9 +107,8 @@ def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised:
 
     @app.post("/v1/unload_lora_adapter", dependencies=[authorised])
     async def unload_adapter(request: Request) -> Response:
-        return counted(
-            request, PlainTextResponse(await served.unload(await read_request(protocol.UnloadAdapter, request)))
-        )
+        asked = await read_request(protocol.UnloadAdapter, request)
+        return counted(request, PlainTextResponse(await served.unload(asked)))
 
     @app.post("/v1/aliases", dependencies=[authorised])
     async def aliases(request: Request) -> Response:

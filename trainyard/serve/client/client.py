@@ -258,7 +258,7 @@ class ChatClient:
             reraise=True,
         )
         try:
-            chat = await retrying(self._chat, content)
+            chat: _Chat = await retrying(self._chat, content)
         except _Failure as failure:
             raise self._error(failure, retrying.statistics["attempt_number"]) from None
         usage = chat.usage or _Usage()
