@@ -134,8 +134,8 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "keeps-parts-that-are-gone": ((extracting, "gone_parts", always({})),),
         "no-lease-check": tuple((claim.ClaimLease, look, always()) for look in ("assert_held", "renew_if_due")),
         "claim-without-fencing": (
-            (local, "renewed", never_growing),
-            (remote, "renewed", never_growing),
+            (local, "renew_claim", never_growing),
+            (remote, "renew_claim", never_growing),
             (records.MarkerRecord, "belongs_to", always(True)),
         ),
         "steals-live-claims": tuple((where, "is_stale", always(True)) for where in (local, remote)),

@@ -76,7 +76,7 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "found-not-flushed": ((artifacts, "flush_name", always()),),
         "found-checkpoint-not-flushed": ((checkpoints, "flush_name", always()),),
         "found-version-not-flushed": ((adapters.AdapterRegistry, "flushed", believes_the_version),),
-        "old-removed-first": tuple((one, "settle", removes_first) for one in settling),
+        "old-removed-first": tuple((one, "finish_exchange", removes_first) for one in settling),
         "written-in-place": tuple((one, "write_whole", writes_in_place) for one in (adapters, whole)),
         "file-renamed-before-fsync": tuple((one, "write_whole", renames_unflushed) for one in (adapters, whole)),
     }  # fmt: skip
