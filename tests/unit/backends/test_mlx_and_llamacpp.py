@@ -24,7 +24,7 @@ from trainyard.backends.llamacpp.plan import ContextWindows
 from trainyard.backends.llamacpp.program import LINE, LogCurve
 from trainyard.backends.results import TrainingStopped
 from trainyard.errors import InvalidInput
-from trainyard.serve.conversion.gguf import load as gguf_package
+from trainyard.loading import load as load_late
 from trainyard.serve.conversion.gguf import peft_to_gguf
 from trainyard.serve.conversion.to_gguf import rule_of
 from trainyard.spec.axes.backends import BackendName
@@ -218,7 +218,7 @@ def test_our_gguf_adapter_is_that_of_llama_cpp(jobs: Jobs, tmp_path: Path, tiny_
     options = ["--outtype", "f32", "--outfile", str(tmp_path / "theirs.gguf"), "--base", str(tiny_model)]
     argv = [sys.executable, str(CONVERTER), *options, str(adapter)]
     subprocess.run(argv, check=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    readers = [gguf_package().GGUFReader(str(tmp_path / f"{name}.gguf")) for name in ("ours", "theirs")]
+    readers = [load_late("gguf").GGUFReader(str(tmp_path / f"{name}.gguf")) for name in ("ours", "theirs")]
     ours, theirs = ({tensor.name: tensor.data.tobytes() for tensor in reader.tensors} for reader in readers)
     assert ours == theirs
     alphas = [reader.get_field("adapter.lora.alpha").contents() for reader in readers]

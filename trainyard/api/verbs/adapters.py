@@ -11,8 +11,8 @@ from trainyard.api.context import Context
 from trainyard.api.requests.adapters import AdapterName, AdaptersInput, ConvertInput
 from trainyard.api.responses import Record, Response
 from trainyard.serve.conversion.adapters import CONFIG_FILE
+from trainyard.serve.conversion.architectures import Layout
 from trainyard.serve.conversion.between import convert, layout_of
-from trainyard.serve.conversion.layouts import Layout
 from trainyard.settings import Settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.models import resolve_model

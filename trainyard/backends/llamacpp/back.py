@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from trainyard.errors import InvalidInput
+from trainyard.loading import load
 from trainyard.serve.conversion.architectures import Base, base_config
-from trainyard.serve.conversion.gguf import load, restore
+from trainyard.serve.conversion.gguf import reorder
 from trainyard.serve.conversion.tensors import Tensor, Tensors, read_tensors, write_tensors
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -37,7 +38,7 @@ def comes_back(file: Path, base: Path) -> bool:
 
 def files(file: Path, base: Path) -> Iterator[tuple[Tensors, Tensors]]:
     """(weights as stored, weights of the GGUF file under the same names), for each file of the base."""
-    gguf, shape = load(), Base.of(base_config(base))
+    gguf, shape = load("gguf"), Base.of(base_config(base))
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(str(file)).tensors}
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == shape.architecture.name)
     names = gguf.get_tensor_name_map(arch, shape.blocks)
@@ -54,7 +55,7 @@ def convert_back(names: Any, tensors: Mapping[str, Any], shape: Base, name: str)
     size = tuple(int(one) for one in reversed(theirs.shape))
     bits = np.frombuffer(theirs.data.tobytes(), dtype="<u4").reshape(size)
     heads = shape.heads_of(name.rpartition(".")[0])
-    return Tensor("F32", restore(bits, heads) if heads else bits)
+    return Tensor("F32", reorder(bits, heads, back=True) if heads else bits)
 
 
 def as_float32(tensor: Tensor) -> Array:

@@ -7,7 +7,7 @@ A language model is reached through `complete`, which the caller hands in (rooms
 `messages` are OpenAI chat messages, `schema` is the JSON Schema that the reply has to meet, `seed` differs per
 request and is the same in every run. It raises `TrainyardError` when no reply could be had, after its own retries.
 If it is an async context manager it is entered for the time of the run; if it has `usage() -> dict[str, int]`, those
-counts (requests, attempts, tokens) are in the result's facts. `trainyard.serve.client.client.completer` builds one.
+counts (requests, attempts, tokens) are in the result's facts. `trainyard.serve.client.client.Completer` is one.
 """
 
 from __future__ import annotations

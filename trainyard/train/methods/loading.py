@@ -87,6 +87,12 @@ def require_memory(folder: str | Path, dtype: torch.dtype) -> None:
         )
 
 
+def load_for_answers(folder: str, dtype: torch.dtype | str) -> Any:
+    """A causal language model from safetensors, without remote code, that is not trained."""
+    given: Any = {"dtype": dtype, "trust_remote_code": False, "use_safetensors": True}
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=default_attention(folder), **given).eval()
+
+
 def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:
     """The base of `folder` on the request's device.
 
