@@ -19,10 +19,9 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import TRAIN, LabelledRow, Message, PreferenceRow, SftRow, TextRow
 from trainyard.errors import InvalidInput
+from trainyard.train.head import IGNORED
 from trainyard.train.templates import Piece, Renderer, turn
 
-IGNORED = -100
-"""Label of a position that takes no part in the loss (the convention of torch and transformers)."""
 Encoded = dict[str, list[int]]
 AnyRow = TypeVar("AnyRow", SftRow, PreferenceRow, LabelledRow, TextRow)
 Found = TypeVar("Found")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainyard.stores.graph.facts import Contents, Edge, Entity, MutateResult, Mutation
 
@@ -157,7 +157,7 @@ class State:
 
     def name(self, key: str, slot: Slot) -> None:
         known = self.documents[key]
-        self.documents[key] = renamed(known, known.names | {slot[2]})
+        self.documents[key] = replace(known, names=known.names | {slot[2]})
         self.slots[slot] = key
 
     def add(self, tenant: str, contents: Contents) -> tuple[int, int, int]:
@@ -185,7 +185,7 @@ class State:
         """Take a name off a document; (removed entities, changed entities, removed relations) if it was the last."""
         known = self.documents[key]
         left = known.names - {slot[2]}
-        self.documents[key] = renamed(known, left)
+        self.documents[key] = replace(known, names=left)
         if left:
             return 0, 0, 0
         contents, removed, changed, relations = self.contents.pop(key), 0, 0, 0
@@ -207,10 +207,6 @@ class State:
                 self.relations.discard(relation)
                 del self.supports[relation]
         return removed, changed, relations
-
-
-def renamed(document: GraphDocument, names: frozenset[str]) -> GraphDocument:
-    return GraphDocument(document.tenant, document.stream, document.content_sha256, document.version, names)
 
 
 class Before:

@@ -30,7 +30,6 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
-from trainyard.stores.files import Files
 
 MOST_NAME_BYTES = 1024
 """Cloud Storage's limit for an object name."""
@@ -97,7 +96,7 @@ class ObjectStore(Protocol):
         """False if there was none. Raises `Conflict` (`E-OBJECT-CHANGED`)."""
 
 
-def open_store(address: str, settings: ObjectSettings | None = None, files: Files | None = None) -> ObjectStore:
+def open_store(address: str, settings: ObjectSettings | None = None) -> ObjectStore:
     """The store at `file:///folder` or `gs://bucket/prefix`.
 
     Raises `InvalidInput` (`E-OBJECT-STORE`), `Unavailable` (`E-PACKAGE-MISSING`: the gcs extra is not installed).
@@ -107,7 +106,7 @@ def open_store(address: str, settings: ObjectSettings | None = None, files: File
     if parts.query or parts.fragment:
         raise wrong_address(address, "An address has neither a query nor a fragment.")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and prefix and ".." not in prefix.split("/"):
-        store: ObjectStore = load("trainyard.stores.objects.local").FolderStore(Path("/") / prefix, files)
+        store: ObjectStore = load("trainyard.stores.objects.local").FolderStore(Path("/") / prefix)
         return store
     if parts.scheme == "gs" and _BUCKET.fullmatch(parts.netloc):
         if prefix:

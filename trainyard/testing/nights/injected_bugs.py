@@ -18,7 +18,7 @@ from trainyard.night import claim, extracting, phases, publish
 from trainyard.night.deps import NightDeps
 from trainyard.stores import adapters
 from trainyard.stores.documents import Entry
-from trainyard.stores.markers import local, records, remote
+from trainyard.stores.markers import records, remote
 from trainyard.testing.nights import doubles
 from trainyard.testing.simulated_files import SimulatedFiles
 from trainyard.testing.simulation import Swap
@@ -176,11 +176,10 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "keeps-parts-that-are-gone": ((extracting, "gone_parts", keeps_parts),),
         "no-lease-check": ((claim.ClaimLease, "assert_held", not_asked), (claim.ClaimLease, "renew_if_due", not_asked)),
         "claim-without-fencing": (
-            (local, "renewed", never_growing),
-            (remote, "renewed", never_growing),
+            (records, "renew_claim", never_growing),
             (records.MarkerRecord, "belongs_to", always_stale),
         ),
-        "steals-live-claims": ((local, "is_stale", always_stale), (remote, "is_stale", always_stale)),
+        "steals-live-claims": ((records, "is_stale", always_stale),),
         "claims-without-precondition": ((remote.ObjectMarkers, "_put", put_anyway),),
         "complete-before-publish": ((claim, "bring_to_end", complete_first),),
         "manifest-first": ((publish, "upload", manifest_first),),

@@ -30,7 +30,8 @@ def last_blocks(model: Any, request: PolicyRequest) -> list[str]:
             do=f"Use at most {len(blocks)}, or method full.",
             code="E-TRAINABLE",
         )
-    trainable = list(blocks)[-freeze.blocks :] + final_norms(decoder)
+    norms = [child for name, child in decoder.named_children() if any(word in name for word in NORM_WORDS)]
+    trainable = list(blocks)[-freeze.blocks :] + norms
     warnings = []
     if request.head == "reward":
         trainable.append(model.score)
@@ -56,7 +57,3 @@ def find_blocks(model: Any) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
         do="Use method lora or full.",
         code="E-TRAINABLE",
     )
-
-
-def final_norms(decoder: torch.nn.Module) -> list[torch.nn.Module]:
-    return [child for name, child in decoder.named_children() if any(word in name for word in NORM_WORDS)]

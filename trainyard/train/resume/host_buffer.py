@@ -17,27 +17,11 @@ from typing import Any
 
 import psutil
 import torch
+from transformers.modeling_utils import str_to_torch_dtype
 
 from trainyard.errors import TrainyardError
 
-DTYPE_NAMES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+DTYPE_NAMES = {dtype: name for name, dtype in str_to_torch_dtype.items()} | {torch.complex64: "C64"}
 """What safetensors calls the types of torch."""
 WRITE_BYTES = 1 << 20
 """Bytes hashed and written at a time: what was hashed is still in the processor's cache when it is written."""
@@ -135,12 +119,12 @@ class HostBuffer:
         """Write the safetensors file and return its SHA-256, computed on the way."""
         hasher = hashlib.sha256(self.layout.header)
         data = memoryview(self.data_N[: self.layout.size].numpy().data)
-        with path.open("wb", buffering=0) as stream:
-            write_fully(stream, memoryview(self.layout.header))
+        with path.open("wb") as stream:  # which writes pieces that are larger than its buffer without a copy
+            stream.write(self.layout.header)
             for start in range(0, len(data), WRITE_BYTES):
                 piece = data[start : start + WRITE_BYTES]
                 hasher.update(piece)
-                write_fully(stream, piece)
+                stream.write(piece)
         return hasher.hexdigest()
 
     def _lay_out(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -154,12 +138,6 @@ class HostBuffer:
         self._places = {
             name: self.data_N[start:end].view(dtype).view(shape) for (name, dtype, shape), start, end in layout.spans()
         }
-
-
-def write_fully(stream: Any, data: memoryview) -> None:
-    """Write all of it: the kernel may take less than it is given."""
-    while data:
-        data = data[stream.write(data) :]
 
 
 def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -31,6 +31,7 @@ from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, require_known_logits
 from trainyard.train.optimizers import on_eval, on_train
+from trainyard.train.resume import state
 from trainyard.train.resume.snapshot import (
     Snapshot,
     identity,
@@ -38,12 +39,6 @@ from trainyard.train.resume.snapshot import (
     require_same,
     require_whole,
     save_snapshot,
-)
-from trainyard.train.resume.state import (
-    random_state,
-    require_same_devices,
-    require_same_weights,
-    restore_random_state,
 )
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
@@ -353,7 +348,7 @@ class Session:
             "rate": engine.rate.state_dict(),
             "scaler": {**self.scaler.state_dict(), "deferred_unscale": bool(self.accumulated)},
             "gradients": parallelism.gradients(engine.model) if self.accumulated or self.stale else {},
-            "random": random_state(),
+            "random": state.random_state(),
             "counters": {name: getattr(self, name) for name in COUNTERS},
         }
         return Snapshot(parts, self.identity())
@@ -375,11 +370,11 @@ class Session:
         """Raise `Corrupt` for parts that do not belong to this session's model, schedule or devices."""
         parts = snapshot.parts
         if "weights" in parts:
-            require_same_weights(self.engine.model, parts["weights"])
+            state.require_same_weights(self.engine.model, parts["weights"])
         if everything and "rate" in parts:
             self.engine.rate.require_same(parts["rate"])
         if everything and "random" in parts:
-            require_same_devices(parts["random"])
+            state.require_same_devices(parts["random"])
 
     def _take_over(self, parts: Mapping[str, Any], *, everything: bool) -> None:
         """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
@@ -400,7 +395,7 @@ class Session:
             for name, value in parts["counters"].items():
                 setattr(self, name, value)
         if "random" in parts:
-            restore_random_state(parts["random"])
+            state.restore_random_state(parts["random"])
 
     def show_served(self) -> None:
         """Put the weights in place that are served: schedule-free AdamW's average, not the point that it trains at."""
