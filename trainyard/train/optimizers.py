@@ -185,18 +185,6 @@ def split_blocks(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
     return parts
 
 
-def adamw(groups: list[Group]) -> Any:
-    return torch.optim.AdamW(without_names(groups), fused=True)
-
-
-def sgd(groups: list[Group]) -> Any:
-    return torch.optim.SGD(without_names(groups), momentum=SGD_MOMENTUM)
-
-
-def adamw_8bit(groups: list[Group]) -> Any:
-    return load("bitsandbytes.optim:AdamW8bit")(without_names(groups))
-
-
 def paged_adamw_8bit(groups: list[Group]) -> Any:
     on_cpu = next(parameters_of(groups)).device.type == CPU
     make = load(f"bitsandbytes.optim:{'' if on_cpu else 'Paged'}AdamW8bit")
@@ -210,10 +198,6 @@ def adafactor(groups: list[Group]) -> Any:
     return AdafactorOptimizer(adafactor=make(without_names(groups), scale_parameter=False, relative_step=False))
 
 
-def lion(groups: list[Group]) -> Any:
-    return load("bitsandbytes.optim:Lion")(without_names(groups), betas=LION_BETAS)
-
-
 def muon(groups: list[Group]) -> Any:
     """Muon for the matrices of the blocks, with steps as large as AdamW's, and AdamW for the rest."""
     matrices, others = split_blocks(groups)
@@ -223,10 +207,6 @@ def muon(groups: list[Group]) -> Any:
     if others:
         parts["adamw"] = torch.optim.AdamW(others, fused=True)
     return CompositeOptimizer(**parts)
-
-
-def schedule_free_adamw(groups: list[Group]) -> Any:
-    return ScheduleFree(load("schedulefree:AdamWScheduleFree")(without_names(groups)))
 
 
 def galore(groups: list[Group]) -> Any:
@@ -241,14 +221,16 @@ def ademamix(groups: list[Group]) -> Any:
 
 
 OPTIMIZERS: dict[Optimizer, Maker] = {
-    Optimizer.ADAMW: adamw,
-    Optimizer.SGD: sgd,
-    Optimizer.ADAMW_8BIT: adamw_8bit,
+    Optimizer.ADAMW: lambda groups: torch.optim.AdamW(without_names(groups), fused=True),
+    Optimizer.SGD: lambda groups: torch.optim.SGD(without_names(groups), momentum=SGD_MOMENTUM),
+    Optimizer.ADAMW_8BIT: lambda groups: load("bitsandbytes.optim:AdamW8bit")(without_names(groups)),
     Optimizer.PAGED_ADAMW_8BIT: paged_adamw_8bit,
     Optimizer.ADAFACTOR: adafactor,
-    Optimizer.LION: lion,
+    Optimizer.LION: lambda groups: load("bitsandbytes.optim:Lion")(without_names(groups), betas=LION_BETAS),
     Optimizer.MUON: muon,
-    Optimizer.SCHEDULE_FREE_ADAMW: schedule_free_adamw,
+    Optimizer.SCHEDULE_FREE_ADAMW: lambda groups: ScheduleFree(
+        load("schedulefree:AdamWScheduleFree")(without_names(groups))
+    ),
     Optimizer.GALORE: galore,
     Optimizer.ADEMAMIX: ademamix,
 }

@@ -17,10 +17,10 @@ from typing import TypeVar
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from trainyard.data.renderers.rendering import Piece, Renderer, turn_of
 from trainyard.data.rows import TRAIN, LabelledRow, Message, PreferenceRow, SftRow, TextRow
 from trainyard.errors import InvalidInput
 from trainyard.train.head import IGNORED
-from trainyard.train.templates import Piece, Renderer, turn
 
 Encoded = dict[str, list[int]]
 AnyRow = TypeVar("AnyRow", SftRow, PreferenceRow, LabelledRow, TextRow)
@@ -172,8 +172,8 @@ def encode_answers(
     renderer: Renderer, prompt: list[Message], answers: Sequence[list[Message]], tools: str | None, ledger: TokenLedger
 ) -> tuple[list[int], list[list[int]]]:
     """Ids of a prompt and of each answer to it. Raises jinja2's `TemplateError` for a row that the template refuses."""
-    turns = [turn(message) for message in prompt]
-    asked, said = renderer.answered(turns, [list(map(turn, answer)) for answer in answers], tools)
+    turns = [turn_of(message) for message in prompt]
+    asked, said = renderer.answered(turns, [list(map(turn_of, answer)) for answer in answers], tools)
     count_hidden([*prompt, *(message for answer in answers for message in answer)], [asked, *said], ledger)
     return renderer.ids(asked), [renderer.learned_ids(text) for text in said]
 

@@ -21,11 +21,11 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.arguments import prompts_of_a_step
 from trainyard.backends.trl.rewards import REWARDS, SampledCompletion, named
 from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
+from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings
 from trainyard.train.reporting.counts import Counted
-from trainyard.train.templates import Renderer
 from trainyard.train.tokens import TokenLedger, encode_answers, encode_rows
 
 RewardFunction = Callable[..., list[float | None]]

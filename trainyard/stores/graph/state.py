@@ -49,7 +49,9 @@ class EntityTally:
         bump(self.spellings, mention.name, times)
         for name, value in mention.attributes.items():
             bump(self.values.setdefault(name, Counter()), value, times)
-        if self.shown is not None and (times < 0 or not says_the_same(mention, self.shown)):
+        known, said = self.shown, mention.attributes.items()
+        same = known is not None and mention.name == known.name and all(known.attributes.get(k) == v for k, v in said)
+        if times < 0 or not same:
             self.shown = None  # one more voice for the winner changes nothing
 
     def entity(self) -> Entity | None:
@@ -57,10 +59,6 @@ class EntityTally:
             attributes = {name: most(counts) for name, counts in sorted(self.values.items()) if counts}
             self.shown = Entity(self.kind, most(self.spellings), attributes)
         return self.shown
-
-
-def says_the_same(mention: Entity, shown: Entity) -> bool:
-    return mention.name == shown.name and all(shown.attributes.get(k) == v for k, v in mention.attributes.items())
 
 
 def bump(counts: Counter[str], key: str, times: int) -> None:

@@ -104,8 +104,9 @@ class ObjectMarkers(records.LeasedMarkers):
 
     def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: dict[str, Any] | None = None) -> None:
         if state is MarkerState.PENDING:
-            again = {"state": state, "owner": None, "reason": reason}
-            self._change(claim, lambda one: replace(one, **again, attempts=one.attempts + 1))
+            self._change(
+                claim, lambda one: replace(one, state=state, owner=None, attempts=one.attempts + 1, reason=reason)
+            )
             self.at("marker.ended")
             return
         there = self._record(self.store.head(self._object(claim.marker.name, MarkerState.CLAIMED)))

@@ -21,8 +21,7 @@ from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput
 from trainyard.stores.files import DISK, Files, make_folders, require_inside, translate_os_errors
 from trainyard.stores.objects import store
-from trainyard.stores.objects.crc import crc32c
-from trainyard.stores.objects.store import ObjectInfo, checked_name
+from trainyard.stores.objects.store import ObjectInfo, checked_name, crc32c
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_whole
 

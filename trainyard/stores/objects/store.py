@@ -21,6 +21,7 @@ Semantics: Cloud Storage documentation, "Request preconditions" and "Object vers
 
 from __future__ import annotations
 
+import base64
 import importlib
 import re
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+
+import google_crc32c
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 
@@ -129,6 +132,12 @@ def load(module: str) -> Any:
             do="pip install 'trainyard[gcs]', or use a file:/// address.",
             code="E-PACKAGE-MISSING",
         ) from error
+
+
+def crc32c(data: bytes) -> str:
+    """CRC32C (Castagnoli, RFC 3720 appendix B.4) as Cloud Storage writes it: base64 of the big-endian value."""
+    value: int = google_crc32c.value(data)
+    return base64.b64encode(value.to_bytes(4, "big")).decode("ascii")
 
 
 def checked_name(name: str) -> str:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
+from trainyard.train.methods.freeze import numbered_blocks
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.parallel.zero import Sharded
@@ -57,7 +58,8 @@ class Hybrid(Sharded):
         self.group = self.mesh.get_group(SHARD)
         # The shards of a replica are gathered once, from the ranks of the first replica.
         self.apart = ("gradients", "optimizer", "random") if team.rank < self.size else ("random",)
-        for block in blocks_of(model):
+        _, blocks = numbered_blocks(model) or (None, [])  # without blocks, the model is one group
+        for block in blocks:
             fully_shard(block, mesh=self.mesh, reshard_after_forward=True)
         self.whole: Any = Whole(model)
         fully_shard(self.whole, mesh=self.mesh, reshard_after_forward=True)
@@ -146,12 +148,3 @@ class Hybrid(Sharded):
             shape=like.shape,
             stride=like.stride(),
         )
-
-
-def blocks_of(model: Any) -> list[torch.nn.Module]:
-    """The numbered blocks of a transformers model; none where they are not found, and the model is then one group."""
-    wanted = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == wanted:
-            return list(module)
-    return []

@@ -31,15 +31,9 @@ from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, require_known_logits
 from trainyard.train.optimizers import on_eval, on_train
+from trainyard.train.resume import snapshot as snapshots
 from trainyard.train.resume import state
-from trainyard.train.resume.snapshot import (
-    Snapshot,
-    identity,
-    load_snapshot,
-    require_same,
-    require_whole,
-    save_snapshot,
-)
+from trainyard.train.resume.snapshot import Snapshot
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
 from trainyard.train.session.parallelism import Found, SingleProcess
@@ -322,18 +316,18 @@ class Session:
 
     def _save(self, name: str, kind: str) -> dict[str, Any]:
         if kind != "weights":
-            return save_snapshot(self.folder, name, self.snapshot(), kind)
+            return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind)
         self.show_served()
         try:
-            return save_snapshot(self.folder, name, self.snapshot(), kind)
+            return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind)
         finally:
             self.show_trained()
 
     def _load(self, name: str, optimizer: bool) -> dict[str, Any]:
-        snapshot, facts = load_snapshot(self.folder, name)
+        snapshot, facts = snapshots.load_snapshot(self.folder, name)
         if optimizer:
-            require_whole(snapshot, name)
-            require_same(snapshot, self.identity())
+            snapshots.require_whole(snapshot, name)
+            snapshots.require_same(snapshot, self.identity())
         self.restore(snapshot, optimizer=optimizer)
         return facts
 
@@ -355,7 +349,7 @@ class Session:
 
     def identity(self) -> dict[str, Any]:
         """What a state has to have in common with this session so that it continues here."""
-        return identity(self.config_sha256, self.engine.precision.value, self.parallelism.layout)
+        return snapshots.identity(self.config_sha256, self.engine.precision.value, self.parallelism.layout)
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
         """Load a snapshot and continue from it; with `optimizer=False` load only its weights.

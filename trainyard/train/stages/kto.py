@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import KtoSettings, Stage
@@ -27,7 +28,6 @@ from trainyard.train.stages import sft
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 from trainyard.train.stages.lengths import TokenShare, within_length
 from trainyard.train.stages.pairs import join_answer
-from trainyard.train.templates import Renderer
 from trainyard.train.tokens import Encoded, TokenLedger, encode_answers, encode_rows
 
 MISMATCHED = "kl_"
