@@ -51,13 +51,12 @@ WITHOUT = {
     "trainyard/evals/program.py: main": CHILD,
     "trainyard/evals/runner.py: write_report": HASHED,
     "trainyard/serve/deploy.py: deploy": HASHED,
-    "trainyard/stores/graph/dumping.py: write_lines": GIVEN,
+    "trainyard/stores/graph/contract.py: export": GIVEN,
     "trainyard/stores/models.py: model_sha256": CACHE,
     "trainyard/stores/objects/local.py: download": GIVEN,
     "trainyard/train/checkpoints.py: commit": WORK,
-    "trainyard/train/methods/merging.py: write": HASHED,
     "trainyard/train/resume/snapshot.py: save_snapshot": WORK,
-    "trainyard/train/starter/build.py: point_current_at": CACHE,
+    "trainyard/train/starter/build.py: build_starter": CACHE,
     "trainyard/train/starter/pretrain.py: pretrain": HASHED,
 }
 """Function -> why what it writes has no version of its own."""

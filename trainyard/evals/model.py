@@ -20,6 +20,8 @@ import torch
 from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from trainyard.data.renderers.rendering import Renderer
+from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.errors import InvalidInput
 from trainyard.evals.cases import AnswerScore, Case, Turn
 from trainyard.evals.job import EvaluationJob, Participant
@@ -27,7 +29,6 @@ from trainyard.spec.axes.devices import Device
 from trainyard.stores.models import check_adapter_folder
 from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base, using_adapter
 from trainyard.train.methods.loading import load_for_answers, require_memory
-from trainyard.train.templates import PLAIN_TEMPLATE, Renderer
 
 LOGITS_AT_ONCE = 1 << 27
 """Largest number of logits of a batch: 512 MiB in float32."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainyard.stores.objects.crc import crc32c
-from trainyard.stores.objects.store import ObjectInfo, checked_name, object_missing, precondition_failed
+from trainyard.stores.objects.store import ObjectInfo, checked_name, crc32c, object_missing, precondition_failed
 
 FIRST_GENERATION = 1_700_000_000_000_000
 _MESSAGES = {

@@ -25,6 +25,7 @@ from trainyard.backends.external.runner import errors_left_in_plan
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
+from trainyard.data.renderers.rendering import Renderer, turn_of
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.spec.axes.methods import adapter_settings
 from trainyard.spec.axes.stages import Stage
@@ -38,7 +39,6 @@ from trainyard.train.schedules import SCHEDULES
 from trainyard.train.stages import kto, pairs, sft
 from trainyard.train.stages.lengths import TokenShare
 from trainyard.train.stages.table import STAGES
-from trainyard.train.templates import Renderer, turn
 from trainyard.train.tokens import TokenLedger, encode_preference, require_targets
 from trainyard.workers.trainyard_worker import names
 
@@ -126,8 +126,8 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
 def as_text(renderer: Renderer, row: Any) -> dict[str, Any]:
     """{prompt, chosen, rejected} or {prompt, completion, label}, and the turns of the prompt separately."""
     answers = [row.chosen, row.rejected] if isinstance(row, PreferenceRow) else [row.completion]
-    prompt = [turn(message) for message in row.prompt]
-    asked, said = renderer.answered(prompt, [list(map(turn, answer)) for answer in answers], row.tools)
+    prompt = [turn_of(message) for message in row.prompt]
+    asked, said = renderer.answered(prompt, [list(map(turn_of, answer)) for answer in answers], row.tools)
     plain = {"messages": [{"role": one.role, "content": one.content} for one in row.prompt]}
     if isinstance(row, PreferenceRow):
         last = {"chosen_turn": row.chosen[-1].content, "rejected_turn": row.rejected[-1].content}

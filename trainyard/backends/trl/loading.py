@@ -16,6 +16,7 @@ from peft import PeftModel
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from trainyard.backends.job import TrainingJob
+from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method, adapter_settings
@@ -26,7 +27,6 @@ from trainyard.train.methods.contract import Head
 from trainyard.train.methods.loading import load_model, require_same_base
 from trainyard.train.methods.lora import TASKS, adapter_shape, targets
 from trainyard.train.precision import native_bf16
-from trainyard.train.templates import PLAIN_TEMPLATE
 
 
 def pick_device(asked: Device) -> str:

@@ -18,7 +18,7 @@ from trainyard.night import claim, extracting, phases, publish, report
 from trainyard.night.deps import NightDeps
 from trainyard.stores import adapters
 from trainyard.stores.documents import Entry
-from trainyard.stores.markers import local, records, remote
+from trainyard.stores.markers import records, remote
 from trainyard.testing.nights import doubles
 from trainyard.testing.simulated_files import SimulatedFiles
 from trainyard.testing.simulation import Swap, always
@@ -134,11 +134,10 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "keeps-parts-that-are-gone": ((extracting, "gone_parts", always({})),),
         "no-lease-check": tuple((claim.ClaimLease, look, always()) for look in ("assert_held", "renew_if_due")),
         "claim-without-fencing": (
-            (local, "renew_claim", never_growing),
-            (remote, "renew_claim", never_growing),
+            (records, "renew_claim", never_growing),
             (records.MarkerRecord, "belongs_to", always(True)),
         ),
-        "steals-live-claims": tuple((where, "is_stale", always(True)) for where in (local, remote)),
+        "steals-live-claims": ((records, "is_stale", always(True)),),
         "claims-without-precondition": ((remote.ObjectMarkers, "_put", put_anyway),),
         "complete-before-publish": ((claim, "bring_to_end", complete_first),),
         "manifest-first": ((publish, "upload", manifest_first),),

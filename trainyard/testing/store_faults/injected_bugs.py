@@ -65,18 +65,17 @@ def renames_unflushed(disk: files.Files, path: Path, data: bytes) -> None:
 
 def table() -> dict[str, tuple[Swap, ...]]:
     """Name -> what is replaced."""
-    settling = (artifacts, checkpoints, whole)
     return {
         "no-fsync": ((SimulatedFiles, "fsync", always()),),
         "no-folder-fsync": ((SimulatedFiles, "fsync_folder", always()),),
-        "moved-not-flushed": tuple((one, "move_folder", moves_without_flush) for one in settling),
-        "new-folder-not-flushed": ((artifacts, "move_folder", moves_into_an_unflushed_folder),),
+        "moved-not-flushed": ((whole, "move_folder", moves_without_flush),),
+        "new-folder-not-flushed": ((whole, "move_folder", moves_into_an_unflushed_folder),),
         "sub-folders-not-flushed": ((whole, "flush_tree", flushes_files_only),),
-        "rename-before-fsync": tuple((one, "seal", manifest_before_flush) for one in (artifacts, whole)),
+        "rename-before-fsync": ((whole, "seal", manifest_before_flush),),
         "found-not-flushed": ((artifacts, "flush_name", always()),),
         "found-checkpoint-not-flushed": ((checkpoints, "flush_name", always()),),
         "found-version-not-flushed": ((adapters.AdapterRegistry, "flushed", believes_the_version),),
-        "old-removed-first": tuple((one, "finish_exchange", removes_first) for one in settling),
+        "old-removed-first": ((whole, "finish_exchange", removes_first),),
         "written-in-place": tuple((one, "write_whole", writes_in_place) for one in (adapters, whole)),
         "file-renamed-before-fsync": tuple((one, "write_whole", renames_unflushed) for one in (adapters, whole)),
     }  # fmt: skip
