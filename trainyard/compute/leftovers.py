@@ -47,20 +47,14 @@ def sweep_temporary(home: Path, *, young_s: float = YOUNG_S) -> list[Path]:
     folder, now = temporary_folder(home), time.time()
     found = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_dir() and not path.is_symlink()]
     old = [path for path in found if now - path.stat().st_mtime >= young_s]
-    used = used_paths() if old else []
+    used = []
+    for process in psutil.process_iter() if old else ():
+        with suppress(psutil.Error, OSError):  # it ended, or is another user's
+            used.append("\n".join([process.cwd(), *process.cmdline(), *process.environ().values()]))
     going = [path for path in old if not any(str(path) in text for text in used)]
     for path in going:
         shutil.rmtree(path, ignore_errors=True)  # one that cannot be removed now is tried again at the next look
     return going
-
-
-def used_paths() -> list[str]:
-    """Yield working folder, command line and environment of every process that this user may inspect."""
-    texts = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # it ended, or is another user's
-            texts.append("\n".join([process.cwd(), *process.cmdline(), *process.environ().values()]))
-    return texts
 
 
 def sweep_locks(adapters: Path) -> list[Path]:

@@ -89,10 +89,10 @@ def adapter(job: TrainingJob, facts: Facts) -> dict[str, Any]:
     if not isinstance(lora, LowRankSettings):
         return {}
     kernels = dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
-    value: dict[str, Any] = {"adapter": "qlora" if lora.type is Method.QLORA else "lora"}
-    if lora.type is Method.QLORA:
-        value |= {"load_in_4bit": True}
-    value |= {
+    in_4bit = lora.type is Method.QLORA
+    value = {
+        "adapter": "qlora" if in_4bit else "lora",
+        "load_in_4bit": True if in_4bit else None,
         "lora_r": lora.rank,
         "lora_alpha": int(lora.alpha or 16),
         "lora_dropout": lora.dropout,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +71,14 @@ def write_back(file: Path, base: Path, target: Path) -> None:
     for path, (_, found) in zip(sorted(base.glob("*.safetensors")), files(file, base), strict=True):
         write_tensors(target / path.name, found)
         total += sum(tensor.bits.nbytes for tensor in found.values())
-    write_json(target / "config.json", {**read_json(base / "config.json"), "dtype": "float32"})
-    if (base / INDEX_FILE).is_file():
-        index = read_json(base / INDEX_FILE)
-        write_json(target / INDEX_FILE, {**index, "metadata": {**index.get("metadata", {}), "total_size": total}})
+    changes: dict[str, Callable[[Any], Any]] = {
+        "config.json": lambda config: {"dtype": "float32"},
+        INDEX_FILE: lambda index: {"metadata": {**index.get("metadata", {}), "total_size": total}},
+    }
+    for name, change in changes.items():
+        if (base / name).is_file():
+            value = json.loads((base / name).read_text(encoding="utf-8"))
+            text = json.dumps({**value, **change(value)}, indent=2, sort_keys=True)
+            (target / name).write_text(text, encoding="utf-8")
     if (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", target / "generation_config.json")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True), encoding="utf-8")

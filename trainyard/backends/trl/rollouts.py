@@ -19,7 +19,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.arguments import prompts_of_a_step
-from trainyard.backends.trl.rewards import REWARDS, SampledCompletion, named
+from trainyard.backends.trl.rewards import REWARDS, SampledCompletion
 from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import SftRow
@@ -98,12 +98,9 @@ def rollouts_of(job: TrainingJob) -> GrpoSettings:
     return settings
 
 
-def reward_functions(settings: GrpoSettings) -> list[RewardFunction]:
-    """The rewards as TRL calls them: with all completions of a step and the columns of their rows."""
-    return [scorer(name, each) for name, each in named(settings.rewards).items()]
-
-
 def scorer(name: str, settings: Any) -> RewardFunction:
+    """A reward as TRL calls it: with all completions of a step and the columns of their rows."""
+
     def scores(
         completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
     ) -> list[float | None]:
