@@ -69,13 +69,13 @@ def answer_to(request: Request, out: int) -> Answer:
         return Answer(error=sent_error(error))
     except MemoryError:
         most_mib = request.limits.rows_memory >> 20
-        error = LimitExceeded(
+        exceeded = LimitExceeded(
             f"{request.label} needs more memory to read than the {most_mib} MiB that a set may take.",
             why="A small file can describe a very large one; it looks like a decompression bomb.",
             do="Give smaller files, or rows without values of many megabytes.",
             code="E-DATA-LIMIT",
         )
-        return Answer(error=sent_error(error))
+        return Answer(error=sent_error(exceeded))
     except BrokenPipeError:
         raise
     except Exception as error:
