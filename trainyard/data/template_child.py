@@ -96,10 +96,11 @@ def answer(template: jinja2.Template, given: dict[str, Any], most: int) -> dict[
         text = render_limited(template.generate(given), most)
     except (MemoryError, RecursionError, OverflowError) as error:
         return {"limit": f"more memory than is allowed ({type(error).__name__})"}
+    except Unsupported as error:
+        return {"unsupported": str(error)}
     except Exception as error:  # what an expression raises is the template's own refusal
-        return {
-            "refused": str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-        }
+        known = isinstance(error, jinja2.TemplateError)
+        return {"refused": str(error) if known else f"{type(error).__name__}: {error}"}
     return {"limit": f"more than {most:,} characters"} if text is None else {"text": text}
 
 
@@ -117,7 +118,7 @@ def serve(lines: IO[bytes], out: IO[bytes]) -> None:
     try:
         template = environment().from_string(first["template"])
     except jinja2.TemplateSyntaxError as error:
-        wrong = f"line {error.lineno}: {error.message}"
+        wrong = f"it does not compile, line {error.lineno}: {error.message}"
     except (MemoryError, RecursionError) as error:
         wrong = f"the template cannot be compiled ({type(error).__name__})"
     say({})

@@ -27,7 +27,7 @@ import jinja2
 
 from trainyard.data.renderers.choice import by_digest, digest, list_shipped
 from trainyard.data.renderers.templates import MARKED_TEMPLATES
-from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES
+from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES, Unsupported
 from trainyard.errors import TrainyardError
 
 CPU_S = 1.0
@@ -81,7 +81,8 @@ class LimitedTemplate:
     def render(self, variables: str) -> str:
         """The text for the variables of a template (messages, tools, …), which are one line of JSON.
 
-        Raises `TemplateLimit` (`E-CHAT-TEMPLATE`), and `jinja2.TemplateError` with what the template raised.
+        Raises `TemplateLimit` (`E-CHAT-TEMPLATE`), and `jinja2.TemplateError` with what the template raised
+        (`Unsupported` where it says itself that it does not take the conversation).
         """
         with self.lock:
             alive = self.process is not None and self.owner == os.getpid() and self.process.poll() is None
@@ -95,6 +96,8 @@ class LimitedTemplate:
                 f"{MARGIN_CHARS:,} characters.",
                 do="Use another model, or set `template` to a renderer's name (`trainyard renderers list`).",
             )
+        if "unsupported" in reply:
+            raise Unsupported(reply["unsupported"])
         if "refused" in reply:
             raise jinja2.TemplateError(reply["refused"])
         return str(reply["text"])
