@@ -29,13 +29,12 @@ from trainyard.data.renderers.choice import by_digest, digest, list_shipped
 from trainyard.data.renderers.templates import MARKED_TEMPLATES
 from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES, Unsupported
 from trainyard.errors import TrainyardError
+from trainyard.inherited import child_environment
 
 CPU_S = 1.0
 """Processor time of one rendering; a conversation of 1,000 messages takes about 10 ms."""
 WALL_S = 60.0
 """A template cannot sleep, so its processor time ends it; a busy machine may take this long to give that."""
-PASSED_ON = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TZ")
-"""What a child gets of the environment: enough to import its program and to know the time."""
 
 
 RUNNING: weakref.WeakValueDictionary[str, LimitedTemplate] = weakref.WeakValueDictionary()
@@ -107,10 +106,9 @@ class LimitedTemplate:
         if self.owner == os.getpid():
             self.stop()
         command = [sys.executable, "-m", "trainyard.data.template_child"]
-        given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         self.owner = os.getpid()
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=given
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
         )
         self.ending = weakref.finalize(self, end, self.process, self.owner)
         return self.exchange(json.dumps({"template": self.template, "cpu_s": self.cpu_s}))
