@@ -16,7 +16,7 @@ import re
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -33,7 +33,7 @@ from google.resumable_media import InvalidResponse
 from trainyard.errors import TrainyardError, Unavailable
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.objects import store
-from trainyard.stores.objects.store import ObjectInfo, ObjectSettings, checked_name
+from trainyard.stores.objects.store import Metadata, ObjectInfo, ObjectSettings, checked_name
 from trainyard.stores.whole import new_file
 
 WRITER = "trainyard-write"
@@ -89,12 +89,7 @@ class GcsStore:
         weakref.finalize(self, client.close)
 
     def put(
-        self,
-        name: str,
-        data: bytes | Path,
-        *,
-        if_generation_match: int | None = None,
-        metadata: Mapping[str, str] | None = None,
+        self, name: str, data: bytes | Path, *, if_generation_match: int | None = None, metadata: Metadata = None
     ) -> ObjectInfo:
         word, patience = uuid.uuid4().hex, Patience(self.settings)
         blob = self._blob(name)

@@ -12,7 +12,7 @@ which the kernel gives back when its holder dies: a folder store is for one mach
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput
 from trainyard.stores.files import DISK, Files, make_folders, require_inside, translate_os_errors
 from trainyard.stores.objects import store
-from trainyard.stores.objects.store import ObjectInfo, checked_name, crc32c
+from trainyard.stores.objects.store import Metadata, ObjectInfo, checked_name, crc32c
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_whole
 
@@ -67,12 +67,7 @@ class FolderStore:
         self.root, self.files, self.at = root, files, at
 
     def put(
-        self,
-        name: str,
-        data: bytes | Path,
-        *,
-        if_generation_match: int | None = None,
-        metadata: Mapping[str, str] | None = None,
+        self, name: str, data: bytes | Path, *, if_generation_match: int | None = None, metadata: Metadata = None
     ) -> ObjectInfo:
         path = self._path(name)
         content = data if isinstance(data, bytes) else self.files.read(data)

@@ -70,16 +70,14 @@ class ObjectSettings:
     """Of a resumable upload: what is sent again at most after a broken connection. A multiple of 256 KiB."""
 
 
+Metadata = Mapping[str, str] | None
+
+
 class ObjectStore(Protocol):
     """Object names are relative, with slashes; they cannot leave the address that the store was opened with."""
 
     def put(
-        self,
-        name: str,
-        data: bytes | Path,
-        *,
-        if_generation_match: int | None = None,
-        metadata: Mapping[str, str] | None = None,
+        self, name: str, data: bytes | Path, *, if_generation_match: int | None = None, metadata: Metadata = None
     ) -> ObjectInfo:
         """Write bytes, or the content of a file. 0 creates only. Raises `Conflict`, `Unavailable`."""
 
