@@ -39,7 +39,7 @@ RECIPES = {
                 "spec/axes/optimizers.py", "    SGD = ",
                 '    TOY = OptimizerFacts("toy", why="A toy.", state_bytes=1)\n',
             ),
-            Edit("train/optimizers.py", "    Optimizer.SGD: ", "    Optimizer.TOY: sgd,\n"),
+            Edit("train/optimizers.py", "    Optimizer.SGD: ", "    Optimizer.TOY: muon,\n"),
         ),
         "from trainyard.train.optimizers import available; toy = Config(hyperparameters={'optimizer': 'toy'})\n"
         "assert refused_settings(toy) == {} and available(toy.hyperparameters.optimizer).ok\n"

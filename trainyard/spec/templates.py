@@ -301,7 +301,7 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
     last, together = made[-1].id, steps.control
     if together:  # the last trainer's twin on shuffled answers, parallel to it and not after it
         made.append(place(configs[-1].model_copy(update={"control": "shuffled_answers"}), "control", (made[-2].id,)))
-    if getattr(steps, "evaluate", True):
+    if not isinstance(steps, EvaluateSteps | Steps) or steps.evaluate:
         judging = nodes.EvaluatorConfig(tolerance=publish.tolerance, quotes=publish.quotes)
         made.append(place(judging, needs=(last, "control") if together else None))
         last = "evaluator"

@@ -21,7 +21,7 @@ from peft import LoraConfig
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs
 from trainyard.backends.axolotl.backend import BACKEND as axolotl
-from trainyard.backends.axolotl.config import STAGES, Facts, config_of, row_of
+from trainyard.backends.axolotl.config import STAGES, AxolotlFacts, config_of, row_of
 from trainyard.backends.axolotl.program import STEP_LINE, list_finished, new_steps
 from trainyard.backends.deepspeed import program as deepspeed_program
 from trainyard.backends.deepspeed.backend import BACKEND as deepspeed
@@ -186,7 +186,7 @@ def test_reward_rows_of_several_turns_have_no_form_in_axolotl() -> None:
 
 def axolotl_config(jobs: Jobs, port: Port = Port.SFT, device: str = "cuda", **config: Any) -> dict[str, Any]:
     modules = None if config.get("method") == "full" else ["q_proj", "v_proj"]
-    facts = Facts(Path("job"), device, 100, 20, Path("job/plan/tokenizer"), modules)
+    facts = AxolotlFacts(Path("job"), device, 100, 20, Path("job/plan/tokenizer"), modules)
     job = jobs(port, backend="axolotl", **config).model_copy(update={"base": "models/tiny"})
     return config_of(job, facts)
 

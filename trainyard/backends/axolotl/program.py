@@ -64,7 +64,7 @@ def check(run: ExternalRun) -> None:
     (run.folder / OUTPUT_FOLDER).mkdir()
     write_rows(run)
     modules, first = run.place / names.MODULES_FILE, run.place / names.ADAPTER_FOLDER
-    facts = config.Facts(
+    facts = config.AxolotlFacts(
         folder=run.folder,
         device=run.device,
         total_steps=run.plan["total_steps"],

@@ -96,8 +96,8 @@ def rows_of(
     if isinstance(node.config, ValidatorConfig) and (made := generators.get(node.id)):
         return dict(made), "rows: the count of the generator, which writes what is held out on top; filters drop more"
     if isinstance(node.config, ValidatorConfig):
-        held, arrived = node.config.holdout.documents, arriving(node, earlier).items()  # a wording is not counted
-        kept = {port: n if port is Port.DOCUMENTS else n - math.ceil(n * held) for port, n in arrived}
+        reserved, arrived = node.config.holdout.documents, arriving(node, earlier).items()  # a wording is not counted
+        kept = {port: n if port is Port.DOCUMENTS else n - math.ceil(n * reserved) for port, n in arrived}
         return kept, "rows: what arrives without what is held out; filters drop more" if kept else ""
     return {}, ""
 
