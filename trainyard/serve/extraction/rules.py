@@ -16,19 +16,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from trainyard.serve.extraction import attendance, names
-from trainyard.serve.extraction.extraction import (
-    ATTRIBUTE_NAMES,
-    MAX_ENTITIES,
-    MAX_RELATIONS,
-    RULES,
-    Messages,
-    document_of,
-)
+from trainyard.serve.extraction import attendance, extraction, names
 from trainyard.serve.extraction.records import Record, json_records, text_records, with_whole_names
 from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS, RELATION_KINDS, normalise_name
 
-MODEL = RULES
+MODEL = extraction.RULES
 FIELDS = {
     "person": ("name", "contact", "person", "people", "owner", "author", "lead", "account manager", "speaker",
                "full name", "chair", "facilitator", "moderator", "scribe", "note taker", "host", "contacts"),
@@ -89,7 +81,7 @@ class Mentions:
             return None
         known = self.entities.get((kind, plain))
         if known is None:
-            if len(self.entities) >= MAX_ENTITIES:
+            if len(self.entities) >= extraction.MAX_ENTITIES:
                 return None
             known = self.entities[kind, plain] = {"kind": kind, "name": name, "attributes": {}}
         for key, value in attributes.items():
@@ -119,7 +111,7 @@ class Mentions:
         return person
 
     def join(self, kind: str, source: dict[str, str] | None, target: dict[str, str] | None) -> None:
-        if source is None or target is None or source == target or len(self.relations) >= MAX_RELATIONS:
+        if source is None or target is None or source == target or len(self.relations) >= extraction.MAX_RELATIONS:
             return
         sources, targets = RELATION_KINDS[kind]
         if source["kind"] in sources and target["kind"] in targets:
@@ -160,7 +152,7 @@ def read_tables(text: str, found: Mentions, *, listed: bool) -> None:
         for one, row in attendance.people_of_table(table, listed=listed):
             person = found.add_attendee(one)
             if person is not None:
-                given = {key: row[key] for key in ATTRIBUTE_NAMES if row.get(key)}
+                given = {key: row[key] for key in extraction.ATTRIBUTE_NAMES if row.get(key)}
                 found.add("person", person["name"], **given)
 
 
@@ -170,7 +162,7 @@ def kind_of(label: str) -> str | None:
 
 def read_record(record: Record, found: Mentions) -> None:
     """The entities of labelled values, and what a record joins."""
-    attributes = {key: value for key, value in record if key in ATTRIBUTE_NAMES}
+    attributes = {key: value for key, value in record if key in extraction.ATTRIBUTE_NAMES}
     ends: dict[str, list[dict[str, str]]] = {kind: [] for kind in FIELDS}
     for label, same in groupby(record, key=lambda pair: pair[0]):
         kind, values = kind_of(label), [value.strip("[]") for _, value in same]
@@ -274,7 +266,7 @@ def add_project(name: str, found: Mentions) -> None:
         found.add("project", name)
 
 
-def answer(messages: Messages) -> str:
+def answer(messages: extraction.Messages) -> str:
     """What the model `rules` says to a prompt of `extraction.prompt`. Raises `InvalidInput` for any other prompt."""
-    document, _stream = document_of(messages)
+    document, _stream = extraction.document_of(messages)
     return json.dumps(extract(document), ensure_ascii=False, separators=(",", ":"))
