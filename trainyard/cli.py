@@ -90,11 +90,14 @@ def parameter(name: str, field: FieldInfo) -> click.Parameter:
 
 
 def kind_of(annotation: Any) -> tuple[Any, bool]:
-    """Return the type of one value, and whether there may be more than one: `tuple[Stage, ...]` is (Stage, True)."""
+    """Return the type of one value, and whether there may be more than one: `tuple[Stage, ...]` is (Stage, True).
+
+    Of a union the first type is that of a word on the command line; the others are what programs may give instead.
+    """
     parts = [one for one in get_args(annotation) if one not in (type(None), ...)]
     origin = get_origin(annotation)
     if origin is tuple:
-        return parts[0], True
+        return kind_of(parts[0])[0], True
     if origin in (Literal, dict):
         return (dict if origin is dict else annotation), False
     return (parts[0] if parts else annotation), False
