@@ -1,39 +1,31 @@
 """Trainyard: LLM fine-tuning as typed DAGs on Prefect.
 
-The names of the public API are imported when they are used, so that `import trainyard` costs nothing.
+The names of the public API are imported when they are used, so that `import trainyard` costs nothing. Their types are
+in `__init__.pyi`.
 """
 
-from __future__ import annotations
-
 import pkgutil
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from trainyard.api.sdk.chains import AiGenerator, Chain, DataSource, Deployer, Evaluator, Trainer, Validator
-    from trainyard.api.sdk.surface import here
-    from trainyard.errors import TrainyardError
 
 __version__ = "0.1.0"
-__all__ = [
-    "AiGenerator",
-    "Chain",
-    "DataSource",
-    "Deployer",
-    "Evaluator",
-    "Trainer",
-    "TrainyardError",
-    "Validator",
-    "here",
-]
-MODULES = {"here": "trainyard.api.sdk.surface", "TrainyardError": "trainyard.errors"}
-"""Name -> the module that has it, for those that are not nodes and chains."""
+EXPORTS = {
+    "AiGenerator": "trainyard.api.sdk.chains",
+    "Chain": "trainyard.api.sdk.chains",
+    "DataSource": "trainyard.api.sdk.chains",
+    "Deployer": "trainyard.api.sdk.chains",
+    "Evaluator": "trainyard.api.sdk.chains",
+    "Trainer": "trainyard.api.sdk.chains",
+    "TrainyardError": "trainyard.errors",
+    "Validator": "trainyard.api.sdk.chains",
+    "here": "trainyard.api.sdk.surface",
+}
+__all__ = list(EXPORTS)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
+def __getattr__(name: str) -> object:
+    if name not in EXPORTS:
         raise AttributeError(f"module 'trainyard' has no attribute {name!r}", name=name)
-    return pkgutil.resolve_name(f"{MODULES.get(name, 'trainyard.api.sdk.chains')}:{name}")
+    return pkgutil.resolve_name(f"{EXPORTS[name]}:{name}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*EXPORTS, "__version__"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,14 +55,14 @@ def test_the_types_for_editors_are_those_of_the_table() -> None:
 
 def test_importing_trainyard_imports_nothing_heavy() -> None:
     heavy = "{'numpy', 'pyarrow', 'torch', 'prefect', 'httpx', 'pydantic', 'yaml'}"
-    program = f"import sys, trainyard; print(*{heavy} & set(sys.modules)); trainyard.Chain; print(*trainyard.__all__)"
+    program = f"import sys, trainyard; print(*{heavy} & set(sys.modules)); trainyard.Chain; print(*trainyard.EXPORTS)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     first, names = found.stdout.split("\n")[:2]
     assert first == ""
     assert set(names.split()) <= set(dir(trainyard))
     assert all(getattr(trainyard, name) for name in names.split())
     with pytest.raises(AttributeError, match="no attribute 'Chian'"):
-        _ = trainyard.Chian  # type: ignore[attr-defined]
+        _ = trainyard.Chian
 
 
 def test_an_operation_answers_what_the_command_prints() -> None:
@@ -134,3 +135,18 @@ def test_a_run_without_a_server_is_refused_as_on_the_command_line(tiny_model: Pa
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
         chain.run()
     assert not settings().runs.exists()
+
+
+def test_the_page_about_python_runs_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(trainyard.__file__).parents[1]
+    monkeypatch.chdir(root)
+    text = (root / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    names: dict[str, object] = {}
+    for block in blocks[:2]:
+        exec(block, names)
+    assert isinstance(names["both"], Chain)
+    assert names["chain"].check().ok  # type: ignore[attr-defined]
+    with pytest.raises(Unavailable, match="E-NO-SERVER"):  # it asks for jobs, and there is no stack
+        exec(blocks[2], names)
