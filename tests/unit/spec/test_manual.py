@@ -19,15 +19,24 @@ DOCS = Path(__file__).parents[3] / "docs"
 CHAINS = (DOCS / "chains.md").read_text(encoding="utf-8")
 
 
-def examples() -> list[str]:
-    """The YAML blocks of docs/chains.md that are whole chains, templates or jobs."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```", CHAINS, re.MULTILINE | re.DOTALL)
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+
+
+def examples(page: str = CHAINS) -> list[str]:
+    """The YAML blocks of a page (docs/chains.md) that are whole chains, templates or jobs."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return [text for text in blocks if re.search(r"^(nodes|template|dataset):", text, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("text", examples(), ids=lambda text: text.splitlines()[0])
 def test_every_example_is_accepted(text: str) -> None:
     assert check(load_value(text)) == []
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_every_chain_of_a_guide_is_accepted(page: Path) -> None:
+    chains = examples(page.read_text(encoding="utf-8"))
+    assert [reason.line for text in chains for reason in check(load_value(text))] == []
 
 
 def nodes_of(text: str) -> Any:
@@ -37,7 +46,7 @@ def nodes_of(text: str) -> Any:
     return nodes if all("type" in node for node in nodes) else []
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), *GUIDES], ids=lambda page: page.stem)
 def test_every_node_in_the_manual_has_fields_that_exist(page: Path) -> None:
     """A node out of its chain may lack what it needs; its own fields and values are those of its type."""
     for text in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
