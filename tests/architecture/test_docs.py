@@ -139,7 +139,8 @@ def takes_argument(word: str) -> bool:
 
 def command_lines(page: Path) -> Iterator[list[str]]:
     text = page.read_text(encoding="utf-8")
-    lines = [line for kind, block in BLOCK.findall(text) if kind == "sh" for line in block.splitlines()]
+    blocks = (block.replace("\\\n", " ") for kind, block in BLOCK.findall(text) if kind == "sh")
+    lines = [line for block in blocks for line in block.splitlines()]
     lines += [line.strip() for line in text.splitlines() if line.startswith("    ")]
     yield from (shlex.split(line, comments=True) for line in lines if line.startswith("trainyard "))
 

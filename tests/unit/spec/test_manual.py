@@ -10,10 +10,14 @@ import pytest
 import yaml
 
 from tests.unit.spec.chains import RESOURCES
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.estimate.memory import GIB, memory_of
+from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_value
 from trainyard.spec.nodes import NODE_MODELS
 from trainyard.spec.templates import TEMPLATES
+from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 DOCS = Path(__file__).parents[3] / "docs"
 CHAINS = (DOCS / "chains.md").read_text(encoding="utf-8")
@@ -71,3 +75,20 @@ def test_the_lines_in_the_manual_are_those_that_are_printed() -> None:
     shown = re.findall(r"^([ER]-[A-Z0-9-]+ .*)$", CHAINS, re.MULTILINE)
     assert len(shown) >= 2
     assert set(shown) <= printed
+
+
+QWEN3_8B = ModelShape(
+    hidden=4096, layers=36, feed_forward=12288, vocabulary=151_936, heads=32, key_value_heads=8, head_size=128
+)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_memory_of_the_guide_is_what_a_plan_counts_on_a_card(checkpointing: bool) -> None:
+    guide = (DOCS / "guides" / "qwen3-24gb.md").read_text(encoding="utf-8")
+    row = "with gradient checkpointing" if checkpointing else "as it is"
+    (shown,) = re.findall(rf"^\| {row} \| ([\d.]+) GiB \| ([\d.]+) GiB \|$", guide, re.MULTILINE)
+    for method, gib in zip(("lora", "qlora"), shown, strict=True):
+        hyper = {"max_length": 2048, "batch_size": 1, "gradient_checkpointing": checkpointing}
+        given = {"method": {"type": method, "rank": 16}, "hyperparameters": hyper}
+        config = resolve_trainer(TrainerConfig.model_validate(given), "starter")
+        assert f"{memory_of(QWEN3_8B, config, Device.CUDA).total / GIB:.1f}" == gib
