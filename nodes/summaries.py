@@ -81,7 +81,8 @@ def evaluation(output: NodeOutput) -> str:
         cautions = " ".join(facts.get("cautions") or ()).removesuffix(".")
         return f"better than the baseline{metrics}" + (f", on few rows: {cautions}" if cautions else "")
     reasons = " ".join(facts.get("reasons") or ()).removesuffix(".")
-    return f"not better than the baseline{metrics}" + (f": {reasons}" if reasons else "")
+    known = "" if str(facts.get("primary")) in reasons else metrics  # said there, with its interval
+    return f"not better than the baseline{known}" + (f": {reasons}" if reasons else "")
 
 
 def deployment(output: NodeOutput) -> str:

@@ -181,4 +181,6 @@ def test_a_verdict_in_one_line_names_what_decided_it() -> None:
 
     assert line(better=True) == "better than the baseline on loss/heldout (5.460 to 4.854)"
     assert line(better=True, cautions=["Only 20 rows."]).endswith(" (5.460 to 4.854), on few rows: Only 20 rows")
-    assert line(better=False, reasons=["f1/heldout: improvement -0.1."]).endswith(": f1/heldout: improvement -0.1")
+    decided = line(better=False, reasons=["f1/heldout: improvement -0.1."])
+    assert decided == "not better than the baseline on loss/heldout (5.460 to 4.854): f1/heldout: improvement -0.1"
+    assert line(better=False, reasons=["loss/heldout: worse."]) == "not better than the baseline: loss/heldout: worse"
