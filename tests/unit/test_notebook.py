@@ -25,6 +25,8 @@ from trainyard.spec.load.files import load_value
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "examples" / "notebooks").glob("*.ipynb"))
 MAGIC = re.compile(r"%%(\w+) ?(.*)\n")
+CONTROL = "\x1b"
+"""Begins what moves the cursor of a terminal; a notebook shows it as text."""
 MACHINE = re.compile(r"/(?:home|root|tmp|work|Users|mnt|srv|opt)/|\w+-\w+\.local\b")
 """A path or the name of the machine on which a notebook was executed."""
 COMPLAINT = re.compile(r"\b(?:Warning|Traceback|Error|[RE]-[A-Z]{3,})\b")
@@ -103,6 +105,7 @@ def test_its_output_is_stored_whole_and_names_no_machine(path: Path) -> None:
     printed = "\n".join(texts(path))
     assert MACHINE.findall(printed) == []
     assert COMPLAINT.findall(printed) == []
+    assert CONTROL not in printed
     assert "deployer: done (default/assistant/v1 is live)" in printed
 
 
@@ -126,7 +129,11 @@ def test_it_runs_in_a_home_of_its_own(path: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = read(path)
     client = NotebookClient(
-        notebook, timeout=MAX_SECONDS, record_timing=False, resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=MAX_SECONDS,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(tmp_path)}},
     )
     try:
         client.execute()
