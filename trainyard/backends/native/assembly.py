@@ -108,7 +108,7 @@ def set_determinism(job: TrainingJob) -> None:
 
 def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> NativeRun:
     """Data, policy, precision, session: everything as it is at the first step of a first start."""
-    config, stage = job.config, STAGES[job.config.stage.type]
+    config, stage = job.config, STAGES[job.config.stage.type].chosen(job.config)
     cut = choose_cut(config, stage, device)
     tokenizer = tokenizer_of(job, events)
     began = time.perf_counter()
@@ -235,7 +235,7 @@ def open_session(
     engine = TrainState(
         model=policy.model,
         reference=policy.reference,
-        stage=STAGES[config.stage.type],
+        stage=STAGES[config.stage.type].chosen(config),
         config=config,
         optimizer=optimizer,
         rate=LearningRate(optimizer, config, plan.total_steps),

@@ -98,6 +98,7 @@ def common_arguments(
         "weight_decay": hyper.weight_decay,
         "max_grad_norm": hyper.max_grad_norm,
         "max_length": hyper.max_length,
+        "neftune_noise_alpha": getattr(job.config.stage, "neftune_alpha", None),
         "seed": hyper.seed,
         "data_seed": hyper.seed,
         "bf16": precision is Precision.BF16,

@@ -35,6 +35,8 @@ from trainyard.train.resume import snapshot as snapshots
 from trainyard.train.resume import state
 from trainyard.train.resume.snapshot import Snapshot
 from trainyard.train.schedules import LearningRate
+from trainyard.train.session.generators import OwnGenerators, draw_own
+from trainyard.train.session.noise import EmbeddingNoise
 from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
 from trainyard.train.session.parallelism import Found, SingleProcess
 from trainyard.train.session.replies import Backward, Evaluated, Forward, Replies, Stepped
@@ -84,7 +86,11 @@ class Session:
         self._replies = Replies()
         if engine.stage.head == "causal":
             self.parallelism.run(engine.model, require_known_logits)
+        alpha = getattr(engine.config.stage, "neftune_alpha", None)
+        if alpha is not None:
+            EmbeddingNoise(engine.model, alpha)
         self._train()
+        self.generators = OwnGenerators(engine.device)
 
     # The eight verbs
 
@@ -102,6 +108,8 @@ class Session:
         `normalizer` is what the sum over the units is divided by; default the batch's own units. A step that is cut
         into micro-batches gives the units of the whole step. `outputs` may name `logits` and `hidden_states` of the
         batch's `input_ids`, from a pass of their own that draws the same dropout; they go by file unless `inline`.
+        A batch without `labels` has no loss to keep a graph for: the reply contains its outputs (by default `logits`),
+        an empty id and NaN as its loss; a pending graph stays.
         Raises `InvalidInput` (`E-DATA-EMPTY`, `E-STEP`, `E-NAME`), and then nothing has changed.
         """
         given = (batch, normalizer, list(outputs), inline)
@@ -176,9 +184,13 @@ class Session:
         """Carry out a verb; in distributed training, on all ranks."""
         return verb(self, *given)
 
+    @draw_own
     def _forward(self, batch: Batch, normalizer: float | None, outputs: Sequence[str], inline: bool) -> Forward:
         engine = self.engine
         on_device = {name: value.to(engine.device, non_blocking=True) for name, value in batch.items()}
+        if "labels" not in batch:
+            found = self._outputs(on_device, outputs or ("logits",), inline)
+            return Forward("", torch.tensor(math.nan), 0, {}, found)
         units = engine.stage.units(batch)
         if not units:
             raise InvalidInput(
@@ -247,6 +259,7 @@ class Session:
             for name, value in found.items()
         }
 
+    @draw_own
     def _backward(self, forward_id: str, scale: float, measure: bool) -> Backward:
         if self.stale:
             raise Conflict(
@@ -277,6 +290,7 @@ class Session:
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1
         return float(self.parallelism.norm(self.parameters)) / scale
 
+    @draw_own
     def _step(self, max_grad_norm: float | None, learning_rate: float | None, metric: float | None) -> Stepped:
         if not self.accumulated:
             raise Conflict("There is no gradient to step with.", do="Call forward and backward first.", code="E-STEP")
@@ -357,6 +371,7 @@ class Session:
 
     # State
 
+    @draw_own
     def snapshot(self) -> Snapshot:
         """Everything that decides the next number, as live tensors and plain values. Nothing is copied."""
         engine, parallelism = self.engine, self.parallelism
@@ -394,6 +409,7 @@ class Session:
         if everything and "random" in parts:
             state.require_same_devices(parts["random"])
 
+    @draw_own
     def _take_over(self, parts: Mapping[str, Any], *, everything: bool) -> None:
         """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
         engine = self.engine
