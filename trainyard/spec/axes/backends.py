@@ -37,7 +37,7 @@ IN_BFLOAT = (Precision.AUTO, Precision.FP32, Precision.BF16)
 PAIRWISE = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
 CPU_AND_CUDA = (Device.CPU, Device.CUDA)
 ALONE = (Strategy.SINGLE,)
-OF_OUR_ENGINE = ("stage.average", "stage.neftune_alpha")
+OF_OUR_ENGINE = ("stage.average", "stage.neftune_alpha", "method.init", "method.interval", "rope", "added_tokens")
 """Settings of a training that only few tools have."""
 
 
@@ -106,6 +106,8 @@ class BackendName(AxisValue):
         sharded={
             "stage": (Stage.SFT,),
             "method": (Method.FULL,),
+            "rope": (None,),
+            "added_tokens": ((),),
             "hyperparameters.optimizer": (Optimizer.ADAMW, Optimizer.SGD),
         },
         default_only=("eval", "stage.average"),

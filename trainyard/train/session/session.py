@@ -29,7 +29,9 @@ from trainyard.errors import Conflict, InvalidInput, TrainyardError
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.bases.positions import context_of
 from trainyard.train.head import Head, require_known_logits
+from trainyard.train.methods.contract import BlockRotation
 from trainyard.train.optimizers import on_eval, on_train
 from trainyard.train.resume import snapshot as snapshots
 from trainyard.train.resume import state
@@ -63,6 +65,8 @@ class TrainState:
     device: str = "cpu"
     precision: Precision = Precision.FP32
     head: Head = Head.FULL
+    rotation: BlockRotation | None = None
+    """Draws the blocks that are trainable, where they change."""
     parallelism: SingleProcess = field(default_factory=SingleProcess)
     """How the work is shared with other processes."""
 
@@ -199,6 +203,8 @@ class Session:
                 code="E-DATA-EMPTY",
             )
         found = self._outputs(on_device, outputs, inline) if outputs else {}
+        if engine.rotation is not None:
+            engine.rotation.show(self.global_step, engine.optimizer)
         reference = self._reference_scores(on_device)
         with self.autocast():
             scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
@@ -226,8 +232,7 @@ class Session:
     @property
     def context(self) -> int | None:
         """Tokens that the model can see at once; None where its config does not say."""
-        found = getattr(self.engine.model.config.get_text_config(), "max_position_embeddings", None)
-        return int(found) if found else None
+        return context_of(self.engine.model.config)
 
     def generate_by_reference(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
         """Continue token prompts with the frozen reference, as `generate` does with the model."""
@@ -375,6 +380,7 @@ class Session:
     def snapshot(self) -> Snapshot:
         """Everything that decides the next number, as live tensors and plain values. Nothing is copied."""
         engine, parallelism = self.engine, self.parallelism
+        self._open_blocks()
         parts = {
             "weights": parallelism.weights(engine.model),
             "optimizer": engine.optimizer.state_dict(),
@@ -402,6 +408,7 @@ class Session:
     def require_fit(self, snapshot: Snapshot, *, everything: bool) -> None:
         """Raise `Corrupt` for parts that do not belong to this session's model, schedule or devices."""
         parts = snapshot.parts
+        self._open_blocks()
         if "weights" in parts:
             state.require_same_weights(self.engine.model, parts["weights"])
         if everything and "rate" in parts:
@@ -413,6 +420,7 @@ class Session:
     def _take_over(self, parts: Mapping[str, Any], *, everything: bool) -> None:
         """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
         engine = self.engine
+        self._open_blocks()
         if "weights" in parts:
             self.parallelism.take_weights(engine.model, parts["weights"])
         if not everything:
@@ -430,6 +438,11 @@ class Session:
                 setattr(self, name, value)
         if "random" in parts:
             state.restore_random_state(parts["random"])
+
+    def _open_blocks(self) -> None:
+        """Let every weight that is trained at some step count as trainable; the next forward closes the others."""
+        if self.engine.rotation is not None:
+            self.engine.rotation.open()
 
     def show_served(self) -> None:
         """Put the weights in place that are served: schedule-free AdamW's average, not the point that it trains at."""
