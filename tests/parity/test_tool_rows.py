@@ -101,7 +101,7 @@ def served(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**turn, "tool_calls": [call]} if "tool_calls" in turn else turn for turn in turns]
 
 
-def test_thoughts_are_the_assistants(family: str = "qwen3") -> None:
+def test_thoughts_are_the_assistants() -> None:
     with pytest.raises(ValueError, match="reasoning_content belongs to an assistant's message"):
         ChatRequest.model_validate(
             {"model": "m", "messages": [{"role": "user", "content": "a", "reasoning_content": "b"}]}
