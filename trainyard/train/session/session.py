@@ -27,6 +27,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
 from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.bases.positions import context_of
@@ -90,9 +91,9 @@ class Session:
         self._replies = Replies()
         if engine.stage.head == "causal":
             self.parallelism.run(engine.model, require_known_logits)
-        alpha = getattr(engine.config.stage, "neftune_alpha", None)
-        if alpha is not None:
-            EmbeddingNoise(engine.model, alpha)
+        stage = engine.config.stage
+        if isinstance(stage, SftSettings) and stage.neftune_alpha is not None:
+            EmbeddingNoise(engine.model, stage.neftune_alpha)
         self._train()
         self.generators = OwnGenerators(engine.device)
 
