@@ -190,7 +190,7 @@ class BackendName(AxisValue):
             "hyperparameters.gradient_accumulation": (1,),
         },
         default_only=(
-            "eval", *OF_OUR_ENGINE,
+            "eval", "stage.turns", *OF_OUR_ENGINE,
             *(
                 f"hyperparameters.{name}"
                 for name in (
