@@ -35,7 +35,7 @@ from trainyard.compute.child import Events, Stopped
 from trainyard.data.renderers.choice import choose_template
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.train.bases.beginning import begin_adapter
+from trainyard.train.bases.initialization import initialize_adapter
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space
 from trainyard.train.methods.adapters import write_difference
 from trainyard.train.methods.contract import PolicyRequest
@@ -66,7 +66,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     frame.require_not_stopped(sync_value(team, events.stop_requested()))
     set_seed(job.config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
     model = shared_model(job, found.path) if is_sharded(job) else with_adapter(load_base(job, device), job).to(device)
-    initial = begin_adapter(model, origin(prepared)) if job.adapter is None else None
+    initial = initialize_adapter(model, origin(prepared)) if job.adapter is None else None
     step = middle_step(prepared, model)
     choice = frame.decide_precision(job, device, folder, step, partial(sync_value, team))
     trainer = build_trainer(prepared, model, folder, choice.precision)

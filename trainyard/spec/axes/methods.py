@@ -73,9 +73,9 @@ class LowRankSettings(AdapterSettings):
     )  # fmt: skip
 
     @property
-    def begins_elsewhere(self) -> bool:
-        """Whether the base is changed under the adapter while it trains, and what it began with is taken off at the
-        end."""
+    def changes_base(self) -> bool:
+        """Whether the base is another one while the adapter trains, so that what the adapter began with is subtracted
+        when it is saved."""
         return self.init != DEFAULT_INIT
 
 
@@ -135,10 +135,10 @@ def trained_rank(method: MethodSettings) -> int:
 
 
 def rank_of(method: MethodSettings) -> int:
-    """Rank of the adapter that a method leaves; 0 where it has none. What an adapter began with is taken off by as many
-    ranks more."""
-    elsewhere = isinstance(method, LowRankSettings) and method.begins_elsewhere
-    return trained_rank(method) * (2 if elsewhere else 1)
+    """Rank of the adapter that a method leaves; 0 where it has none. What an adapter began with is subtracted by as
+    many ranks more."""
+    doubled = isinstance(method, LowRankSettings) and method.changes_base
+    return trained_rank(method) * (2 if doubled else 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,13 +124,16 @@ def teaches_itself(config: TrainerConfig, at: NodeView) -> Match:
     return teacher is not None and teacher == config.base_model and at.trainer() is None
 
 
-def unfit_beginning(config: TrainerConfig, _: NodeView) -> Match:
+def unfit_init(config: TrainerConfig, _: NodeView) -> Match:
     """First weights that the method's base does not have."""
     method, format = config.method, config.quantization or Quantization.NF4
-    if not isinstance(method, LowRankSettings) or not method.begins_elsewhere:
+    if not isinstance(method, LowRankSettings) or not method.changes_base:
         return False
     if not method.facts.summed:
-        return {"why": f"an adapter of method {method} is no sum that it could be taken off", "use": "method lora"}
+        return {
+            "why": f"an adapter of method {method} is not a sum from which it could be subtracted",
+            "use": "method lora",
+        }
     if method.init != LOFTQ:
         why = "the base of qlora has no singular values that could be split off and stored in its few bits"
         return method.facts.quantised and {"why": why, "use": "init loftq, or method lora"}
@@ -140,8 +143,8 @@ def unfit_beginning(config: TrainerConfig, _: NodeView) -> Match:
     return not format.facts.mergeable and {"why": why, "use": "quantization nf4"}
 
 
-def begins_elsewhere(config: TrainerConfig) -> bool:
-    return isinstance(config.method, LowRankSettings) and config.method.begins_elsewhere
+def changes_base(config: TrainerConfig) -> bool:
+    return isinstance(config.method, LowRankSettings) and config.method.changes_base
 
 
 def rotates(config: TrainerConfig) -> bool:
@@ -338,22 +341,22 @@ TEACHER_ROWS = (
 )  # fmt: skip
 """Whom a distillation imitates."""
 STATES_APART = (Optimizer.ADAMW, Optimizer.SGD)
-"""Optimizers whose state of a weight can be dropped and begun again by itself."""
+"""Optimizers whose state of one weight can be dropped and begun again."""
 CHANGING_ROWS = (
     Row(
-        "init-base", "R-ADAPTER", "trainer", "config.method.init", unfit_beginning,
+        "init-base", "R-ADAPTER", "trainer", "config.method.init", unfit_init,
         "The adapter cannot begin with {config.method.init}: {why}.", "Use {use}, or `init: default`.",
     ),
     Row(
         "init-reference", "R-ADAPTER", "trainer", "config.method.init",
-        lambda config, _: begins_elsewhere(config) and config.stage.needs_reference,
+        lambda config, _: changes_base(config) and config.stage.needs_reference,
         "Stage {config.stage} compares with the base without the adapter, and with init {config.method.init} that is "
         "another model.",
         "Use `init: default`, or a loss without a reference.",
     ),
     Row(
         "init-earlier", "R-ADAPTER", "trainer", "config.method.init",
-        lambda config, at: begins_elsewhere(config) and earlier(at) is not None,
+        lambda config, at: changes_base(config) and earlier(at) is not None,
         "An adapter of an earlier trainer is there already; init {config.method.init} is of the first one.",
         "Use `init: default` here.", chained=True,
     ),
@@ -391,4 +394,4 @@ CHANGING_ROWS = (
         f"Use optimizer {' or '.join(STATES_APART)}, or remove interval.",
     ),
 )  # fmt: skip
-"""Adapters that begin elsewhere than at zero, blocks that take turns, and bases that are changed first."""
+"""Adapters that begin with a part of the base, blocks that take turns, and bases that are changed first."""

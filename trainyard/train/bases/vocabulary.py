@@ -33,12 +33,12 @@ def grow_vocabulary(model: Any, folder: str, tokens: Sequence[str]) -> Any:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     for layer in dict.fromkeys((model.get_input_embeddings(), model.get_output_embeddings())):
         if layer is not None:
-            begin_at_mean(layer, ids, known)
+            set_to_mean(layer, ids, known)
     return model
 
 
 @torch.no_grad()
-def begin_at_mean(layer: Any, ids: list[int], known: int) -> None:
+def set_to_mean(layer: Any, ids: list[int], known: int) -> None:
     """Set the rows of new ids to the mean of the first `known` ones."""
     for value in (layer.weight, getattr(layer, "bias", None)):
         if value is not None:

@@ -27,7 +27,7 @@ import torch
 from peft import PeftModel
 
 from trainyard.spec.axes.methods import LowRankSettings, adapter_settings
-from trainyard.train.bases.beginning import begin_adapter
+from trainyard.train.bases.initialization import initialize_adapter
 from trainyard.train.bases.vocabulary import grow_vocabulary
 from trainyard.train.methods import adapters
 from trainyard.train.methods.adapters import EARLIER, NEW, REFERENCE
@@ -46,7 +46,7 @@ def adapter_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: 
         require_same_base(request.adapter, request.base_sha256)
         model, active = COMPOSITIONS[request.config.adapter](request, spec, with_reference, warnings)
     reference = partial(adapter_reference, model, active) if with_reference else None
-    initial = begin_adapter(model, request) if request.adapter is None else None
+    initial = initialize_adapter(model, request) if request.adapter is None else None
     return Policy(model, reference, adapter_facts(model, request), lineage(request), warnings, initial)
 
 
@@ -203,7 +203,7 @@ def adapter_facts(model: PeftModel, request: PolicyRequest) -> dict[str, Any]:
         "layers": config.layers_to_transform,
         "dora": getattr(config, "use_dora", False),
         "rslora": getattr(config, "use_rslora", False),
-        **({"init": method.init} if isinstance(method, LowRankSettings) and method.begins_elsewhere else {}),
+        **({"init": method.init} if isinstance(method, LowRankSettings) and method.changes_base else {}),
     }
 
 
@@ -211,8 +211,8 @@ def saved_rank(model: PeftModel, request: PolicyRequest) -> int:
     """Rank of the adapter that `save` writes: of a stack or a merge, the sum of both."""
     own: Any = model.peft_config[NEW]
     method = request.config.method
-    elsewhere = request.adapter is None and isinstance(method, LowRankSettings) and method.begins_elsewhere
-    return int(own.r * (2 if elsewhere else 1) + (earlier_config(request).r if summed(request) is not None else 0))
+    doubled = request.adapter is None and isinstance(method, LowRankSettings) and method.changes_base
+    return int(own.r * (2 if doubled else 1) + (earlier_config(request).r if summed(request) is not None else 0))
 
 
 def summed(request: PolicyRequest) -> Path | None:

@@ -7,7 +7,7 @@
 PEFT computes PiSSA. Its LoftQ replaces the base by rounded weights in full precision; here the base stays the quantised
 one that is computed with, so the decomposition is done once (the paper alternates, each time with another Q).
 
-What the adapter began with is kept, on the CPU, and taken off when it is saved (`adapters.write_difference`). It is
+What the adapter began with is kept, on the CPU, and subtracted when it is saved (`adapters.write_difference`). It is
 computed again when a training is resumed: the same base gives the same product B A.
 
 Shapes: O outputs, I inputs, R rank.
@@ -28,14 +28,14 @@ from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import load_model, require_memory
 
 
-def begin_adapter(model: Any, request: PolicyRequest) -> Weights | None:
+def initialize_adapter(model: Any, request: PolicyRequest) -> Weights | None:
     """Set the first weights of a new adapter; returns what they are where that is not zero.
 
     Raises `InvalidInput` (`E-TRAINABLE`) for a rank that a layer does not have, and `LimitExceeded` (`E-MEMORY-FIT`)
     where the base in full precision, which LoftQ reads, has no room.
     """
     method = request.config.method
-    if not isinstance(method, LowRankSettings) or not method.begins_elsewhere:
+    if not isinstance(method, LowRankSettings) or not method.changes_base:
         return None
     require_rank(model)
     if method.init == LOFTQ:
