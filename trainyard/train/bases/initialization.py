@@ -20,6 +20,7 @@ from typing import Any
 import peft
 import torch
 from peft.utils.integrations import dequantize_module_weight
+from transformers.pytorch_utils import Conv1D
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import LOFTQ, LowRankSettings
@@ -52,8 +53,7 @@ def initial_factors(model: Any) -> Weights:
 def require_rank(model: Any) -> None:
     """Raise `InvalidInput` (`E-TRAINABLE`) where a layer has fewer singular values than the adapter has ranks."""
     for name, module in adapted(model):
-        layer = module.get_base_layer()
-        most = min(layer.in_features, layer.out_features)
+        most = min(module.in_features, module.out_features)
         if module.r[NEW] > most:
             raise InvalidInput(
                 f"The rank is {module.r[NEW]}, and {name} has {most} singular values.",
@@ -77,10 +77,11 @@ def correct_rounding(model: Any, request: PolicyRequest) -> None:
     """Let the adapter be the best correction of its rank for what quantising took from the base."""
     require_memory(request.base, torch.float32)
     given = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
-    whole = dict(load_model(request.base, request.head, given).named_parameters())
+    whole = dict(load_model(request.base, request.head, given).named_modules())
     for name, module in adapted(model):
         rounded_OI = dequantize_module_weight(module.get_base_layer()).float()
-        exact_OI = whole[f"{name}.weight"].to(rounded_OI.device)
+        layer: Any = whole[name]
+        exact_OI = (layer.weight.T if isinstance(layer, Conv1D) else layer.weight).to(rounded_OI.device)
         a_RI, b_OR = largest_part(exact_OI - rounded_OI.view_as(exact_OI), module.r[NEW])
         scale = module.scaling[NEW]
         module.lora_A[NEW].weight.copy_(a_RI)
