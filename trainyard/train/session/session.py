@@ -195,6 +195,7 @@ class Session:
         on_device = {name: value.to(engine.device, non_blocking=True) for name, value in batch.items()}
         if "labels" not in batch:
             found = self._outputs(on_device, outputs or ("logits",), inline)
+            self._forwards += 1
             return Forward("", torch.tensor(math.nan), 0, {}, found)
         units = engine.stage.units(batch)
         if not units:

@@ -174,7 +174,9 @@ def test_without_labels_the_reply_has_the_logits_and_a_pending_graph_stays(tmp_p
     with torch.no_grad():
         expected = session.engine.model(**asked).logits
     torch.testing.assert_close(logits, expected)
-    assert session.forward(asked, outputs=("hidden_states",)).outputs.keys() == {"hidden_states"}
+    again = session.forward(asked, outputs=("hidden_states", "logits")).outputs
+    assert again.keys() == {"hidden_states", "logits"}
+    assert again["logits"]["file"] != reply.outputs["logits"]["file"]
     with pytest.raises(Conflict, match="E-STEP"):
         session.backward(reply.forward_id)
     assert session.backward(pending.forward_id).accumulated == 1
