@@ -29,7 +29,7 @@ def block_of(session: Session, index: int) -> list[torch.Tensor]:
 
 
 def test_only_the_drawn_blocks_and_what_is_no_block_moves(tmp_path: Path) -> None:
-    session, blocks = rotating(tmp_path)
+    session, blocks = rotating(tmp_path, warmup_ratio=0.0)
     for step in range(6):
         (chosen,) = blocks.drawn(step)
         before = [block_of(session, index) for index in range(2)]
