@@ -70,10 +70,10 @@ def test_a_resumed_training_begins_with_the_same_bits(request_of: Request) -> No
 
 
 def test_loftq_makes_up_for_the_rounding_of_the_base(request_of: Request, tmp_path: Path) -> None:
-    request, policy = begun(request_of, "qlora", "loftq")
-    _, plain = begun(request_of, "qlora", "default")
+    request, policy = begun(request_of, "qlora", "loftq", rank=16)
+    _, plain = begun(request_of, "qlora", "default", rank=16)
     exact = logits(load_base(request_of("lora"), request.base))
-    assert (logits(policy.model) - exact).abs().mean() < 0.9 * (logits(plain.model) - exact).abs().mean()
+    assert (logits(policy.model) - exact).abs().mean() < 0.75 * (logits(plain.model) - exact).abs().mean()
     quantised = {name: value for name, value in plain.model.named_parameters() if "lora_" not in name}
     assert all(torch.equal(value, dict(policy.model.named_parameters())[name]) for name, value in quantised.items())
     save(policy, request, tmp_path)  # untrained: on the exact base it has nothing to make up for
