@@ -108,7 +108,7 @@ def set_determinism(job: TrainingJob) -> None:
 
 def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> NativeRun:
     """Data, policy, precision, session: everything as it is at the first step of a first start."""
-    config, stage = job.config, STAGES[job.config.stage.type]
+    config, stage = job.config, STAGES[job.config.stage.type].chosen(job.config)
     cut = choose_cut(config, stage, device)
     tokenizer = tokenizer_of(job, events)
     began = time.perf_counter()
@@ -235,7 +235,7 @@ def open_session(
     engine = TrainState(
         model=policy.model,
         reference=policy.reference,
-        stage=STAGES[config.stage.type],
+        stage=STAGES[config.stage.type].chosen(config),
         config=config,
         optimizer=optimizer,
         rate=LearningRate(optimizer, config, plan.total_steps),
@@ -243,6 +243,7 @@ def open_session(
         device=device,
         precision=plan.precision,
         head=plan.head,
+        rotation=policy.rotation,
         parallelism=parallelism,
     )
     return Session(engine, folder) if team is None else SharedSession(engine, folder, team)
@@ -310,8 +311,12 @@ def first_step(policy: Policy, feed: Feed, device: str) -> Callable[[bool], None
     given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
 
     def step(bf16: bool) -> None:
+        if policy.rotation is not None:
+            policy.rotation.show(0)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
             policy.model(**given, use_cache=False).logits.float().mean().backward()
         policy.model.zero_grad(set_to_none=True)
+        if policy.rotation is not None:
+            policy.rotation.open()
 
     return step

@@ -190,6 +190,8 @@ class CommittedCheckpoints(Trainer):
     lr_scheduler: Any
     data_collator: Any
     team: Team | None = None
+    initial: dict[str, torch.Tensor] | None = None
+    """What a new adapter began with, where that was not zero."""
     seen: Counted
     """What this process has trained on since its start."""
 

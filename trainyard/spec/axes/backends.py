@@ -37,6 +37,8 @@ IN_BFLOAT = (Precision.AUTO, Precision.FP32, Precision.BF16)
 PAIRWISE = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
 CPU_AND_CUDA = (Device.CPU, Device.CUDA)
 ALONE = (Strategy.SINGLE,)
+OF_OUR_ENGINE = ("stage.average", "stage.neftune_alpha", "method.init", "method.interval", "rope", "added_tokens")
+"""Settings of a training that only few tools have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +106,11 @@ class BackendName(AxisValue):
         sharded={
             "stage": (Stage.SFT,),
             "method": (Method.FULL,),
+            "rope": (None,),
+            "added_tokens": ((),),
             "hyperparameters.optimizer": (Optimizer.ADAMW, Optimizer.SGD),
         },
-        default_only=("eval",),
+        default_only=("eval", "stage.average"),
         headless_stages=(Stage.DPO, Stage.KTO, Stage.GRPO),
         why={"ppo": "the library removed it"},
     )
@@ -124,7 +128,7 @@ class BackendName(AxisValue):
             "hyperparameters.precision": IN_BFLOAT,
             "method.modules_to_save": ((),),
         },
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
         cuda_methods=(Method.QLORA,),
     )
     AXOLOTL = BackendFacts(
@@ -143,7 +147,7 @@ class BackendName(AxisValue):
             "stage.loss": PAIRWISE,
             "stage.centering": (0.0,),
         },
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
         whole_numbers=("method.alpha",),
         cuda_methods=(Method.QLORA,),
     )
@@ -160,7 +164,7 @@ class BackendName(AxisValue):
             "hyperparameters.precision": IN_BFLOAT,
             "launch.launcher": ("auto", "torchrun", "deepspeed"),
         },
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
     )
     MLX = BackendFacts(
         "mlx",
@@ -170,7 +174,7 @@ class BackendName(AxisValue):
         optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.LION, Optimizer.ADAFACTOR),
         schedules=BY_STEP,
         settings={"quantization": (None,), "method.modules_to_save": ((),)},
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
     )
     LLAMACPP = BackendFacts(
         "llamacpp",
@@ -186,7 +190,7 @@ class BackendName(AxisValue):
             "hyperparameters.gradient_accumulation": (1,),
         },
         default_only=(
-            "eval",
+            "eval", "stage.turns", *OF_OUR_ENGINE,
             *(
                 f"hyperparameters.{name}"
                 for name in (
@@ -205,7 +209,7 @@ class BackendName(AxisValue):
         optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAFACTOR),
         schedules=as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
         settings={"hyperparameters.precision": (Precision.AUTO, Precision.FP32), "stage.loss": PAIRWISE},
-        default_only=("eval",),
+        default_only=("eval", "stage.turns", *OF_OUR_ENGINE),
         runs_scripts=True,
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
 
-from trainyard.spec.axes.axis import AxisValue, Facts, Strict, Variant, build_variants, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, Strict, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
 
 
@@ -82,6 +82,18 @@ class StageSettings(Variant):
 
 class PlainSettings(StageSettings):
     """A stage without settings of its own."""
+
+
+class SftSettings(StageSettings):
+    """Which turns are learned, and how their tokens count."""
+
+    average: Literal["token", "row"] = left_out(
+        "token", description="What the loss of a step is a mean over: its tokens, or the means of its rows."
+    )
+    turns: Literal["all", "last"] = left_out("all", description="Turns of the assistant that are learned.")
+    neftune_alpha: float | None = left_out(
+        None, gt=0, le=1000, description="Noise on the embeddings in training (arXiv 2310.05914); 5 is usual."
+    )
 
 
 class RewardSettings(StageSettings):
@@ -297,6 +309,7 @@ class Stage(AxisValue):
         learning_rates=(2e-5, 2e-4),
         packable=True,
         has_control=True,
+        settings=SftSettings,
     )
     REWARD = StageFacts(
         "reward",

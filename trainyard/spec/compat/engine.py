@@ -78,6 +78,9 @@ ENGINE_READERS = (
     Reader("engine.too_long", "a stage other than cpt", lambda config: config.stage.type is not Stage.CPT),
 )  # fmt: skip
 STAGE_READERS = (
+    Reader(
+        "method.head", "method freeze without interval", lambda config: getattr(config.method, "interval", None) is None
+    ),
     Reader("stage.gamma", "loss simpo", lambda config: getattr(config.stage, "loss", None) is PreferenceLoss.SIMPO),
     Reader("stage.epsilon", "a training with stage.num_iterations above 1", clips),
     Reader("stage.label_weight", "a stage distill with lmbda below 1", lambda config: labels_count(config.stage)),
@@ -93,7 +96,13 @@ def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
     Where a whole group is not read, the group's own row says so instead.
     """
     readers = (*STAGE_READERS, *(ENGINE_READERS if config.backend is BackendName.NATIVE else ()))
-    defaults = config.model_copy(update={"engine": EngineSettings(), "stage": config.stage.type.settings()})
+    defaults = config.model_copy(
+        update={
+            "engine": EngineSettings(),
+            "stage": config.stage.type.settings(),
+            "method": config.method.type.settings(),
+        }
+    )
     return [
         {"setting": reader.setting, "by": reader.by}
         for reader in readers

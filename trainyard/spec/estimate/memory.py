@@ -31,7 +31,14 @@ from __future__ import annotations
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import AdapterSettings, FreezeSettings, Method, OftSettings, adapter_settings, rank_of
+from trainyard.spec.axes.methods import (
+    AdapterSettings,
+    FreezeSettings,
+    Method,
+    OftSettings,
+    adapter_settings,
+    trained_rank,
+)
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
@@ -119,6 +126,8 @@ def count_trainable(shape: ModelShape, config: TrainerConfig) -> int:
         return shape.parameters
     if isinstance(config.method, FreezeSettings):
         blocks = min(config.method.blocks, shape.layers)
+        if config.method.interval is not None:
+            return shape.parameters - (shape.layers - blocks) * shape.block
         return blocks * shape.block + shape.hidden + (shape.embedding if config.method.head else 0)
     adapter = adapter_settings(config.method)
     layers = shape.layers if adapter.layers is None else sum(index < shape.layers for index in adapter.layers)
@@ -131,7 +140,7 @@ def adapter_size(inputs: int, outputs: int, adapter: AdapterSettings) -> int:
     if isinstance(adapter, OftSettings):
         # one skew-symmetric matrix for each block of inputs
         return inputs * (adapter.block_size - 1) // 2
-    size = rank_of(adapter) * (inputs + outputs)
+    size = trained_rank(adapter) * (inputs + outputs)
     return size + outputs if adapter.type is Method.DORA else size
 
 
@@ -195,7 +204,8 @@ def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> floa
 
 def reached(shape: ModelShape, config: TrainerConfig) -> int:
     """Blocks that the backward pass goes through: frozen ones before the first that moves keep nothing."""
-    return min(config.method.blocks, shape.layers) if isinstance(config.method, FreezeSettings) else shape.layers
+    last = isinstance(config.method, FreezeSettings) and config.method.interval is None
+    return min(config.method.blocks, shape.layers) if last else shape.layers
 
 
 def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
