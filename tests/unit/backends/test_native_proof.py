@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from trainyard.backends.native.proof import DIGESTS, STAGES, Cell, build_world, cells, train_cell
+from trainyard.backends.native.proof import DIGESTS, SHARED_LOSSES, STAGES, Cell, build_world, cells, train_cell
+from trainyard.backends.results import DECISIONS_FILE
 from trainyard.spec.axes.methods import TRAINED_METHODS, Method
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 
@@ -66,21 +67,37 @@ def straight(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return digests_of(world, tmp_path_factory.mktemp("straight"), None)
 
 
-def digests_of(world: Path, folder: Path, dropped: str | None) -> dict[str, str]:
-    train_cell(SFT, world, folder, lambda: False, dropped)
+def digests_of(world: Path, folder: Path, dropped: str | None, cell: Cell = SFT) -> dict[str, str]:
+    train_cell(cell, world, folder, lambda: False, dropped)
     found: dict[str, str] = json.loads((folder / "digests.json").read_text())
     return found
 
 
-def stop_inside_an_accumulation(world: Path, folder: Path) -> None:
+def stop_inside_an_accumulation(world: Path, folder: Path, cell: Cell = SFT) -> None:
     calls = iter(range(100))
-    train_cell(SFT, world, folder, lambda: next(calls) == 7)
+    train_cell(cell, world, folder, lambda: next(calls) == 7)
     assert not (folder / "digests.json").exists()
 
 
 def test_nothing_dropped_is_identical(world: Path, straight: dict[str, str], tmp_path: Path) -> None:
     stop_inside_an_accumulation(world, tmp_path)
     assert digests_of(world, tmp_path, None) == straight
+
+
+@pytest.mark.parametrize(
+    ("stage", "loss"),
+    [(Stage.DPO, PreferenceLoss.SIGMOID), (Stage.DPO, PreferenceLoss.IPO), (Stage.DPO, PreferenceLoss.KTO_PAIR),
+     (Stage.KTO, None)],
+)  # fmt: skip
+def test_shared_prompts_and_packed_pairs_resume_to_the_same_bits(
+    stage: Stage, loss: PreferenceLoss | None, world: Path, tmp_path: Path
+) -> None:
+    cell = Cell(stage, loss, Method.LORA)
+    stop_inside_an_accumulation(world, tmp_path / "parts", cell)
+    assert json.loads((tmp_path / "parts" / DECISIONS_FILE).read_text())["shared_prompt"] == (
+        loss is None or loss in SHARED_LOSSES
+    )
+    assert digests_of(world, tmp_path / "parts", None, cell) == digests_of(world, tmp_path / "whole", None, cell)
 
 
 @pytest.mark.parametrize("part", ["weights", "optimizer", "rate", "gradients", "random", "counters", "progress"])

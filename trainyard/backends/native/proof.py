@@ -56,8 +56,13 @@ STOP_AFTER, KILL_AFTER = 7, 10
 """Micro-batches: a stop inside the third step, a kill inside the fourth, after the checkpoint of the second."""
 LIMIT_S = 300
 TEACHER = "teacher"
-STAGE_SETTINGS = {Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8}}
+STAGE_SETTINGS = {Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8}, Stage.KTO: {"shared_prompt": True}}
 """Settings besides the defaults: half of the completions of a distillation are drawn."""
+SHARED_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.IPO, PreferenceLoss.ORPO)
+PACKED_LOSSES = (PreferenceLoss.IPO, PreferenceLoss.KTO_PAIR)
+"""Losses of stage dpo whose pairs share their prompts, and those whose pairs are packed: each layout is proved."""
+PACK = 96
+"""Positions of a packed row: two or three pairs, so that a step has about as many micro-batches as the others."""
 DIGESTS = ("weights", "optimizer", "random", "losses")
 
 TEMPLATE = (
@@ -144,16 +149,23 @@ def world_rows(count: int = 18) -> dict[Port, list[Row]]:
     }
 
 
+def stage_settings(cell: Cell) -> dict[str, Any]:
+    if cell.loss is None:
+        return STAGE_SETTINGS.get(cell.stage, {})
+    return {"loss": cell.loss, "shared_prompt": cell.loss in SHARED_LOSSES}
+
+
 def job_of(cell: Cell, world: Path) -> TrainingJob:
     small = {key: SMALL[key] for key in SMALL.keys() & METHOD_SETTINGS[cell.method].model_fields.keys()}
+    layout = {"batching": "packed", "token_budget": PACK} if cell.loss in PACKED_LOSSES else {"batching": "padded"}
     config = TrainerConfig(
-        stage=cell.stage.settings(**({"loss": cell.loss} if cell.loss else STAGE_SETTINGS.get(cell.stage, {}))),
+        stage=cell.stage.settings(**stage_settings(cell)),
         method=cell.method.settings(**small),
         hyperparameters=Hyperparameters(
             max_steps=STEPS, batch_size=2, gradient_accumulation=ACCUMULATION, learning_rate=1e-3, warmup_ratio=0.5,
             max_length=64, precision=Precision.FP32, schedule=Schedule.LINEAR, save_steps=SAVE_STEPS,
         ),
-        engine=EngineSettings(batching="padded"),
+        engine=EngineSettings.model_validate(layout),
         device=Device.CPU,
     )  # fmt: skip
     ports = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
