@@ -22,15 +22,15 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Precision
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
-REWARDS = [{"type": "length", "target_tokens": 3}]
-PAD = 0
+REWARDS = [{"type": "regex", "pattern": "[a-e]"}, {"type": "regex", "pattern": "[n-r]"}]
 
 
 def job_of(model: Path, folder: Path, **stage: Any) -> Any:
     rows = [conversation(f"Is node {n} up?", "yes") for n in range(8)]
     write_rows(folder / "rows" / "rows.arrow", Port.SFT, rows)
     drawn = {"type": "grpo", "num_generations": 4, "max_completion_length": 6, "rewards": REWARDS, **stage}
-    hyper = {"batch_size": 8, "max_steps": 3, "learning_rate": 2e-3, "schedule": "constant"}
+    # Adam would make whole steps of the rounding where all completions of a group have the same reward.
+    hyper = {"batch_size": 8, "max_steps": 3, "learning_rate": 0.1, "schedule": "constant", "optimizer": "sgd"}
     return Jobs(model, {Port.SFT: folder / "rows"}, folder / "locks")(stage=drawn, hyperparameters=hyper)
 
 
@@ -100,6 +100,7 @@ def test_a_training_has_the_losses_of_rows_apart(beta: float, tiny_model: Path, 
         (True, "asked for"),
     ]
     assert runs[0].record["tokens"] == runs[1].record["tokens"]
+    assert apart.abs().max() > 1e-3
 
 
 def test_auto_shares_where_a_batch_gets_smaller(tiny_model: Path, tmp_path: Path) -> None:

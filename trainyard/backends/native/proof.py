@@ -61,8 +61,8 @@ STAGE_SETTINGS = {Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8
 SHARED_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.IPO, PreferenceLoss.ORPO)
 PACKED_LOSSES = (PreferenceLoss.IPO, PreferenceLoss.KTO_PAIR)
 """Losses of stage dpo whose pairs share their prompts, and those whose pairs are packed: each layout is proved."""
-PACK = 96
-"""Positions of a packed row: two or three pairs, so that a step has about as many micro-batches as the others."""
+PACK = {True: 64, False: 96}
+"""Are prompts shared -> positions of a packed row: two or three pairs, so that a step has three micro-batches."""
 DIGESTS = ("weights", "optimizer", "random", "losses")
 
 TEMPLATE = (
@@ -157,7 +157,8 @@ def stage_settings(cell: Cell) -> dict[str, Any]:
 
 def job_of(cell: Cell, world: Path) -> TrainingJob:
     small = {key: SMALL[key] for key in SMALL.keys() & METHOD_SETTINGS[cell.method].model_fields.keys()}
-    layout = {"batching": "packed", "token_budget": PACK} if cell.loss in PACKED_LOSSES else {"batching": "padded"}
+    packed = {"batching": "packed", "token_budget": PACK[cell.loss in SHARED_LOSSES]}
+    layout = packed if cell.loss in PACKED_LOSSES else {"batching": "padded"}
     config = TrainerConfig(
         stage=cell.stage.settings(**stage_settings(cell)),
         method=cell.method.settings(**small),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from tests.unit.train.session.engines import config_of, examples_of
 from tests.unit.train.stages.stage_rows import PAD, model_of
@@ -142,8 +141,7 @@ def test_kto_has_the_same_loss_with_its_mismatched_answers_behind_the_prompt(cou
 def test_recomputed_activations_and_a_chunked_head_change_nothing(stage: StageSettings, head: Head) -> None:
     batch, model = batch_in(stage, True, False), model_of("causal").train()
     expected, gradient = loss_and_gradient(stage, batch, model)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    with set_checkpoint_early_stop(False):
-        found, own = loss_and_gradient(stage, batch, model, head)
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    found, own = loss_and_gradient(stage, batch, model, head)
     assert found == pytest.approx(expected, rel=1e-6)
     torch.testing.assert_close(own, gradient, atol=1e-6, rtol=1e-4)
