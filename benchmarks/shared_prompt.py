@@ -5,6 +5,7 @@ move, three epochs. The variants differ in `stage.shared_prompt` alone and draw 
 
     limit    operations of the rows apart, as a multiple of those with shared prompts: the weights at every token,
              attention to every token that is seen, the output layer at every label; no padding
+    packed   the shared rows end to end in one: on a CPU, whose attention computes what the mask hides, no gain
     TRL      DPOConfig as it comes
 
     python -m benchmarks.shared_prompt
@@ -94,7 +95,7 @@ def main() -> int:
         Row.ratio_at_least("the same ratio, of its limit", gain, most, "operations", 0.8),
         Row.ratio_at_least(metric, rate["1:1 auto"], rate["1:1 apart"], "1 : 1, rows apart", 1.0),
         Row.ratio_at_least(metric, rate["3:1 shared"], rate["TRL default"], "TRL default", 5),
-        Row.ratio_at_least(metric, rate["3:1 shared, packed"], rate["3:1 apart"], "packed; 3 : 1, rows apart", 0),
+        Row.ratio_at_least(metric, rate["3:1 shared, packed"], rate["3:1 apart"], "packed; 3 : 1, rows apart", 0.9),
     ]
     return finish("shared_prompt", rows, samples)
 

@@ -92,9 +92,10 @@ def share_prompts(cut: Cut, config: TrainerConfig, stage: StageSpec, model: Any,
         return cut
     if asked is False:
         return replace(cut, shared_why="not asked for")
-    against = reason_against(model, max(map(stage.width, examples)))
     if config.launch.strategy is not Strategy.SINGLE:
-        against = "the processes of a distributed training share the rows of a batch among them"
+        against = "the processes of a distributed training divide the rows of a batch among them"
+    else:
+        against = reason_against(model, max(map(stage.width, examples)))
     if against and asked is True:
         raise InvalidInput(
             f"The prompts cannot be shared: {against}.",
