@@ -94,6 +94,9 @@ class MachineSettings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         "text", description="Of the logs of server, worker, watchdog and flows: lines for people, or JSON objects."
     )
+    alerts: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")], ...] = Field(
+        (), description="Prefect blocks that get alerts, as TYPE/NAME: webhook/ops, sendgrid-email/team; empty: none."
+    )
     min_free_mb: int = Field(
         1024, ge=0, description="Free MiB on the disk of TRAINYARD_HOME below which nothing is started; 0: no floor."
     )
