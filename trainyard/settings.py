@@ -124,6 +124,9 @@ class Settings(MachineSettings):
         default_factory=dict,
         description="Name -> environment variable with the URL of a database.",
     )
+    converters: dict[str, Annotated[str, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]] = Field(
+        default_factory=dict, description="Name -> `FILE.py:function` or `module:function` that converts a row of data."
+    )
     endpoints: dict[str, Endpoint] = Field(default_factory=dict, description="Name -> where it answers.")
     tenant: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     allow_private_urls: tuple[str, ...] = Field((), description="Hosts that URL sources may reach on private networks.")
