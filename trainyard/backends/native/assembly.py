@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.rows import evaluation_rows, rows_of
+from trainyard.backends.rows import evaluation_rows, mixed_sets, rows_of
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
@@ -113,6 +113,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     tokenizer = tokenizer_of(job, events)
     began = time.perf_counter()
     examples, ledger = stage.encode(rows_of(job), tokenizer, config)
+    ledger.keep_sets(mixed_sets(job))
     by_rows_s = time.perf_counter() - began
     frame.report_ledger(events, ledger)
     require_targets(ledger)

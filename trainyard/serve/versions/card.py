@@ -141,9 +141,9 @@ def data_text(facts: CardFacts) -> str:
     keys = ("source", "format", "rows", "sha256", "license")
     listed = table(keys, [[text(one.get(key)) for key in keys] for one in sources]) if sources else ""
     counted = facts.training.get("data") or {}
-    rows = [
-        [name, *(text(part.get(key)) for key in ("read", "trained", "truncated"))] for name, part in counted.items()
-    ]
+    parts = {name: part for name, part in counted.items() if name != "sets"}
+    parts |= {f"tokens of {name}": part for name, part in (counted.get("sets") or {}).items()}
+    rows = [[name, *(text(part.get(key)) for key in ("read", "trained", "truncated"))] for name, part in parts.items()]
     counts = table(("", "read", "trained", "truncated"), rows) if rows else ""
     unknown = "" if any(one.get("license") for one in sources) else "The license of the data is not recorded."
     return "\n\n".join(part for part in (listed, counts, unknown) if part)
