@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
-from trainyard.spec.axes.targets import TargetType
+from trainyard.spec.axes.targets import MergedFormat, TargetType
 from trainyard.spec.packages import BUCKETS
 from trainyard.spec.training import TrainerConfig
 
@@ -369,6 +369,9 @@ class Target(Strict):
     base_model: str | None = Field(None, description="Base model of the server; must be the trainer's.")
     max_lora_rank: int | None = Field(None, ge=1, le=256, description="What the server was started with.")
     path_prefix: tuple[Path, Path] | None = Field(None, description="(our folder, the same folder on the server).")
+    merged: MergedFormat | None = Field(
+        None, description="Base and adapter as one model in this format, in place of the adapter.", exclude_if=is_unset
+    )
 
 
 class DeployerConfig(Strict):

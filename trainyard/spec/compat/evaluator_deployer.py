@@ -157,8 +157,24 @@ def unserved_adapters(config: DeployerConfig, at: NodeView) -> Match:
     method = trainer.method if trainer is not None else None
     return isinstance(method, AdapterSettings) and [
         {"index": index, "target": target, "what": what} for index, target in enumerate(config.targets)
-        for what in unserved(target.type, method.type, method.modules_to_save)
+        for what in unserved(target.type, method.type, method.modules_to_save) if target.merged is None
     ]  # fmt: skip
+
+
+def merges_nothing(target: Target, trainer: TrainerConfig) -> Match:
+    """A merged model of a method that makes whole models."""
+    return target.merged is not None and not trainer.method.facts.adapter
+
+
+def several_registries(config: DeployerConfig, _: NodeView) -> Match:
+    """Each registry target but the last one, where one wants a merged model: the registry is one target."""
+    listed_ones = [index for index, target in enumerate(config.targets) if target.type is TargetType.REGISTRY]
+    wanted = any(config.targets[index].merged for index in listed_ones)
+    return wanted and [{"index": index} for index in listed_ones[:-1]]
+
+
+def takes_no_merged(target: Target) -> bool:
+    return target.merged is not None and target.merged not in target.type.facts.merged
 
 
 def before_is_reward(_: Any, at: NodeView) -> Match:
@@ -246,6 +262,21 @@ DEPLOYER_ROWS = (
         "target-adapter", "R-TARGET", "deployer", "config.targets.{index}.type", unserved_adapters,
         "A server of type {target.type} does not serve {what}.",
         "Train with method lora and without method.modules_to_save, or use target embedded.", chained=True,
+    ),
+    Row(
+        "target-merged", "R-TARGET", "deployer", "config.targets.{index}.merged", each_target(takes_no_merged),
+        "A target of type {target.type} does not take base and adapter as one model in {target.merged}.",
+        "Leave merged out, or use target registry, llama_server (gguf) or mlx (safetensors).",
+    ),
+    Row(
+        "target-merged-twice", "R-TARGET", "deployer", "config.targets.{index}.merged", several_registries,
+        "The registry is listed again further down, and keeps one merged model of a version.",
+        "List it once; `trainyard adapters merge` writes the model in the other format, too.",
+    ),
+    Row(
+        "target-merged-whole", "R-TARGET", "deployer", "config.targets.{index}.merged", targets(merges_nothing),
+        "Method {trainer.method} makes a whole model, so there is no adapter to merge.",
+        "Leave merged out, or train with method lora.", chained=True,
     ),
     Row(
         "rank-server", "R-TARGET", "deployer", "config.targets.{index}.max_lora_rank", targets(rank_too_high),
