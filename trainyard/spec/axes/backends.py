@@ -190,7 +190,8 @@ class BackendName(AxisValue):
             *(
                 f"hyperparameters.{name}"
                 for name in (
-                    "batch_size", "warmup_ratio", "max_grad_norm", "gradient_checkpointing", "seed", "save_steps",
+                    "batch_size", "warmup_ratio", "warmup_steps", "max_grad_norm", "gradient_checkpointing", "seed",
+                    "save_steps",
                 )
             ),
         ),

@@ -75,6 +75,7 @@ SHARED: Mapping[str, Write] = {
     f"{HYPER}learning_rate": key("learning_rate"),
     f"{HYPER}gradient_accumulation": key("gradient_accumulation_steps"),
     f"{HYPER}warmup_ratio": key("warmup_ratio"),
+    f"{HYPER}warmup_steps": key("warmup_steps"),
     f"{HYPER}weight_decay": key("weight_decay"),
     f"{HYPER}max_grad_norm": key("max_grad_norm"),
     f"{HYPER}max_steps": key("max_steps"),
