@@ -215,6 +215,13 @@ class TrainingSettings(Strict):
     eval: EvalSettings | None = Field(
         None, description="Evaluation during training; none by default.", exclude_if=lambda given: given is None
     )
+    extra: dict[str, JsonValue] | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="Keys of the tool's own configuration (backend axolotl), checked by its schema.",
+        exclude_if=lambda given: given is None,
+    )
     device: Device = Device.AUTO
     budget_s: int | None = Field(None, ge=1, le=2_592_000, description="Wall time after which the run is checkpointed.")
 

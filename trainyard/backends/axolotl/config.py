@@ -82,7 +82,7 @@ def config_of(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
     }
     if facts.resume is not None:
         value["resume_from_checkpoint"] = str(facts.resume)
-    return value
+    return {**value, **(job.config.extra or {})}
 
 
 def adapter(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
