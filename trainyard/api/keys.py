@@ -89,6 +89,8 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
         if config.stage.teacher_model:
             teacher = config.stage.teacher_model
             yield Dependency("teacher", "config.stage.teacher", partial(model_digest, teacher, settings))
+        if config.stage.teacher_server:  # what a server answers cannot be pinned
+            yield Dependency("teacher_server", "", lambda: run_id)
         yield from trainer_identity(config, settings)
         if not config.reuse:
             yield Dependency("run", "", lambda: run_id)

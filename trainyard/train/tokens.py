@@ -111,7 +111,7 @@ def encode_rows(
 
 
 def training_rows(rows: Iterable[AnyRow], ledger: TokenLedger) -> Iterator[AnyRow]:
-    """The rows that are not held out, counted; whoever takes one enters its tokens before it takes the next."""
+    """The rows that are not held out, counted. The tokens of one are entered before the next one is taken."""
     for row in rows:
         if row.split == TRAIN:
             ledger.rows["read"] += 1
