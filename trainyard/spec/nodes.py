@@ -288,6 +288,10 @@ class ValidatorConfig(Strict):
     ] = Field(SensitiveRules(), description="Personal data and secrets: one word for all kinds, or one for each.")
 
 
+REWARD_BENCHMARK = "reward_accuracy"
+"""The benchmark of reward models; they give scores and no text, so it is the only one."""
+
+
 class BenchmarkSpec(Strict):
     """One line of the evaluator's table. `name` is a row of `evals/benchmarks`."""
 

@@ -9,7 +9,14 @@ from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
 from trainyard.spec.axes.methods import AdapterSettings, Method, rank_of
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row, When, listed
-from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, Target, ValidatorConfig
+from trainyard.spec.nodes import (
+    REWARD_BENCHMARK,
+    AiGeneratorConfig,
+    DeployerConfig,
+    EvaluatorConfig,
+    Target,
+    ValidatorConfig,
+)
 from trainyard.spec.training import TrainerConfig
 
 OWN_ROWS = ("forgetting",)
@@ -192,11 +199,33 @@ def base_of_this_chain(config: DeployerConfig, at: NodeView) -> Match:
     return [{"index": index, "target": target, "made": bases[0].id} for index, target in hot]
 
 
+def reads_text(config: EvaluatorConfig, at: NodeView) -> Match:
+    """What of an evaluator reads text, where the trainer before it makes a reward model."""
+    if not before_is_reward(config, at):
+        return False
+    found = [(f"benchmarks.{index}.name", f"benchmark {line.name}") for index, line in enumerate(config.benchmarks)
+             if line.name != REWARD_BENCHMARK]  # fmt: skip
+    found += [("quotes", "quotes")] if config.quotes else []
+    found += [("baseline", "baseline live")] if config.baseline == "live" else []
+    return [{"where": where, "what": what} for where, what in found]
+
+
+def scores_no_reward(config: EvaluatorConfig, at: NodeView) -> Match:
+    if at.trainer() is None or before_is_reward(config, at):
+        return False
+    return [{"index": index} for index, line in enumerate(config.benchmarks) if line.name == REWARD_BENCHMARK]
+
+
 EVALUATOR_ROWS = (
     Row(
-        "reward-evaluate", "R-REWARD", "evaluator", "needs", before_is_reward,
-        "The trainer before it makes a reward model, which gives scores and no text, and no benchmark judges scores.",
-        "Let the evaluator need a trainer of another stage.", chained=True,
+        "reward-evaluate", "R-REWARD", "evaluator", "config.{where}", reads_text,
+        "The trainer before it makes a reward model, which gives scores and no text for {what}.",
+        "Leave it out: held-out pairs are scored by benchmark reward_accuracy, next to chance.", chained=True,
+    ),
+    Row(
+        "reward-scores", "R-REWARD", "evaluator", "config.benchmarks.{index}.name", scores_no_reward,
+        "Benchmark reward_accuracy reads the scores of a reward model, and the trainer before it makes none.",
+        "Use pairwise_reward_accuracy, or train stage reward.", chained=True,
     ),
     Row(
         "control-alone", "R-CONTROL", "evaluator", "needs", only_control,
