@@ -1,1 +1,1 @@
-"""What operators are told without asking: alerts by Prefect's blocks, and what the watchdog checks for them."""
+"""What operators get without asking: alerts by Prefect's blocks, and what the watchdog checks for them."""

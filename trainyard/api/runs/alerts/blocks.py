@@ -41,7 +41,7 @@ class Alert:
     subject: str
     text: str
     match: dict[str, str] = field(default_factory=dict)
-    """Labels of the event's resource; `POOL` stands for the name of this home's work pool."""
+    """Labels of the event's resource; `POOL` means the name of this home's work pool."""
     match_related: dict[str, str] = field(default_factory=dict)
 
 
