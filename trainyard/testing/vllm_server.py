@@ -92,9 +92,10 @@ class VllmDouble:
         for index, ids in enumerate(prompts):
             places: list[dict[str, Any] | None] = [None]
             for token, row in zip(ids[1:], self.logprobs(ids), strict=False):
-                ranked = sorted(range(len(row)), key=lambda one: -row[one])
-                shown = [*ranked[: most or 0], *([token] if token not in ranked[: most or 0] else [])]
-                places.append({str(one): {"logprob": row[one], "rank": ranked.index(one) + 1} for one in shown})
+                ranked = sorted(range(len(row)), key=row.__getitem__, reverse=True)
+                ranks = {one: rank for rank, one in enumerate(ranked, 1)}
+                shown = dict.fromkeys([*ranked[: most or 0], token])
+                places.append({str(one): {"logprob": row[one], "rank": ranks[one]} for one in shown})
             choices.append({"index": index, "text": "", "finish_reason": "length", "prompt_logprobs": places})
         return 200, {"object": "text_completion", "model": body["model"], "choices": choices}
 
