@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from trainyard.spec.axes.data import DataFormat, Port
@@ -98,7 +98,7 @@ def mixed(places: Sequence[DataPlace]) -> dict[str, Any]:
     sets: dict[str, Any] = {}
     for one in dict.fromkeys(places):
         plain = NOT_IN_A_NAME.sub("-", one.name.lower().rpartition("/")[2]).strip("-")[:50] or "set"
-        name = next(known for known in (plain, *(f"{plain}-{n}" for n in count(2))) if known not in sets)
+        name = next(known for known in chain([plain], (f"{plain}-{n}" for n in count(2))) if known not in sets)
         fields = place_fields([one])
         fields |= {"format": one.format} if one.format != "auto" else {}
         sets[name] = fields | ({"max_rows": one.max_rows} if one.max_rows else {})
