@@ -75,12 +75,9 @@ class ServedTeacher:
         body = {"model": self.model, "prompt": rows, "max_tokens": 1, "temperature": 0, "prompt_logprobs": self.top_k}
         choices = sorted(self.post(body), key=lambda choice: choice["index"])
         try:
-            given = [choice["prompt_logprobs"] for choice in choices]
-            if not self.checked:
-                self.require_same_words(rows, given)
-                self.checked = True
-            return [
-                [[(int(token), float(one["logprob"])) for token, one in (place or {}).items()] for place in row]
+            given = [[place or {} for place in choice["prompt_logprobs"]] for choice in choices]
+            found = [
+                [[(int(token), float(one["logprob"])) for token, one in place.items()] for place in row]
                 for row in given
             ]
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -90,6 +87,10 @@ class ServedTeacher:
                 do="Use vLLM, or Trainyard's model server, as the teacher.",
                 code="E-SERVER-REFUSED",
             ) from error
+        if not self.checked:
+            self.require_same_words(rows, given)
+            self.checked = True
+        return found
 
     def post(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """The choices of an answer; a server that is busy or away for a moment is asked again."""
@@ -119,9 +120,9 @@ class ServedTeacher:
     def require_same_words(self, rows: Sequence[Sequence[int]], given: Sequence[Any]) -> None:
         """Raise `InvalidInput` (`E-MODEL-INVALID`) where the server reads other words in the ids than the student."""
         pairs = [
-            (self.tokenizer.decode([token]), place[str(token)].get("decoded_token"))
-            for row, answered in zip(rows, given, strict=True)
-            for token, place in zip(row[1:], answered[1:], strict=True)
+            (self.tokenizer.decode([token]), place.get(str(token), {}).get("decoded_token"))
+            for row, answered in zip(rows, given, strict=False)
+            for token, place in zip(row[1:], answered[1:], strict=False)
         ]
         plain = [(ours, theirs) for ours, theirs in pairs if theirs and ours.isascii() and theirs.isascii()]
         same = sum(ours.strip() == theirs.strip() for ours, theirs in plain)
