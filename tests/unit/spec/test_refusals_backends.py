@@ -40,6 +40,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "hyperparameters.gradient_accumulation": (1, 2),
     "hyperparameters.batch_size": (4, 8),
     "hyperparameters.warmup_ratio": (0.03, 0.0),
+    "hyperparameters.warmup_steps": (None, 5),
     "hyperparameters.max_grad_norm": (1.0, 2.0),
     "hyperparameters.gradient_checkpointing": (False, True),
     "hyperparameters.seed": (42, 7),
@@ -52,6 +53,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "method.interval": (None, 5),
     "rope": (None, RopeScaling(type="yarn", factor=2.0)),
     "added_tokens": ((), ("<plan>",)),
+    "extra": (None, "keys of a tool"),
 }
 """Setting -> values of which some backend supports some."""
 
