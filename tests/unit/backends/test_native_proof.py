@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from trainyard.backends.native.proof import DIGESTS, STAGES, VARIATIONS, Cell, build_world, cells, train_cell
+from trainyard.backends.native.proof import (
+    DIGESTS,
+    SHARED_LOSSES,
+    STAGES,
+    VARIATIONS,
+    Cell,
+    build_world,
+    cells,
+    train_cell,
+)  # fmt: skip
+from trainyard.backends.results import DECISIONS_FILE
 from trainyard.spec.axes.methods import TRAINED_METHODS, Method
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 
@@ -92,6 +102,22 @@ def stop_inside_an_accumulation(world: Path, folder: Path, cell: Cell = SFT) -> 
 def test_nothing_dropped_is_identical(world: Path, straight: dict[str, str], tmp_path: Path) -> None:
     stop_inside_an_accumulation(world, tmp_path)
     assert digests_of(world, tmp_path, None) == straight
+
+
+@pytest.mark.parametrize(
+    ("stage", "loss"),
+    [(Stage.DPO, PreferenceLoss.SIGMOID), (Stage.DPO, PreferenceLoss.IPO), (Stage.DPO, PreferenceLoss.KTO_PAIR),
+     (Stage.KTO, None)],
+)  # fmt: skip
+def test_shared_prompts_and_packed_pairs_resume_to_the_same_bits(
+    stage: Stage, loss: PreferenceLoss | None, world: Path, tmp_path: Path
+) -> None:
+    cell = Cell(stage, loss, Method.LORA)
+    stop_inside_an_accumulation(world, tmp_path / "parts", cell)
+    assert json.loads((tmp_path / "parts" / DECISIONS_FILE).read_text())["shared_prompt"] == (
+        loss is None or loss in SHARED_LOSSES
+    )
+    assert digests_of(world, tmp_path / "parts", None, cell) == digests_of(world, tmp_path / "whole", None, cell)
 
 
 @pytest.mark.parametrize("part", ["weights", "optimizer", "rate", "gradients", "random", "counters", "progress"])

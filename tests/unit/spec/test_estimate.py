@@ -179,7 +179,15 @@ def test_eager_attention_keeps_its_scores() -> None:
         ({"hyperparameters": {"batch_size": 1, "max_length": 100}}, 100),
         ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "stage": "dpo"}, 400),
         ({"hyperparameters": {"batch_size": 1, "max_length": 100}, "stage": "dpo"}, 200),
-        ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "stage": "kto"}, 800),
+        ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "stage": "kto"}, 1088),
+        (
+            {"hyperparameters": {"batch_size": 8, "max_length": 100}, "stage": {"type": "kto", "shared_prompt": True}},
+            1600,
+        ),
+        (
+            {"hyperparameters": {"batch_size": 8, "max_length": 100}, "stage": {"type": "kto", "shared_prompt": False}},
+            800,
+        ),
         ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "engine": {"batching": "padded"}}, 800),
         ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "engine": {"token_budget": 250}}, 250),
         ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "engine": {"token_budget": 9999}}, 800),

@@ -320,6 +320,19 @@ def test_a_group_answers_for_its_keys() -> None:
 # Wrong inputs
 
 
+def test_a_tracker_says_what_of_its_project_is_kept() -> None:
+    for given, trackers, because in ((None, None, "No tracker."), ("mine", ["wandb"], "'mine' is not kept")):
+        found = imported("axolotl", wandb_project=given)
+        assert line_of(found, "wandb_project").because.startswith(because)
+        assert trainer(found).get("engine", {}).get("trackers") == trackers
+
+
+def test_two_trackers_are_both_kept() -> None:
+    assert trainer(imported("axolotl", wandb_project="mine", use_tensorboard=True))["engine"]["trackers"] == [
+        "wandb", "tensorboard",
+    ]  # fmt: skip
+
+
 def test_a_config_of_no_tool() -> None:
     for value in ({"learning_rate": 1e-4}, {}, [1], None, "text"):
         with pytest.raises(InvalidInput, match="E-IMPORT-TOOL: This is not a config of a tool"):

@@ -102,10 +102,8 @@ def test_the_schema_of_a_variant_has_its_settings_alone() -> None:
     schema = TrainerConfig.model_json_schema()
     mapping = schema["properties"]["method"]["anyOf"][1]["discriminator"]["mapping"]
     freeze = schema["$defs"][mapping["freeze"].rpartition("/")[2]]
-    assert (set(freeze["properties"]), freeze["additionalProperties"]) == (
-        {"type", "blocks", "head", "interval"},
-        False,
-    )
+    assert set(freeze["properties"]) == {"type", "blocks", "head", "interval"}
+    assert freeze["additionalProperties"] is False
 
 
 @pytest.mark.parametrize(("axis", "value"), GROUPED)

@@ -56,8 +56,16 @@ STOP_AFTER, KILL_AFTER = 7, 10
 """Micro-batches: a stop inside the third step, a kill inside the fourth, after the checkpoint of the second."""
 LIMIT_S = 300
 TEACHER = "teacher"
-STAGE_SETTINGS = {Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8}}
+STAGE_SETTINGS: dict[Stage, dict[str, Any]] = {
+    Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8},
+    Stage.KTO: {"shared_prompt": True},
+}
 """Settings besides the defaults: half of the completions of a distillation are drawn."""
+SHARED_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.IPO, PreferenceLoss.ORPO)
+PACKED_LOSSES = (PreferenceLoss.IPO, PreferenceLoss.KTO_PAIR)
+"""Losses of stage dpo whose pairs share their prompts, and those whose pairs are packed: each layout is proved."""
+PACK = {True: 64, False: 96}
+"""Are prompts shared -> positions of a packed row: two or three pairs, so that a step has three micro-batches."""
 DIGESTS = ("weights", "optimizer", "random", "losses")
 
 TEMPLATE = (
@@ -173,18 +181,25 @@ def world_rows(count: int = 18) -> dict[Port, list[Row]]:
     }
 
 
+def stage_settings(cell: Cell) -> dict[str, Any]:
+    if cell.loss is None:
+        return STAGE_SETTINGS.get(cell.stage, {})
+    return {"loss": cell.loss, "shared_prompt": cell.loss in SHARED_LOSSES}
+
+
 def job_of(cell: Cell, world: Path) -> TrainingJob:
     small = {key: SMALL[key] for key in SMALL.keys() & METHOD_SETTINGS[cell.method].model_fields.keys()}
     varied = VARIATIONS.get(cell.variation, Variation(cell.stage, cell.method))
-    given = {"loss": cell.loss} if cell.loss else STAGE_SETTINGS.get(cell.stage, {})
+    packed = {"batching": "packed", "token_budget": PACK[cell.loss in SHARED_LOSSES]}
+    layout = packed if cell.loss in PACKED_LOSSES else {"batching": "padded"}
     config = TrainerConfig(
-        stage=cell.stage.settings(**{**given, **varied.stage_settings}),
+        stage=cell.stage.settings(**{**stage_settings(cell), **varied.stage_settings}),
         method=cell.method.settings(**{**small, **varied.method_settings}),
         hyperparameters=Hyperparameters(
             max_steps=STEPS, batch_size=2, gradient_accumulation=ACCUMULATION, learning_rate=1e-3, warmup_ratio=0.5,
             max_length=64, precision=Precision.FP32, schedule=Schedule.LINEAR, save_steps=SAVE_STEPS,
         ),
-        engine=EngineSettings(batching="padded"),
+        engine=EngineSettings.model_validate(layout),
         device=Device.CPU,
         **varied.trainer,
     )  # fmt: skip

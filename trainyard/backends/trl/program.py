@@ -75,7 +75,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     trainer.events, trainer.checkpoint_root, trainer.curve = events, folder / CHECKPOINT_FOLDER, curve
     trainer.team, trainer.initial = team, initial
     trainer.add_callback(TrlCallback(trainer, prepared.length))
-    events.emit("begin", restarted_from=restarted_from, **begin_facts(prepared, choice))
+    events.emit("begin", restarted_from=restarted_from, **begin_facts(prepared, choice), **trainer.facts())
     started = time.monotonic()
     # transformers resumes from the folder inside a committed checkpoint
     trainer.train(resume_from_checkpoint=str(next(found.path.glob("checkpoint-*"))) if found.path else None)
@@ -154,6 +154,7 @@ def training_record(
         "steps": trainer.state.global_step,
         "epochs": prepared.length.epochs,
         **{name: value for name, value in begin_facts(prepared, choice).items() if not name.startswith("total_")},
+        **trainer.facts(),
         "seconds": round(seconds, 3),
         "launch": layout_of(job),
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, trl, peft, accelerate)},

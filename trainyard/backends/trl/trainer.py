@@ -195,6 +195,10 @@ class CommittedCheckpoints(Trainer):
     seen: Counted
     """What this process has trained on since its start."""
 
+    def facts(self) -> dict[str, Any]:
+        """What else the trainer has decided, for the record."""
+        return {}
+
     def count_batches(self) -> None:
         """Count what each batch trains, from now on."""
         self.seen = Counted()

@@ -66,6 +66,8 @@ class BackendFacts(Facts):
     """Stages that multiply by the output layer themselves, so that an adapter on it would not learn."""
     exports: tuple[Quantization, ...] = ()
     """Formats of the result, next to which a copy in full precision is written."""
+    shared_prompts: tuple[Stage, ...] = ()
+    """Stages whose answers to one prompt can lie in one row behind it."""
     runs_scripts: bool = False
     """Whether `launch.script` names a training script, which then supports what it wants."""
     why: Mapping[str, str] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class BackendName(AxisValue):
     NATIVE = BackendFacts(
         "native",
         stages=(Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO, Stage.DISTILL),
+        shared_prompts=(Stage.DPO, Stage.KTO),
         methods=TRAINED_METHODS,
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID),
         settings={"adapter": ("continue", "stack", "merge"), "launch.launcher": ("auto", "torchrun", "accelerate")},
@@ -89,6 +92,7 @@ class BackendName(AxisValue):
     TRL = BackendFacts(
         "trl",
         stages=(Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD, Stage.GRPO),
+        shared_prompts=(Stage.GRPO,),
         methods=(Method.LORA, Method.DORA, Method.FULL),
         optimizers=IN_TRANSFORMERS,
         schedules={

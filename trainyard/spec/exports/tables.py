@@ -16,7 +16,7 @@ from trainyard.spec.axes.methods import DEFAULT_INIT, LOFTQ, FreezeSettings, Met
 from trainyard.spec.axes.stages import StageSettings
 from trainyard.spec.load.changes import flatten_settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
-from trainyard.spec.training import TrainerConfig
+from trainyard.spec.training import EvalSettings, TrainerConfig
 
 Keys = dict[str, Any]
 Write = Callable[[Any], Keys]
@@ -302,4 +302,5 @@ def is_default(trainer: TrainerConfig, setting: str, given: Any) -> bool:
     usual = flatten_settings(TrainerConfig().model_dump(mode="json"))
     stage = flatten_settings({"stage": trainer.stage.type.settings().model_dump(mode="json")})
     method = flatten_settings({"method": trainer.method.type.settings().model_dump(mode="json")})
-    return bool({**usual, **stage, **method}.get(setting) == given)
+    evaluation = flatten_settings({"eval": EvalSettings().model_dump(mode="json")})
+    return bool({**usual, **stage, **method, **evaluation}.get(setting) == given)

@@ -276,7 +276,7 @@ def trackers() -> KeyConverter:
             other = ", ".join(name for name in names if name not in TRACKERS)
             return noted(f"There is no tracker {other}; metrics are in `trainyard jobs metrics`.",
                          {"engine.trackers": known} if known else {})  # fmt: skip
-        return mapped({"engine.trackers": known} if known else {}, "No tracker.")
+        return mapped({"engine.trackers": known}) if known else mapped(because="No tracker.")
 
     return KeyConverter("engine.trackers", convert)
 
@@ -287,7 +287,8 @@ def tracker(name: str, *, flagged: bool = False) -> KeyConverter:
     def convert(given: Any, config: Config) -> KeyAnswer:
         on = given not in (None, "", False) and (not flagged or flag(given))
         others = [one for one in TRACKERS if one != name and one in config.overrides.get("engine.trackers", ())]
-        return mapped({"engine.trackers": [name, *others]} if on else {}, "No tracker.")
+        named = "" if flagged else f"{given!r} is not kept: the variables of {name} name project and server."
+        return mapped({"engine.trackers": [name, *others]}, named) if on else mapped(because="No tracker.")
 
     return KeyConverter("engine.trackers", convert)
 

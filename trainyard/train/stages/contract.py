@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.spec.axes.stages import StageFacts
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head
+from trainyard.train.layout.segments import RowLayout
 from trainyard.train.session.sampling import Generated, Sampling
 from trainyard.train.tokens import Encoded, TokenLedger
 
@@ -73,6 +74,8 @@ class StageSpec:
     What is drawn follows from the weights, the seed and the place alone, so that a resumed run draws the same."""
     choose: Callable[[TrainerConfig], StageSpec] | None = None
     """Another form of the stage by its settings, where they change more than a number."""
+    layout: RowLayout | None = None
+    """How answers lie in a row with others: behind the prompt that they share, or packed."""
     reference_per_example: bool = False
     """Whether the reference's scores belong to one example each, so that they can be computed once."""
 
