@@ -46,6 +46,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "hyperparameters.seed": (42, 7),
     "hyperparameters.save_steps": (None, 9),
     "eval": (None, EvalSettings()),
+    "extra": (None, "keys of a tool"),
     "stage.average": ("token", "row"),
     "stage.turns": ("all", "last"),
     "stage.neftune_alpha": (None, 5.0),
