@@ -417,7 +417,10 @@ class CompletionShape(AnswerShape):
             return {}
         places: list[dict[str, Any] | None] = []
         for entry in scored:
-            ranked = {token: (rank, value) for rank, (token, value) in enumerate(entry.top[:most], 1)} if entry else {}
+            best = entry.top[:most] if entry else []
+            ranked: dict[int, tuple[int | None, float]] = {
+                token: (rank, value) for rank, (token, value) in enumerate(best, 1)
+            }
             if entry is not None and entry.token not in ranked:
                 ranked[entry.token] = (None, entry.logprob)
             shown = {
