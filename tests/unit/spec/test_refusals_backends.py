@@ -54,7 +54,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "method.interval": (None, 5),
     "rope": (None, RopeScaling(type="yarn", factor=2.0)),
     "added_tokens": ((), ("<plan>",)),
-    "extra": (None, "keys of a tool"),
 }
 """Setting -> values of which some backend supports some."""
 
