@@ -21,10 +21,11 @@ from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
-from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.devices import Precision
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
+from trainyard.spec.packages import LIGER
 from trainyard.train.batching import BatchPlan, Cut, Feed, choose_cut, sound_cut
 from trainyard.train.evaluation.rounds import HeldOut, prompt_of
 from trainyard.train.head import Head, require_head
@@ -36,7 +37,15 @@ from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import SharedSession
 from trainyard.train.parallel.strategies import STRATEGIES
 from trainyard.train.parallel.team import Team
-from trainyard.train.precision import KernelChoice, PrecisionChoice, choose_attention, choose_fp8, convert_to_fp8
+from trainyard.train.precision import (
+    KernelChoice,
+    PrecisionChoice,
+    accelerator_of,
+    choose_attention,
+    choose_fp8,
+    convert_to_fp8,
+    fuse_blocks,
+)
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.parallelism import SingleProcess
@@ -193,13 +202,18 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         events.emit(
             "teacher", text=f"the teacher {config.stage.teacher_model} has {teacher.num_parameters():,} weights"
         )
-    for warning in [*advice(config, Device(device)), *policy.warnings]:
+    for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
         events.emit("warning", text=warning)
-    if fp8 := choose_fp8(config.engine.fp8, device, capability=capability(device)):
+    if config.engine.kernels == "liger":
+        policy.facts["kernels"] = fuse_blocks(policy.model, device)
+    if "liger" in (config.engine.kernels, config.engine.head):
+        policy.packages.append(LIGER.name)
+    if fp8 := choose_fp8(config.engine.fp8, accelerator_of(device), capability=capability(device)):
         events.emit("fp8", used=bool(fp8.name), text=fp8.why)
         policy.facts["fp8"] = fp8.why
         if fp8.name:
             convert_to_fp8(policy.model)
+            policy.packages.append(fp8.name)
     return policy
 
 
@@ -274,7 +288,7 @@ def attention_of(job: TrainingJob, device: str) -> KernelChoice:
     """The attention kernel of a job's base on a device, and why."""
     architecture = architecture_of(job.base, STAGES[job.config.stage.type].head)
     asked = job.config.engine.attention
-    return choose_attention(asked, device, capability=capability(device), architecture=architecture)
+    return choose_attention(asked, accelerator_of(device), capability=capability(device), architecture=architecture)
 
 
 def capability(device: str) -> tuple[int, int] | None:

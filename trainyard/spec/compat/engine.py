@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.devices import EVERY_DEVICE, Device
+from trainyard.spec.axes.devices import EVERY_DEVICE, Device, one_of
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
@@ -19,9 +20,17 @@ from trainyard.spec.training import (
     TrainerConfig,
 )
 
-CUDA_ONLY = {"attention": ("fa3", "fa2"), "head": ("liger",), "fp8": ("torchao",)}
-"""Setting of the engine -> values whose kernels are written for CUDA."""
-WITHOUT_CUDA = (Device.CPU, Device.MPS)
+GPUS = (Device.CUDA, Device.ROCM)
+KERNEL_DEVICES: dict[str, dict[Any, tuple[Device, ...]]] = {
+    "attention": {"fa3": (Device.CUDA,), "fa2": GPUS},
+    "head": {"liger": GPUS},
+    "kernels": {"liger": GPUS},
+    "fp8": {"torchao": GPUS},
+}
+"""Setting of the engine -> value -> devices that its kernels are written for. FlashAttention 3 is for Hopper; the ROCm
+builds of flash-attention 2 and Liger (since 0.4.0) are in their READMEs, torchao's float8 in pytorch/ao#4131."""
+PORTABLE = {"kernels": "torch"}
+"""Setting -> the value that every device has, where that is not `auto`."""
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 """Cloud Storage's rule for the name of a bucket."""
@@ -114,10 +123,19 @@ def unfit_packs(config: TrainerConfig) -> Match:
     return config.engine.batching == "packed" and not config.stage.facts.packable and {"allowed": allowed}
 
 
-def needs_cuda(config: TrainerConfig) -> Match:
-    """Each setting of the engine that asks for a kernel of CUDA."""
-    given = {name: getattr(config.engine, name) for name in CUDA_ONLY}
-    return [{"name": name, "value": value} for name, value in given.items() if value in CUDA_ONLY[name]]
+def unfit_kernels(config: TrainerConfig, device: Device) -> Match:
+    """Each setting of the engine that asks for a kernel which is not written for a device."""
+    given = {name: getattr(config.engine, name) for name in KERNEL_DEVICES}
+    return [
+        {
+            "name": name,
+            "value": str(value).lower(),
+            "written": " and ".join(devices),
+            "instead": PORTABLE.get(name, "auto"),
+        }
+        for name, value in given.items()
+        if device not in (devices := KERNEL_DEVICES[name].get(value, EVERY_DEVICE))
+    ]
 
 
 def outside_devices(asked: Callable[[TrainerConfig], Optimizer | Quantization | None]) -> When:
@@ -126,15 +144,14 @@ def outside_devices(asked: Callable[[TrainerConfig], Optimizer | Quantization | 
     def when(config: TrainerConfig, _: NodeView) -> Match:
         value = asked(config)
         devices = value.facts.devices if value else EVERY_DEVICE
-        return config.device not in (Device.AUTO, *devices) and {"value": value, "here": " or ".join(devices)}
+        return config.device not in (Device.AUTO, *devices) and {"value": value, "here": one_of(devices)}
 
     return when
 
 
 def trained_through(config: TrainerConfig) -> Quantization | None:
     """The format of the base that qlora trains through; None where no adapter can be trained through it."""
-    format = config.quantization or Quantization.NF4
-    return format if config.method.type is Method.QLORA and format.facts.trains else None
+    return config.base_format if config.base_format and config.base_format.facts.trains else None
 
 
 ENGINE_ROWS = (
@@ -161,9 +178,9 @@ ENGINE_ROWS = (
     ),
     Row(
         "engine-cuda", "R-DEVICE", "trainer", "config.engine.{name}",
-        on_native(lambda config: config.device in WITHOUT_CUDA and needs_cuda(config)),
-        "The kernels of `{name}: {value}` are written for CUDA, and the device is {config.device}.",
-        "Use `{name}: auto`, which takes and records what the device has.",
+        on_native(lambda config: config.device is not Device.AUTO and unfit_kernels(config, config.device)),
+        "The kernels of `{name}: {value}` are written for {written}, and the device is {config.device}.",
+        "Use `{name}: {instead}`, which takes what the device has.",
     ),
     Row(
         "fp8-msamp", "R-QUANTIZATION", "trainer", "config.engine.fp8",

@@ -48,6 +48,8 @@ class Policy:
     lineage: list[dict[str, Any]]
     """Every model and adapter that this one comes from, oldest first: {stage, method, sha256, parents}."""
     warnings: list[str] = field(default_factory=list)
+    packages: list[str] = field(default_factory=list)
+    """Packages whose kernels compute it, besides those of its quantization format and its optimizer."""
 
 
 @dataclass(frozen=True)
