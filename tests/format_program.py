@@ -56,7 +56,7 @@ def run(format: Quantization, base: Path, folder: Path) -> dict[str, Any]:
         "losses": losses(trained),
         "next_loss": losses(longer)[STEPS],
         "reloaded_loss": losses(continued)[0],
-        "moved": moved(format, own, trained.folder),
+        **compare_logits(format, own, base, trained.folder),
         "quantization": record["quantization"],
         "versions": record["versions"],
         "result": sorted(path.name for path in trained.folder.iterdir() if path.is_file()),
@@ -67,8 +67,8 @@ def losses(ran: Ran) -> list[float]:
     return [loss for _, loss, _ in ran.record["losses"]]
 
 
-def moved(format: Quantization, base: Path, adapter: Path) -> float:
-    """How far the adapter moves the logits of the base, when PEFT loads both again."""
+def compare_logits(format: Quantization, base: Path, plain: Path, adapter: Path) -> dict[str, float]:
+    """How far the logits of the base are from those in full precision, and how far PEFT's adapter then moves them."""
     options: dict[str, Any] = {"dtype": torch.float32, "device_map": {"": CPU}, "use_safetensors": True}
     config = load_config(format, CPU, stored_config(str(base)))
     model: Any = AutoModelForCausalLM.from_pretrained(base, quantization_config=config, **options)
@@ -78,7 +78,9 @@ def moved(format: Quantization, base: Path, adapter: Path) -> float:
     with torch.no_grad():
         before = model.eval()(ids_BT).logits
         after = PeftModel.from_pretrained(model, adapter).eval()(ids_BT).logits
-    return float((after - before).abs().max())
+        exact = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()(ids_BT).logits
+    error = ((before - exact).square().mean() / exact.square().mean()).sqrt()
+    return {"error": float(error), "moved": float((after - before).abs().max())}
 
 
 # Bases that somebody has quantised

@@ -96,6 +96,9 @@ class EngineSettings(Strict):
         description="RMSNorm, RoPE and SwiGLU: torch's own, or Liger's fused ones (CUDA, ROCm).",
         exclude_if=lambda given: given == "torch",
     )
+    compile: bool = Field(
+        False, description="Compile the blocks by torch.compile (CUDA, ROCm).", exclude_if=lambda given: not given
+    )
     fp8: Literal["off", "auto", "torchao", "ms-amp"] = Field("off", description="Matrix products in float8.")
     too_long: Literal["cut", "drop", "refuse"] = Field("cut", description="What happens to rows above max_length.")
     keep_checkpoints: int = Field(2, ge=1, le=1000, description="How many of the newest stay.")

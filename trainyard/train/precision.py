@@ -306,3 +306,27 @@ def fuse_blocks(model: Any, device: str) -> tuple[str, ...]:
     given = dict.fromkeys(found, True) | dict.fromkeys(LOSSES, False)
     load("transformers.integrations.liger:apply_liger_kernel")(base, given)
     return found
+
+
+# torch.compile
+
+
+def compile_blocks(model: Any, device: str) -> int:
+    """Compile every block of a model by torch.compile, in place; returns how many there are.
+
+    The blocks share one program, so that a deep model compiles as fast as a shallow one, and the names of the weights
+    stay (https://docs.pytorch.org/tutorials/recipes/regional_compilation.html). Lengths are dynamic from the first
+    batch on: otherwise each length that is new would be compiled again. Raises `Unavailable` (`E-PACKAGE-MISSING`).
+    """
+    block = load("transformers.modeling_layers:GradientCheckpointingLayer")
+    blocks = [module for module in model.modules() if isinstance(module, block)]
+    if device != "cuda" or not blocks:
+        raise Unavailable(
+            "engine.compile was asked for, and nothing is compiled here.",
+            why="The model has no blocks of transformers." if device == "cuda" else f"On a {device} it does not pay.",
+            do="Remove engine.compile.",
+            code="E-PACKAGE-MISSING",
+        )
+    for each in blocks:
+        each.compile(dynamic=True)
+    return len(blocks)

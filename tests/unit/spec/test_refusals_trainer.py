@@ -226,18 +226,20 @@ def test_a_batching_that_a_loss_cannot_use(stage: str, batching: str, instead: s
 GPUS = "cuda and rocm"
 KERNELS = [
     ("attention", "fa2", GPUS), ("attention", "fa3", "cuda"), ("head", "liger", GPUS), ("kernels", "liger", GPUS),
-    ("fp8", "torchao", GPUS),
+    ("fp8", "torchao", GPUS), ("compile", True, GPUS),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize(("name", "value", "written"), KERNELS)
-def test_kernels_of_gpus(device: str, name: str, value: str, written: str) -> None:
+def test_kernels_of_gpus(device: str, name: str, value: str | bool, written: str) -> None:
     trainer = node("trainer", device=device, engine={name: value})
     (reason,) = reasons(source(), trainer)
     assert (name_of(reason), reason.field) == ("engine-cuda", f"config.engine.{name}")
-    assert reason.because == f"The kernels of `{name}: {value}` are written for {written}, and the device is {device}."
-    assert reason.instead.startswith(f"Use `{name}: {'torch' if name == 'kernels' else 'auto'}`")
+    word = str(value).lower()
+    assert reason.because == f"The kernels of `{name}: {word}` are written for {written}, and the device is {device}."
+    portable = {"kernels": "torch", "compile": "false"}.get(name, "auto")
+    assert reason.instead.startswith(f"Use `{name}: {portable}`")
     assert names(source(), node("trainer", backend="trl", device=device, engine={name: value})) == ["engine-unused"]
     assert native(device="cuda", engine={name: value}) == []
     assert native(device="rocm", engine={name: value}) == ([] if written == GPUS else ["engine-cuda"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from trainyard.errors import Unavailable
 from trainyard.spec.training import EngineSettings
-from trainyard.train.precision import fuse_blocks, require_liger
+from trainyard.train.precision import compile_blocks, fuse_blocks, require_liger
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
@@ -25,6 +28,26 @@ def test_liger_without_its_package_is_refused_with_the_line_that_installs_it() -
     assert refused.value.do == "Run `pip install 'liger-kernel==0.8.5'`."
 
 
+def test_a_cpu_compiles_nothing(tiny_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with pytest.raises(Unavailable, match=r"E-PACKAGE-MISSING: engine\.compile was asked for.* a cpu it does not pay"):
+        compile_blocks(model, "cpu")
+    assert not any(module._compiled_call_impl for module in model.modules())
+
+
+def test_each_block_is_compiled_and_keeps_the_names_of_its_weights(tiny_model: Path) -> None:
+    """As on a GPU: nothing is compiled before the first batch, so this needs none."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    before = list(model.state_dict())
+    assert compile_blocks(model, "cuda") == 2
+    assert [name for name, module in model.named_modules() if module._compiled_call_impl] == [
+        "model.layers.0", "model.layers.1",
+    ]  # fmt: skip
+    assert list(model.state_dict()) == before
+    with pytest.raises(Unavailable, match="The model has no blocks of transformers"):
+        compile_blocks(torch.nn.Linear(2, 2), "cuda")
+
+
 def test_torch_s_own_kernels_are_in_no_spec_that_does_not_name_others() -> None:
-    assert "kernels" not in EngineSettings().model_dump()
+    assert not {"kernels", "compile"} & EngineSettings().model_dump().keys()
     assert EngineSettings(kernels="liger").model_dump()["kernels"] == "liger"

@@ -36,6 +36,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:Futu
 ENVIRONMENTS = Path(os.environ.get("FORMAT_ENVS", REPOSITORY / ".trainyard" / "envs" / "formats"))
 SAME_LOSS = 2e-6
 """Of a step after loading: the rows of a step are summed in another order."""
+MOST_ERROR = 0.3
+"""Of the logits of a tiny random model in 4 bits, as a part of them."""
 HERE = (Quantization.NF4, Quantization.FP4, Quantization.INT8)
 INSTALLED = (Quantization.HQQ_INT4, Quantization.TORCHAO_INT8, Quantization.GPTQ, Quantization.AWQ)
 Report = dict[str, Any]
@@ -86,6 +88,7 @@ def require_trained(format: Quantization, report: Report) -> None:
     assert report["losses"][-1] < report["losses"][0]
     assert report["reloaded_loss"] == pytest.approx(report["next_loss"], abs=SAME_LOSS)
     assert report["moved"] > 1e-3
+    assert 0 < report["error"] < MOST_ERROR  # weights in a wrong order are 1.4 away
     assert report["quantization"] == format.value
     assert set(report["versions"]) >= {"torch", "transformers", "peft", *format.facts.package.modules}
     assert {"adapter_config.json", "adapter_model.safetensors", "training.json"} <= set(report["result"])

@@ -43,6 +43,7 @@ from trainyard.train.precision import (
     accelerator_of,
     choose_attention,
     choose_fp8,
+    compile_blocks,
     convert_to_fp8,
     fuse_blocks,
 )
@@ -214,6 +215,8 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         if fp8.name:
             convert_to_fp8(policy.model)
             policy.packages.append(fp8.name)
+    if config.engine.compile:
+        policy.facts["compiled_blocks"] = compile_blocks(policy.model, device)
     return policy
 
 

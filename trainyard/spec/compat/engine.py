@@ -14,6 +14,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.stages import DistillSettings, GrpoSettings, PreferenceLoss, Stage, StageSettings
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.context import Match, NodeView, Row, When, value_at
 from trainyard.spec.training import (
     EngineSettings,
@@ -25,11 +26,13 @@ KERNEL_DEVICES: dict[str, dict[Any, tuple[Device, ...]]] = {
     "attention": {"fa3": (Device.CUDA,), "fa2": GPUS},
     "head": {"liger": GPUS},
     "kernels": {"liger": GPUS},
+    "compile": {True: GPUS},
     "fp8": {"torchao": GPUS},
 }
 """Setting of the engine -> value -> devices that its kernels are written for. FlashAttention 3 is for Hopper; the ROCm
-builds of flash-attention 2 and Liger (since 0.4.0) are in their READMEs, torchao's float8 in pytorch/ao#4131."""
-PORTABLE = {"kernels": "torch"}
+builds of flash-attention 2 and Liger (since 0.4.0) are in their READMEs, torchao's float8 in pytorch/ao#4131. On a CPU
+a compiled step was not worth its compilation (docs/log.md)."""
+PORTABLE = {"kernels": "torch", "compile": "false"}
 """Setting -> the value that every device has, where that is not `auto`."""
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -193,6 +196,18 @@ ENGINE_ROWS = (
         on_native(lambda config: config.engine.fp8 in ("auto", "torchao") and config.method.type is Method.QLORA),
         "The base of qlora is in 4 or 8 bits already and cannot be multiplied in fp8.",
         "Remove `fp8`, or use method lora.",
+    ),
+    Row(
+        "compile-quantised", "R-QUANTIZATION", "trainer", "config.engine.compile",
+        on_native(lambda config: config.engine.compile and config.base_format is not None),
+        "The layers of a base in {config.base_format} are kernels of their package, which torch.compile does not fuse.",
+        "Remove `compile`, or use method lora.",
+    ),
+    Row(
+        "compile-alone", "R-LAUNCH", "trainer", "config.engine.compile",
+        on_native(lambda config: config.engine.compile and config.launch.strategy is not Strategy.SINGLE),
+        "Compiled blocks have been tried in one process only, and strategy {config.launch.strategy} hooks into them.",
+        "Remove `compile`, or use strategy single.",
     ),
     Row(
         "mirror-store", "R-MIRROR", "trainer", "config.engine.mirror", on_native(has_no_store),
