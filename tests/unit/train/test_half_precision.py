@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from trainyard.api.verbs.doctor import look_at_devices
 from trainyard.backends.axolotl.config import AxolotlFacts, choose_precision, config_of
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.loading import pick_device
-from trainyard.compute.gpus import Gpu, read_gpu
+from trainyard.compute.gpus import Gpu, GpuReadings, read_gpu
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.settings import load_settings
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.training import TrainerConfig
@@ -81,7 +83,9 @@ def test_programs_of_other_tools_take_the_same(card: tuple[int, int], taken: str
 
 
 @pytest.mark.parametrize(("capability", "taken"), CARDS)
-def test_capability_that_nvml_reads_decides_without_torch(capability: tuple[int, int], taken: str) -> None:
+def test_capability_that_nvml_reads_decides_without_torch(
+    capability: tuple[int, int], taken: str, tmp_path: Path
+) -> None:
     nvml = SimpleNamespace(
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=16 << 30, used=0),
@@ -96,6 +100,8 @@ def test_capability_that_nvml_reads_decides_without_torch(capability: tuple[int,
     assert (gpu.capability, gpu.native_bf16) == (capability, taken == "bf16")
     assert choose_precision(Precision.AUTO, "cuda", native_bf16=gpu.native_bf16)[0] == taken
     assert not Gpu(0, "unknown", "GPU-1", 1, 0, None, ()).native_bf16
+    (look,) = look_at_devices(load_settings(home=tmp_path), lambda: GpuReadings("ok", "1.0", (gpu,)))
+    assert f"a card 16384 MiB {taken}" in look.detail
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,9 @@ def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str
         here["config"] = snapshot.identity["config"]
     for difference in require_same(snapshot, here):
         events.emit("warning", text=f"Since the checkpoint was made: {difference}. The bits may differ.")
+    if run.job.config.engine.compile:
+        text = "Blocks are compiled for the first batch that a process has. The bits of this run may differ."
+        events.emit("warning", text=text)
     run.session.restore(replace(snapshot, parts={k: v for k, v in snapshot.parts.items() if k not in dropped}))
     if "progress" not in dropped:
         run.progress = SavedProgress.from_values(values["progress"])
