@@ -297,7 +297,7 @@ def fuse_blocks(model: Any, device: str) -> tuple[str, ...]:
     if base.config.model_type not in families:
         raise Unavailable(
             f"Liger has no kernels for a model of type {base.config.model_type}.",
-            why="Without a word it would leave the model as it is.",
+            why="It would leave the model as it is, without a message.",
             do="Use kernels: torch.",
             code="E-PACKAGE-MISSING",
         )

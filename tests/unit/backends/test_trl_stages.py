@@ -225,7 +225,7 @@ def test_stage_trains_through_a_quantised_base(stage: str, jobs: Jobs, tmp_path:
         train_here(job, tmp_path / "cut", stop_after=2)
     cut = train_here(job, tmp_path / "cut")
     assert losses(cut) == losses(whole)
-    assert len(set(losses(whole))) == 4
+    assert losses(whole)[-1] < losses(whole)[0]
     saved, again = (load_file(ran.folder / "adapter_model.safetensors") for ran in (whole, cut))
     assert all(torch.equal(saved[name], again[name]) for name in saved)
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32}

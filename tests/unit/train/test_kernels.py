@@ -35,6 +35,7 @@ def test_a_cpu_compiles_nothing(tiny_model: Path) -> None:
     assert not any(module._compiled_call_impl for module in model.modules())
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning")  # of torch's own compiler
 def test_each_block_is_compiled_and_keeps_the_names_of_its_weights(tiny_model: Path) -> None:
     """As on a GPU: nothing is compiled before the first batch, so this needs none."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model)

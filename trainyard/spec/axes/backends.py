@@ -120,10 +120,12 @@ class BackendName(AxisValue):
         schedules=BY_STEP,
         settings={
             "quantization": (None, Quantization.NF4),
+            "hyperparameters.precision": (Precision.AUTO, Precision.FP32, Precision.BF16),
             "method.modules_to_save": ((),),
         },
         default_only=("eval",),
         cuda_methods=(Method.QLORA,),
+        why={"fp16": "it takes bf16 instead where the device has it"},
     )
     AXOLOTL = BackendFacts(
         "axolotl",

@@ -67,7 +67,7 @@ class WorkerFiles:
     def precision(self, is_bf16_supported: Callable[..., bool]) -> dict[str, str]:
         """{precision, precision_why}: what was asked for; on a GPU bf16, or fp16 where bf16 is emulated; else fp32.
 
-        `is_bf16_supported` is torch's, which counts emulation as support unless it is told not to.
+        `is_bf16_supported` is torch's, which counts emulation as support by default.
         """
         asked, device = str(self.hyper["precision"]), self.plan["device"]
         if asked != "auto":
