@@ -21,6 +21,8 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method, adapter_settings
 from trainyard.spec.compat.run import base_reasons
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
+from trainyard.train.bases.positions import position_options
+from trainyard.train.bases.vocabulary import add_tokens, grow_vocabulary
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.methods.loading import load_model, require_same_base
@@ -57,6 +59,7 @@ def load_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
         base = replace(base, layout=ModelLayout.OTHER)
     if reasons := base_reasons(job.config, base, job.node or None):
         raise Refused(reasons)
+    add_tokens(tokenizer, job.config.added_tokens)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if not tokenizer.chat_template:
@@ -86,7 +89,8 @@ def load_base(job: TrainingJob, device: str) -> Any:
     moves = job.config.method.type is Method.FULL
     dtype = torch.float32 if moves else frozen_dtype(device, job.config.hyperparameters.precision)
     options = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
-    return load_model(job.base, head_of(job), options)
+    model = load_model(job.base, head_of(job), {**options, **position_options(job.base, job.config.rope)})
+    return grow_vocabulary(model, job.base, job.config.added_tokens)
 
 
 def policy_request(job: TrainingJob, device: str) -> PolicyRequest:

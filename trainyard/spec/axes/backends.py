@@ -36,6 +36,8 @@ IN_TRANSFORMERS = {
 PAIRWISE = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
 CPU_AND_CUDA = (Device.CPU, Device.CUDA)
 ALONE = (Strategy.SINGLE,)
+OF_OUR_ENGINE = ("stage.average", "stage.neftune_alpha", "method.init", "method.interval", "rope", "added_tokens")
+"""Settings of a training that only few tools have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ class BackendFacts(Facts):
     """Stages that multiply by the output layer themselves, so that an adapter on it would not learn."""
     exports: tuple[Quantization, ...] = ()
     """Formats of the result, next to which a copy in full precision is written."""
+    shared_prompts: tuple[Stage, ...] = ()
+    """Stages whose answers to one prompt can lie in one row behind it."""
     runs_scripts: bool = False
     """Whether `launch.script` names a training script, which then supports what it wants."""
     why: Mapping[str, str] = field(default_factory=dict)
@@ -77,6 +81,7 @@ class BackendName(AxisValue):
     NATIVE = BackendFacts(
         "native",
         stages=(Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO, Stage.DISTILL),
+        shared_prompts=(Stage.DPO, Stage.KTO),
         methods=TRAINED_METHODS,
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID),
         settings={"adapter": ("continue", "stack", "merge"), "launch.launcher": ("auto", "torchrun", "accelerate")},
@@ -86,6 +91,7 @@ class BackendName(AxisValue):
     TRL = BackendFacts(
         "trl",
         stages=(Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD, Stage.GRPO),
+        shared_prompts=(Stage.GRPO,),
         methods=(Method.LORA, Method.QLORA, Method.DORA, Method.FULL),
         optimizers=IN_TRANSFORMERS,
         schedules={
@@ -103,9 +109,11 @@ class BackendName(AxisValue):
         sharded={
             "stage": (Stage.SFT,),
             "method": (Method.FULL,),
+            "rope": (None,),
+            "added_tokens": ((),),
             "hyperparameters.optimizer": (Optimizer.ADAMW, Optimizer.SGD),
         },
-        default_only=("eval",),
+        default_only=("eval", "stage.average"),
         headless_stages=(Stage.DPO, Stage.KTO, Stage.GRPO),
         why={"ppo": "the library removed it"},
     )
@@ -123,7 +131,7 @@ class BackendName(AxisValue):
             "hyperparameters.precision": (Precision.AUTO, Precision.FP32, Precision.BF16),
             "method.modules_to_save": ((),),
         },
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
         cuda_methods=(Method.QLORA,),
         why={"fp16": "it takes bf16 instead where the device has it"},
     )
@@ -142,7 +150,7 @@ class BackendName(AxisValue):
             "stage.loss": PAIRWISE,
             "stage.centering": (0.0,),
         },
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
         whole_numbers=("method.alpha",),
         cuda_methods=(Method.QLORA,),
     )
@@ -158,7 +166,7 @@ class BackendName(AxisValue):
             "quantization": (None,),
             "launch.launcher": ("auto", "torchrun", "deepspeed"),
         },
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
     )
     MLX = BackendFacts(
         "mlx",
@@ -168,7 +176,7 @@ class BackendName(AxisValue):
         optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.LION, Optimizer.ADAFACTOR),
         schedules=BY_STEP,
         settings={"quantization": (None,), "method.modules_to_save": ((),)},
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
     )
     LLAMACPP = BackendFacts(
         "llamacpp",
@@ -184,7 +192,7 @@ class BackendName(AxisValue):
             "hyperparameters.gradient_accumulation": (1,),
         },
         default_only=(
-            "eval",
+            "eval", "stage.turns", *OF_OUR_ENGINE,
             *(
                 f"hyperparameters.{name}"
                 for name in (
@@ -203,7 +211,7 @@ class BackendName(AxisValue):
         optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAFACTOR),
         schedules=as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
         settings={"hyperparameters.precision": (Precision.AUTO, Precision.FP32), "stage.loss": PAIRWISE},
-        default_only=("eval",),
+        default_only=("eval", "stage.turns", *OF_OUR_ENGINE),
         runs_scripts=True,
     )
 
