@@ -171,8 +171,8 @@ def choose_attention(
     """The attention kernel: FA3 on Hopper, FA2 on other CUDA devices, where they are installed; else SDPA, else eager.
 
     Without `flash`, one that takes a mask of its caller. `capability` is the GPU's (major, minor): on ROCm that of its
-    gfx architecture, whose 9 is not Hopper. Raises `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was asked for by
-    name and is not here or not for this architecture: another one would give other numbers under its name.
+    gfx architecture, whose 9 is not Hopper. Raises `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was asked for
+    by name and is not here or not for this architecture: another one would give other numbers under its name.
     """
     if asked == "auto":
         return best_attention(device, capability, architecture, flash)
