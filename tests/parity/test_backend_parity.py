@@ -47,6 +47,11 @@ KINDS: dict[str, dict[str, Any]] = {
         format: {"method": "qlora", "quantization": format, "hyperparameters": {"learning_rate": 5e-3}}
         for format in ("nf4", "fp4", "int8")
     },
+    "loftq": {
+        "method": {"type": "qlora", "init": "loftq"},
+        "quantization": "nf4",
+        "hyperparameters": {"learning_rate": 5e-3},
+    },
 }
 MLX, DEEPSPEED = (
     pytest.param(name, marks=[pytest.mark.backends, pytest.mark.timeout(600)]) for name in ("mlx", "deepspeed")
@@ -173,9 +178,9 @@ def test_new_adapter_is_drawn_as_the_native_one(backend: str, trained: Train, jo
     torch.testing.assert_close(logits(jobs, ran), logits(jobs, native), atol=SAME_LOGIT, rtol=0)
 
 
-@pytest.mark.parametrize("format", ["nf4", "fp4", "int8"])
-def test_trl_trains_through_a_quantised_base_as_the_native_engine(format: str, trained: Train) -> None:
-    native, ran, plain = trained(format, "native"), trained(format, "trl"), trained("new", "native")
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8", "loftq"])
+def test_trl_trains_through_a_quantised_base_as_the_native_engine(kind: str, trained: Train) -> None:
+    native, ran, plain = trained(kind, "native"), trained(kind, "trl"), trained("new", "native")
     assert losses(native)[-1] < losses(native)[0] - 0.5
     assert losses(ran) == pytest.approx(losses(native), abs=SAME_QUANTISED_LOSS)
     assert losses(native)[0] != pytest.approx(losses(plain)[0], abs=SAME_LOSS)  # the base is not the same any more
@@ -183,7 +188,7 @@ def test_trl_trains_through_a_quantised_base_as_the_native_engine(format: str, t
     assert ours.keys() == theirs.keys()
     assert {tensor.dtype for tensor in ours.values()} == {torch.float32}  # TRL would round the adapter to bf16
     for record in (ran.record, native.record):
-        assert record["quantization"] == format
+        assert record["quantization"] == KINDS[kind]["quantization"]
         assert record["versions"]["bitsandbytes"] == version("bitsandbytes")
     assert plain.record["quantization"] is None
     assert "bitsandbytes" not in plain.record["versions"]
