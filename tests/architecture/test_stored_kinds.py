@@ -40,6 +40,7 @@ WITHOUT = {
     "trainyard/backends/llamacpp/program.py: hand_over": CHILD,
     "trainyard/backends/llamacpp/program.py: one_epoch": WORK,
     "trainyard/backends/llamacpp/program.py: write": CHILD,
+    "trainyard/backends/native/assembly.py: keep_layout": WORK,
     "trainyard/backends/native/program.py: with_memory_fit": WORK,
     "trainyard/backends/oom.py: noted": WORK,
     "trainyard/backends/oom.py: remember": WORK,

@@ -61,16 +61,19 @@ class BackendFacts(Facts):
     """Settings that the tool takes as whole numbers only."""
     cuda_methods: tuple[Method, ...] = ()
     """Methods whose kernels are for CUDA."""
-    headless_stages: tuple[Stage, ...] = ()
-    """Stages that multiply by the output layer themselves, so that an adapter on it would not learn."""
+    by_stage: Mapping[str, tuple[Stage, ...]] = field(default_factory=dict)
+    """`headless`: stages that multiply by the output layer themselves, so that an adapter on it would not learn;
+    `shared_prompts`: stages whose answers to one prompt can lie in one row behind it."""
     exports: tuple[Quantization, ...] = ()
     """Formats of the result, next to which a copy in full precision is written."""
-    shared_prompts: tuple[Stage, ...] = ()
-    """Stages whose answers to one prompt can lie in one row behind it."""
     runs_scripts: bool = False
     """Whether `launch.script` names a training script, which then supports what it wants."""
     why: Mapping[str, str] = field(default_factory=dict)
     """Setting or value -> why it is not supported, where that helps."""
+
+    def is_stage(self, mark: str, stage: Stage) -> bool:
+        """Whether a stage is one of `by_stage`."""
+        return stage in self.by_stage.get(mark, ())
 
 
 class BackendName(AxisValue):
@@ -81,7 +84,7 @@ class BackendName(AxisValue):
     NATIVE = BackendFacts(
         "native",
         stages=(Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO, Stage.DISTILL),
-        shared_prompts=(Stage.DPO, Stage.KTO),
+        by_stage={"shared_prompts": (Stage.DPO, Stage.KTO)},
         methods=TRAINED_METHODS,
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID),
         settings={"adapter": ("continue", "stack", "merge"), "launch.launcher": ("auto", "torchrun", "accelerate")},
@@ -91,7 +94,6 @@ class BackendName(AxisValue):
     TRL = BackendFacts(
         "trl",
         stages=(Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD, Stage.GRPO),
-        shared_prompts=(Stage.GRPO,),
         methods=(Method.LORA, Method.QLORA, Method.DORA, Method.FULL),
         optimizers=IN_TRANSFORMERS,
         schedules={
@@ -114,7 +116,7 @@ class BackendName(AxisValue):
             "hyperparameters.optimizer": (Optimizer.ADAMW, Optimizer.SGD),
         },
         default_only=("eval", "stage.average"),
-        headless_stages=(Stage.DPO, Stage.KTO, Stage.GRPO),
+        by_stage={"headless": (Stage.DPO, Stage.KTO, Stage.GRPO), "shared_prompts": (Stage.GRPO,)},
         why={"ppo": "the library removed it"},
     )
     UNSLOTH = BackendFacts(

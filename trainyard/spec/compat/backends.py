@@ -64,7 +64,7 @@ def refused_settings(config: TrainerConfig) -> dict[str, Limit]:
         value = value_at(config, setting)
         if value not in (ABSENT, None) and not float(value).is_integer():
             found[setting] = Limit(setting, ("a whole number",))
-    if config.stage.type in facts.headless_stages and isinstance(targets, tuple) and OUTPUT_LAYER in targets:
+    if facts.is_stage("headless", config.stage.type) and isinstance(targets, tuple) and OUTPUT_LAYER in targets:
         why = f"stage {config.stage} multiplies by the output layer itself, so an adapter on it would not learn"
         found["method.target_modules"] = Limit("method.target_modules", (f"modules without {OUTPUT_LAYER}",), why)
     return found
