@@ -48,12 +48,12 @@ class Policy:
     lineage: list[dict[str, Any]]
     """Every model and adapter that this one comes from, oldest first: {stage, method, sha256, parents}."""
     warnings: list[str] = field(default_factory=list)
-    packages: list[str] = field(default_factory=list)
-    """Packages whose kernels compute it, besides those of its quantization format and its optimizer."""
     initial: dict[str, torch.Tensor] | None = None
     """What a new adapter began with, by the names of a saved one, where that was not zero."""
     rotation: BlockRotation | None = None
     """Draws the blocks that are trainable, where they change while it trains."""
+    packages: list[str] = field(default_factory=list)
+    """Packages whose kernels compute it, besides those of its quantization format and its optimizer."""
 
 
 class BlockRotation(Protocol):
