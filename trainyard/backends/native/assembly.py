@@ -24,11 +24,12 @@ from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
-from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import DistillSettings
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
+from trainyard.spec.packages import LIGER
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.batching import Cut, Feed, choose_cut, make_plan, sound_cut
 from trainyard.train.evaluation.rounds import HeldOut, prompt_of
@@ -42,7 +43,16 @@ from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import SharedSession
 from trainyard.train.parallel.strategies import STRATEGIES
 from trainyard.train.parallel.team import Team
-from trainyard.train.precision import KernelChoice, PrecisionChoice, choose_attention, choose_fp8, convert_to_fp8
+from trainyard.train.precision import (
+    KernelChoice,
+    PrecisionChoice,
+    accelerator_of,
+    choose_attention,
+    choose_fp8,
+    compile_blocks,
+    convert_to_fp8,
+    fuse_blocks,
+)
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
 from trainyard.train.served_teacher import ServedTeacher
@@ -221,13 +231,20 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         key = os.environ.get(server.api_key_env) if server.api_key_env else None
         policy.reference = ServedTeacher(server.base_url, server.model, config.stage.likeliest, tokenizer, key)
         events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
-    for warning in [*advice(config, Device(device)), *policy.warnings]:
+    for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
         events.emit("warning", text=warning)
-    if fp8 := choose_fp8(config.engine.fp8, device, capability=capability(device)):
+    if config.engine.kernels == "liger":
+        policy.facts["kernels"] = fuse_blocks(policy.model, device)
+    if "liger" in (config.engine.kernels, config.engine.head):
+        policy.packages.append(LIGER.name)
+    if fp8 := choose_fp8(config.engine.fp8, accelerator_of(device), capability=capability(device)):
         events.emit("fp8", used=bool(fp8.name), text=fp8.why)
         policy.facts["fp8"] = fp8.why
         if fp8.name:
             convert_to_fp8(policy.model)
+            policy.packages.append(fp8.name)
+    if config.engine.compile:
+        policy.facts["compiled_blocks"] = compile_blocks(policy.model, device)
     return policy
 
 
@@ -303,7 +320,8 @@ def attention_of(job: TrainingJob, device: str) -> KernelChoice:
     """The attention kernel of a job's base on a device, and why."""
     architecture = architecture_of(job.base, STAGES[job.config.stage.type].head)
     asked, masked = job.config.engine.attention, job.config.stage.asks_shared is True
-    return choose_attention(asked, device, capability=capability(device), architecture=architecture, flash=not masked)
+    kind, found = accelerator_of(device), capability(device)
+    return choose_attention(asked, kind, capability=found, architecture=architecture, flash=not masked)
 
 
 def capability(device: str) -> tuple[int, int] | None:
