@@ -35,6 +35,7 @@ from trainyard.train.resume import snapshot as snapshots
 from trainyard.train.resume import state
 from trainyard.train.resume.snapshot import Snapshot
 from trainyard.train.schedules import LearningRate
+from trainyard.train.session.determinism import strict_kernels
 from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
 from trainyard.train.session.parallelism import Found, SingleProcess
 from trainyard.train.session.replies import Backward, Evaluated, Forward, Replies, Stepped
@@ -63,6 +64,8 @@ class TrainState:
     head: Head = Head.FULL
     parallelism: SingleProcess = field(default_factory=SingleProcess)
     """How the work is shared with other processes."""
+    strict: bool = False
+    """Whether forward and backward take deterministic kernels alone (`session/determinism.py`)."""
 
 
 class Session:
@@ -188,7 +191,7 @@ class Session:
             )
         found = self._outputs(on_device, outputs, inline) if outputs else {}
         reference = self._reference_scores(on_device)
-        with self.autocast():
+        with strict_kernels(engine.strict), self.autocast():
             scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
             total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
         loss = total / (normalizer if normalizer is not None else units)
@@ -264,7 +267,8 @@ class Session:
             )
         loss, self._pending = self._pending[1], None
         self.parallelism.before_backward(self.parameters)
-        self.scaler.scale(loss * scale if scale != 1.0 else loss).backward()
+        with strict_kernels(self.engine.strict):
+            self.scaler.scale(loss * scale if scale != 1.0 else loss).backward()
         self.parallelism.after_backward(self.parameters)
         self.accumulated += 1
         if not measure:
