@@ -19,7 +19,7 @@ from trainyard.backends.launching import command, environment
 from trainyard.backends.native.backend import BACKEND
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
-from trainyard.compute.gpus import read_gpus
+from trainyard.compute.gpus import MIB
 from trainyard.compute.supervise import DesiredState, Outcome, Status, supervise
 from trainyard.spec.axes.data import Port
 from trainyard.stores.whole import write_json_durably
@@ -53,8 +53,11 @@ class Watcher:
 
 
 def used_mb(place: Place) -> int:
-    """Memory in use on the card, by NVML, which counts every process."""
-    return 0 if place.rehearsal else read_gpus().gpus[0].memory_used_mb
+    """Memory in use on the card by any process."""
+    if place.rehearsal:
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) // MIB
 
 
 def run_child(job: TrainingJob, folder: Path, watcher: Watcher) -> Outcome:
