@@ -44,6 +44,11 @@ ROWS = {False: 96, True: 16}
 PACKAGES = {"lora": ("trl", "datasets"), "qlora": ("trl", "datasets", "bitsandbytes")}
 
 
+def has_liger(place: Place) -> bool:
+    """Liger's kernels need a card."""
+    return place.has("liger_kernel") and not place.rehearsal
+
+
 def our_run(place: Place, base: Path, folder: Path, method: str) -> NativeRun:
     longest = LONGEST[place.rehearsal]
     rows = chat_rows(ROWS[place.rehearsal], longest, mean=300 if not place.rehearsal else 30)
@@ -116,11 +121,9 @@ def measure(place: Place, base: Path, folder: Path, method: str) -> dict[str, li
     """Every variant in turn; all three models are on the card at once."""
     run = our_run(place, base, folder, method)
     examples, units = run.feed.examples, tokens(run)
-    liger = place.has("liger_kernel") and not place.rehearsal
     bf16 = {} if not place.rehearsal else {"bf16": False}
-    packed = {
-        "packing": True, "per_device_train_batch_size": 2, "use_liger_kernel": liger, "gradient_checkpointing": False
-    }  # fmt: skip
+    packed = {"packing": True, "per_device_train_batch_size": 2, "gradient_checkpointing": False}
+    packed |= {"use_liger_kernel": has_liger(place)}
 
     def trl(name: str, **arguments: Any) -> Any:
         return build_trl(place, base, folder / name, method, examples, **arguments, **bf16)
@@ -141,7 +144,7 @@ def measure(place: Place, base: Path, folder: Path, method: str) -> dict[str, li
 def rows_of(method: str, samples: dict[str, list[Sample]], place: Place) -> list[Row]:
     rate = {name: median(taken, "per_second") for name, taken in samples.items()}
     bars, metric = place.bars({"TRL default": 1.5, "TRL packed": 1.0}, least=True), f"tokens a second, {method}"
-    liger = "packing, Liger" if place.has("liger_kernel") else "packing"
+    liger = "packing, Liger" if has_liger(place) else "packing"
     peers = {"TRL default": "TRL default", "TRL packed": f"TRL, {liger}"}
     return [Row.ratio_at_least(metric, rate["ours"], rate[name], peers[name], bar) for name, bar in bars.items()]
 
