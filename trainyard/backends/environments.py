@@ -59,6 +59,8 @@ class External:
     """`module:function`, called as `function(environment: Path, say)` after pip and before the import test."""
     room_gib: int = 6
     """Free space that it takes while it is made."""
+    pythons: tuple[tuple[int, int], ...] = ()
+    """Versions of Python that all of its packages have wheels for; () for every one that Trainyard runs on."""
 
 
 ENVIRONMENTS: dict[BackendName, External] = {
@@ -76,7 +78,9 @@ ENVIRONMENTS: dict[BackendName, External] = {
 """Backends with an environment of their own."""
 
 SERVERS: dict[ServerName, External] = {
-    ServerName.VLLM: External("vllm", "import vllm", {"VLLM_NO_USAGE_STATS": "1"}, room_gib=20),
+    ServerName.VLLM: External(
+        "vllm", "import vllm", {"VLLM_NO_USAGE_STATS": "1"}, room_gib=20, pythons=((3, 11), (3, 12))
+    ),
 }
 """Programs that serve models; `serve/vllm.py` finds them in the same place."""
 

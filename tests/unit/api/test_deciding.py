@@ -134,6 +134,15 @@ def test_the_digest_is_that_of_the_chosen_method(here: Settings) -> None:
     assert planning.resolved(chain_of("auto"), here, again).digest == chosen.digest
 
 
+def test_a_continued_run_keeps_its_method_whatever_was_measured_since(here: Settings) -> None:
+    spec = chain_of({"type": "auto", "memory_gb": 9})
+    first = planning.resolved(spec, here)
+    key = timing_key(decide(here, 9)[0], Path(here.default_base_model), Device.CPU, here)
+    add_timing(key, Problem(time=1.0, max_length=512, rows_per_batch=4, why="ten steps ran out of memory"), here)
+    assert planning.resolved(spec, here).digest != first.digest
+    assert planning.resolved(spec, here, first).digest == first.digest
+
+
 def test_a_rank_belongs_to_the_adapter(here: Settings) -> None:
     config, _ = decide(here, 0.64, method={"rank": 8})
     assert (config.method.type, getattr(config.method, "rank", None)) == (Method.QLORA, 8)

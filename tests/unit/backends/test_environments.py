@@ -29,7 +29,7 @@ from trainyard.compute.child import alive
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.backends import BackendName, ServerName
 from trainyard.workers.trainyard_worker.failures import WorkerError, fields_of
 
 MLX = BackendName.MLX
@@ -149,6 +149,13 @@ def test_a_named_environment_is_used_in_its_place_and_never_changed(tmp_path: Pa
 def test_a_backend_that_lives_with_us_needs_no_environment(settings: Settings) -> None:
     with pytest.raises(InvalidInput, match=r"E-BACKEND-CONFIG: The backend trl has no environment of its own"):
         installing.install(BackendName.TRL, settings, print)
+
+
+def test_a_python_without_wheels_is_refused_before_anything_is_fetched() -> None:
+    with pytest.raises(Unavailable, match=r"E-INSTALL: .* vllm are for Python 3\.11 and 3\.12; this is 3\.13\."):
+        installing.require_python(ServerName.VLLM, (3, 13))
+    installing.require_python(ServerName.VLLM, (3, 11))
+    installing.require_python(MLX, (3, 13))
 
 
 def test_a_broken_import_is_remembered_until_something_changes(settings: Settings) -> None:
@@ -340,7 +347,7 @@ from pathlib import Path
 from trainyard.backends import environments
 from trainyard.backends.external import installing
 from trainyard.settings import load_settings
-from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.backends import BackendName, ServerName
 environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})
 installing.install(BackendName.MLX, load_settings(home={str(settings.home)!r}), print)
 """

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import resource
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.small_jobs import Jobs
+from tests.small_jobs import Jobs, conversation
 from trainyard.backends.timings.probing import run_probe
 from trainyard.backends.timings.reading import Stopwatch, read_measurement
 from trainyard.backends.timings.records import add_timing, read_timings
 from trainyard.backends.timings.watching import key_of
+from trainyard.compute.child import EVENTS_FILE
+from trainyard.compute.events import read_events
+from trainyard.data.rows import ROWS_FILE, Row, write_rows
 from trainyard.settings import Settings, load_settings
+from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.timing import StepTiming
 
 ONE = StepTiming(source="run", time=1.0, max_length=8, rows_per_batch=1, rows_per_step=1, seconds_per_step=0.5)
@@ -89,3 +97,51 @@ def test_a_probe_measures_and_leaves_nothing_else(jobs: Jobs, here: Settings, tm
     assert found.load_s > 0
     assert found.tokens_per_row > 0
     assert list((here.runs / "training").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_measurements_at_once_wait_for_each_other(jobs: Jobs, here: Settings, tmp_path: Path) -> None:
+    job = jobs(backend="native", device="cpu")
+    said: list[str] = []
+    with ThreadPoolExecutor(2) as pool:
+        probes = [pool.submit(run_probe, job, tmp_path / f"out-{one}", here, said.append) for one in range(2)]
+        assert [probe.result() for probe in probes] == [None, None]
+    first, second = read_timings(key_of(job, here), here).measured
+    computed_s = second.load_s + second.end_s + 10 * second.seconds_per_step
+    assert second.time - first.time >= computed_s, "they had the device one after the other"
+
+
+@pytest.mark.slow
+def test_a_probe_without_memory_is_remembered_as_that(tiny_model: Path, here: Settings, tmp_path: Path) -> None:
+    """The kernel refuses the child what its first step takes."""
+    rows: list[Row] = [conversation(f"Tell {n}", "the node reads documents and pairs " * 60) for n in range(64)]
+    data = {Port.SFT: tmp_path / "data"}
+    write_rows(data[Port.SFT] / ROWS_FILE, Port.SFT, rows)
+    hyper = {"batch_size": 64, "max_length": 512}
+    job = Jobs(tiny_model, data, tmp_path / "locks")(backend="native", device="cpu", hyperparameters=hyper)
+    with ThreadPoolExecutor(1) as pool:
+        probe = pool.submit(run_probe, job, tmp_path / "out", here, lambda text: None)
+        resource.prlimit(*limit_of(wait_for_pid(here)))
+        problem = probe.result()
+    assert problem is not None
+    assert (problem.max_length, problem.rows_per_batch) == (512, 64)
+    assert problem.why.startswith("ten steps ran out of memory")
+    assert read_timings(key_of(job, here), here).problem_of(job.config) == problem
+
+
+def wait_for_pid(here: Settings, wait_s: float = 60.0) -> int:
+    """The process of the training, once it is loading its model."""
+    ends = monotonic() + wait_s
+    while monotonic() < ends:
+        for path in (here.runs / "training").glob(f"*/{EVENTS_FILE}"):
+            for event in read_events(path):
+                if event["event"] == "prepared":
+                    return next(int(one["pid"]) for one in read_events(path) if one["event"] == "started")
+        sleep(0.01)
+    raise TimeoutError("no training began")
+
+
+def limit_of(pid: int) -> tuple[int, int, tuple[int, int]]:
+    """64 MiB more address space than it has now."""
+    size = psutil.Process(pid).memory_info().vms + (64 << 20)
+    return pid, resource.RLIMIT_AS, (size, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import time as now
 
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
@@ -29,7 +30,7 @@ def queue_seconds(settings: Settings) -> float | None:
 
 def seconds_left(run: str, settings: Settings) -> float | None:
     """Seconds to the last step of the training that a run, or a job without a server, does now."""
-    left = None
+    left, reported = None, 0.0
     for path in event_files(run, settings):
         pace = TrainingPace()
         for event in read_events(path):
@@ -37,8 +38,8 @@ def seconds_left(run: str, settings: Settings) -> float | None:
                 pace, left = TrainingPace(), None
             elif event["event"] == "progress":
                 total, time = number(event.get("total_steps")), number(event.get("time"))
-                left = pace.left_s(int(number(event.get("step")) or 0), total, time)
-    return left
+                left, reported = pace.left_s(int(number(event.get("step")) or 0), total, time), time or 0.0
+    return None if left is None else max(0.0, left - max(0.0, now() - reported))
 
 
 def event_files(run: str, settings: Settings) -> list[Path]:

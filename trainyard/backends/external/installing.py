@@ -127,6 +127,7 @@ def install(name: Installable, settings: Settings, say: Say) -> environments.Hea
             say(f"{name.value} {known.version} is installed already")
             return known
         sweep(name, root)
+        require_python(name)
         require_room(root, environments.described(name).room_gib)
         place = Path(tempfile.mkdtemp(prefix=f".{name.value}-", dir=root))
         try:
@@ -156,6 +157,20 @@ def require_installable(name: Installable, settings: Settings) -> None:
             f"The backend {name.value} has no environment of its own: it runs in Trainyard's.",
             do=f"Install one of: {', '.join(one.value for one in environments.REQUIREMENTS)}.",
             code="E-BACKEND-CONFIG",
+        )
+
+
+def require_python(name: Installable, version: tuple[int, int] = sys.version_info[:2]) -> None:
+    """Raise `Unavailable` (`E-INSTALL`) where a package of the environment has no wheel for our Python."""
+    pythons = environments.described(name).pythons
+    if pythons and version not in pythons:
+        known = " and ".join(".".join(map(str, one)) for one in pythons)
+        raise Unavailable(
+            f"The pinned packages of {name.value} are for Python {known}; this is {'.'.join(map(str, version))}.",
+            why="The environment is made with the Python that Trainyard runs on.",
+            do=f"Install {environments.REQUIREMENTS[name].name} in an environment with such a Python, and name it in "
+            f"trainyard.toml: backend_envs.{name.value}.",
+            code="E-INSTALL",
         )
 
 

@@ -108,7 +108,10 @@ class BucketPlace:
 
     def list_files(self) -> list[RemoteFile]:
         with asking(self.address):
-            found = self.system().find(self.path, detail=True)
+            system = self.system()
+            found = system.find(self.path, detail=True)
+            # adlfs answers with a list for the name of a file (2026.8, `AzureBlobFileSystem._find`).
+            found = found if isinstance(found, dict) else {self.path: system.info(self.path)}
         base = self.path.rstrip("/")
         files = {str(name): info for name, info in found.items() if info.get("type") == "file" and info.get("size")}
         alone = list(files) == [base]

@@ -51,11 +51,20 @@ class Renderer(TemplateText):
     def learned_ids(self, text: str, *, start: bool = False) -> list[int]:
         """Ids of an assistant's turn. Where the template has no stop token the end of text is added: a model that
         never sees an end does not learn to stop."""
-        ids = self.ids(text, start=start)
+        return self.ended(self.ids(text, start=start))
+
+    def ended(self, ids: list[int]) -> list[int]:
+        """An assistant's turn with an end, if it has none."""
         eos = self.tokenizer.eos_token_id
         if ids and ids[-1] not in self.end_ids and ids[-1] not in self.stop_ids and eos is not None:
             ids.append(eos)
         return ids
+
+    def ids_of_pieces(self, conversations: Sequence[Sequence[Piece]]) -> list[list[list[int]]]:
+        """Ids of each piece of each conversation: of its first piece as a start, of a learned one with an end."""
+        pieces = [(piece, index == 0) for pieces in conversations for index, piece in enumerate(pieces)]
+        ids = iter(self.control.ids_of_texts([piece.text for piece, _ in pieces], [start for _, start in pieces]))
+        return [[self.ended(next(ids)) if piece.learned else next(ids) for piece in pieces] for pieces in conversations]
 
     # Ids with their weights
 

@@ -10,6 +10,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ from trainyard.stores.models import resolve_model
 STAGES = {Port.SFT: Stage.SFT, Port.PREFERENCE: Stage.DPO, Port.LABELLED: Stage.KTO, Port.TEXT: Stage.CPT}
 """The stage that the estimate is about."""
 BINS = 10
+ROWS_PER_BATCH = 500
+"""Rows that are tokenised together; the tokenizer uses every core for a batch."""
 COUNTED_BYTES = 8 << 20
 """Beginning of a file from which its number of lines is estimated."""
 LINES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv"})
@@ -137,11 +140,14 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
     with tempfile.TemporaryDirectory() as scratch, reading_service():
         raw, rows, _ = read_first(given, given.rows, Path(scratch) / "first", settings)
         context.on_part(raw)
-        lengths = Lengths(load_renderer(name, given.template, settings), given.max_length)
-        raw, rows, facts = read_first(given, given.limit, Path(scratch) / "more", settings)
+        # The reader is a process of its own: the rows arrive while the tokenizer is imported here.
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read_first, given, given.limit, Path(scratch) / "more", settings)
+            lengths = Lengths(load_renderer(name, given.template, settings), given.max_length)
+            raw, rows, facts = reading.result()
         shown: list[RenderedRow] = []
-        for row in rows:
-            shown += lengths.add(row, keep=len(shown) < given.rows)
+        while batch := list(islice(rows, ROWS_PER_BATCH)):
+            shown += lengths.add(batch, keep=given.rows if len(shown) < given.rows else 0)
     stage, complete = STAGES.get(raw.port), facts["kept"] < given.limit
     estimated_rows = facts["kept"] if complete else estimate_rows(Path(given.path))
     estimated = estimate_training(stage, name, estimated_rows, lengths, settings)
@@ -231,17 +237,37 @@ class Lengths:
         self.seen: set[int] = set()
         self.duplicates = 0
 
-    def add(self, row: Row, *, keep: bool) -> list[RenderedRow]:
-        """Count one row; returns its sides as text, if wanted."""
+    def add(self, rows: Sequence[Row], *, keep: int) -> list[RenderedRow]:
+        """Count the rows; returns the sides of the first `keep` as text."""
+        rendered = [(row, sides) for row in rows if (sides := self.render(row)) is not None]
+        sizes = iter(self.sizes([pieces for _, sides in rendered for pieces in sides.values()]))
+        shown: list[RenderedRow] = []
+        for number, (row, sides) in enumerate(rendered):
+            counted = {name: next(sizes) for name in sides}
+            self.count(counted)
+            if number < keep:
+                shown += [
+                    RenderedRow(
+                        source=row.source, side=name, tokens=counted[name][0], learned_tokens=counted[name][1],
+                        parts=tuple(RenderedPart(text=piece.text, learned=piece.learned) for piece in pieces),
+                    )
+                    for name, pieces in sides.items()
+                ]  # fmt: skip
+        return shown
+
+    def render(self, row: Row) -> dict[str, list[Piece]] | None:
+        """The sides of a row; None where the template refuses it."""
         try:
             sides = self.sides(row)
         except TemplateError:
             self.drop("refused by the chat template")
-            return []
+            return None
         key = hash(tuple(piece.text for pieces in sides.values() for piece in pieces))
         self.duplicates += key in self.seen
         self.seen.add(key)
-        counted = {name: self.count(pieces) for name, pieces in sides.items()}
+        return sides
+
+    def count(self, counted: dict[str, tuple[int, int, int]]) -> None:
         total, learned, kept = (max(column) for column in zip(*counted.values(), strict=True))
         if total and not kept:
             self.drop(f"nothing to learn within {self.max_length} tokens")
@@ -249,15 +275,6 @@ class Lengths:
             self.truncated += total > self.max_length
         self.tokens.append(total)
         self.learned += learned
-        if not keep:
-            return []
-        return [
-            RenderedRow(
-                source=row.source, side=name, tokens=counted[name][0], learned_tokens=counted[name][1],
-                parts=tuple(RenderedPart(text=piece.text, learned=piece.learned) for piece in pieces),
-            )
-            for name, pieces in sides.items()
-        ]  # fmt: skip
 
     def drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
@@ -296,17 +313,16 @@ class Lengths:
         asked, texts = self.renderer.answered([turn_of(message) for message in prompt], turns, tools)
         return {name: [Piece(asked, False), Piece(text, True)] for name, text in zip(answers, texts, strict=True)}
 
-    def count(self, pieces: Sequence[Piece]) -> tuple[int, int, int]:
-        """(tokens, tokens with a loss, those of them within the longest length)."""
-        total = learned = kept = 0
-        for number, piece in enumerate(pieces):
-            encode = self.renderer.learned_ids if piece.learned else self.renderer.ids
-            size = len(encode(piece.text, start=number == 0))
-            if piece.learned:
-                learned += size
-                kept += max(0, min(size, self.max_length - total))
-            total += size
-        return total, learned, kept
+    def sizes(self, conversations: Sequence[Sequence[Piece]]) -> Iterator[tuple[int, int, int]]:
+        """Of each: (tokens, tokens with a loss, those of them within the longest length)."""
+        for pieces, ids in zip(conversations, self.renderer.ids_of_pieces(conversations), strict=True):
+            total = learned = kept = 0
+            for piece, size in zip(pieces, map(len, ids), strict=True):
+                if piece.learned:
+                    learned += size
+                    kept += max(0, min(size, self.max_length - total))
+                total += size
+            yield total, learned, kept
 
 
 def draw_bins(tokens: np.ndarray) -> Iterator[LengthBin]:
