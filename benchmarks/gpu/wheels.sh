@@ -2,7 +2,7 @@
 # Download the wheels that a bare CUDA machine needs for tests/gpu and benchmarks/gpu, at the versions of constraints.txt.
 # Assumed there: Linux on x86-64, Python 3.12 with torch 2.11 (CUDA 13), accelerate, huggingface_hub, tokenizers, pyarrow,
 # pytest, psutil, httpx, PyYAML, Jinja2, rich, regex, xxhash, pandas, nvidia-ml-py. Usage, from the repository's root:
-#   make gpu-wheels    the wheels go to .gpu-wheels (29 MiB), which is kept out of git
+#   make gpu-wheels    the wheels go to .gpu-wheels (31 MiB), which is kept out of git
 set -euo pipefail
 out=.gpu-wheels
 engine="transformers peft pydantic pydantic-settings pydantic-core annotated-types typing-inspection python-dotenv msgspec orjson rfc8785

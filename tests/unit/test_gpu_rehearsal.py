@@ -25,7 +25,7 @@ WHEELS = {
 """What `make gpu-wheels` takes along and every test needs; others are asked for by the tests that need them."""
 WORKERS = "contract"
 """How a worker in another interpreter imports what is next to it."""
-QUICK = "parity and (sft or lora) or checkpoints"
+QUICK = "parity and lora or checkpoints"
 LIMIT_S = 540
 
 
