@@ -54,10 +54,10 @@ test-all: setup ## Every test that can run here, with coverage and mutation bars
 
 # Neither needs .venv: PYTHON is an interpreter with torch for the card (on a bare machine: after `make gpu-wheels` elsewhere).
 test-gpu: ## The tests of a CUDA card, with PYTHON as it is (PART=words for pytest -k; DEVICE=cpu rehearses them)
-	PYTHONPATH=$(CURDIR) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m pytest -q tests/gpu -p no:cacheprovider $(if $(PART),-k '$(PART)')
+	PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m pytest -q tests/gpu -p no:cacheprovider $(if $(PART),-k '$(PART)')
 
 bench-gpu: ## The measurements on a CUDA card, with PYTHON as it is (ONLY=speed, stall or memory; DEVICE=cpu rehearses them)
-	PYTHONPATH=$(CURDIR) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m benchmarks.gpu $(ONLY)
+	PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m benchmarks.gpu $(ONLY)
 
 gpu-wheels: ## Download what a CUDA machine without network needs for both into .gpu-wheels
 	benchmarks/gpu/wheels.sh
