@@ -26,7 +26,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.shape import ModelShape
-from trainyard.train.methods.contract import PolicyRequest
+from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.methods.loading import KINDS, base_dtype
 from trainyard.train.methods.table import METHODS
 from trainyard.train.quantization.formats import align_train_eval, load_config, output_layer
@@ -115,7 +115,7 @@ def write_config(folder: Path, name: str, place: Place) -> Path:
 # Random weights
 
 
-def empty_model(config: Any, head: str) -> Any:
+def empty_model(config: Any, head: Head) -> Any:
     """A model without weights: its buffers are real, its parameters are on torch's meta device."""
     with init_empty_weights(include_buffers=False):
         model = KINDS[head].from_config(config, attn_implementation=config._attn_implementation)
@@ -123,7 +123,7 @@ def empty_model(config: Any, head: str) -> Any:
     return model
 
 
-def random_model(config: Any, device: str, dtype: torch.dtype, head: str) -> Any:
+def random_model(config: Any, device: str, dtype: torch.dtype, head: Head) -> Any:
     """A model with random weights, made on the device."""
     torch.manual_seed(0)
     model = empty_model(config, head)

@@ -53,7 +53,13 @@ def our_run(place: Place, base: Path, folder: Path, method: str) -> NativeRun:
     longest = LONGEST[place.rehearsal]
     rows = chat_rows(ROWS[place.rehearsal], longest, mean=300 if not place.rehearsal else 30)
     own = {"type": method, "rank": RANK}
-    given = {"batch_size": BATCH, "max_length": longest, "learning_rate": 1e-4, "max_steps": None, "epochs": 1}
+    given: dict[str, Any] = {
+        "batch_size": BATCH,
+        "max_length": longest,
+        "learning_rate": 1e-4,
+        "max_steps": None,
+        "epochs": 1,
+    }
     return assembled(folder / f"ours-{method}", base, {Port.SFT: rows}, config(place, "sft", own, **given), place)
 
 

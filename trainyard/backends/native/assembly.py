@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +41,7 @@ from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.determinism import refusal_of
 from trainyard.train.session.parallelism import SingleProcess
-from trainyard.train.session.session import Session, TrainState, fork_rng
+from trainyard.train.session.session import Session, TrainState
 from trainyard.train.stages.contract import Scores, StageSpec
 from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded, TokenLedger, require_targets
@@ -152,9 +152,9 @@ def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events)
         session.engine.strict = True
         session.backward(session.forward(feed.batch(feed.plan.steps(0)[0][0])).forward_id, measure=False)
 
-    with fork_rng(session.engine.device):
-        refused = refusal_of(step)
-    session.zero_grad()
+    before = session.snapshot()
+    refused = refusal_of(step)
+    session.restore(replace(before, parts={"random": before.parts["random"]}))
     session.engine.strict = not refused
     policy.facts["deterministic"] = refused or "every kernel of a step"
     if refused:
