@@ -47,14 +47,15 @@ from trainyard.train.session.session import Session
 PAIRS, BATCH, EPOCHS = 16, 8, 3
 
 
-def pairs(count: int) -> list[PreferenceRow]:
+def pairs(count: int, prompt_tokens: int = 3) -> list[PreferenceRow]:
+    """Pairs with so many tokens of prompt for each one of the answer."""
     chance = random.Random(0)
-    return [pair(chance, chat_length(chance, least=32)) for _ in range(count)]
+    return [pair(chance, chat_length(chance, least=32), prompt_tokens) for _ in range(count)]
 
 
-def pair(chance: random.Random, length: int) -> PreferenceRow:
-    """Three quarters are the prompt; the two answers have about the length of the last quarter."""
-    answer = length // 4
+def pair(chance: random.Random, length: int, prompt_tokens: int) -> PreferenceRow:
+    """A prompt, and two answers of about the same length."""
+    answer = length // (prompt_tokens + 1)
     chosen, rejected = (text_of(chance, round(answer * factor)) for factor in (chance.uniform(0.8, 1.2), 1.0))
     return PreferenceRow(
         [Message("user", text_of(chance, length - answer))],

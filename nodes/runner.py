@@ -128,7 +128,11 @@ class NodeContext:
         if "finished" in before and not self.run.refresh:
             self.say("made again: its config, its inputs or the code have changed since the earlier attempt")
         elif "started" in before:
-            self.say("started again: an earlier attempt of this run had not finished it", logging.WARNING)
+            last = next(event for event in reversed(before) if event in ("started", "stopped"))
+            if last == "stopped":  # a pause, or a rung of a sweep
+                self.say("started again: it was stopped before")
+            else:
+                self.say("started again: an earlier attempt of this run had not finished it", logging.WARNING)
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Forward the events of a supervised child: progress to the bar, warnings and restarts to the log."""

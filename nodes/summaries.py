@@ -77,8 +77,12 @@ def evaluation(output: NodeOutput) -> str:
     facts = output.facts
     line = (facts.get("benchmarks") or {}).get(facts.get("primary"))
     metrics = f" on {facts['primary']} ({line['baseline']:.3f} to {line['candidate']:.3f})" if line else ""
-    cautions = f", on few rows: {' '.join(facts['cautions'])}" if facts.get("better") and facts.get("cautions") else ""
-    return ("better than the baseline" if facts.get("better") else "not better than the baseline") + metrics + cautions
+    if facts.get("better"):
+        cautions = " ".join(facts.get("cautions") or ()).removesuffix(".")
+        return f"better than the baseline{metrics}" + (f", on few rows: {cautions}" if cautions else "")
+    reasons = " ".join(facts.get("reasons") or ()).removesuffix(".")
+    known = "" if str(facts.get("primary")) in reasons else metrics  # said there, with its interval
+    return f"not better than the baseline{known}" + (f": {reasons}" if reasons else "")
 
 
 def deployment(output: NodeOutput) -> str:

@@ -22,7 +22,8 @@ from trainyard.cli import OperationCommand, Place, parameters_of
 from trainyard.spec.compat.table import ROWS
 
 DOCS = REPOSITORY / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+PAGES = [*sorted(DOCS.glob("*.md")), *GUIDES]
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 READER_PAGES = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
 LOOSE_PAGES = {"glossary", "log"}
@@ -138,7 +139,8 @@ def takes_argument(word: str) -> bool:
 
 def command_lines(page: Path) -> Iterator[list[str]]:
     text = page.read_text(encoding="utf-8")
-    lines = [line for kind, block in BLOCK.findall(text) if kind == "sh" for line in block.splitlines()]
+    blocks = (block.replace("\\\n", " ") for kind, block in BLOCK.findall(text) if kind == "sh")
+    lines = [line for block in blocks for line in block.splitlines()]
     lines += [line.strip() for line in text.splitlines() if line.startswith("    ")]
     yield from (shlex.split(line, comments=True) for line in lines if line.startswith("trainyard "))
 
@@ -175,6 +177,15 @@ def test_a_page_begins_with_what_to_write_and_has_few_sections(page: Path) -> No
     assert len(re.findall(r"^## ", prose(page), re.MULTILINE)) <= MAX_SECTIONS
     if page.stem not in LOOSE_PAGES:
         assert "```" in text.split("\n## ")[0] or "```" in text.split("\n## ")[1]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_shows_what_its_commands_print(page: Path) -> None:
+    kinds = [kind for kind, _ in BLOCK.findall(page.read_text(encoding="utf-8"))]
+    assert {"sh", "yaml", "text", "mermaid"} <= {*kinds}
+    assert len(re.findall(r"^## ", prose(page), re.MULTILINE)) in range(5, 9)
+    for start in (DOCS / "index.md", REPOSITORY / "README.md"):
+        assert f"guides/{page.name}" in start.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

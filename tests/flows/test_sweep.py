@@ -62,7 +62,11 @@ def test_the_best_third_continues_and_the_data_is_made_once(spec: SweepSpec, mon
     assert f"Best: trial {best.number}, loss {best.value:.4f} with trainer.learning_rate=" in str(state.message)
 
     run_id = read_record(settings(), spec.name).run_id
-    events = [(event["node"], event["event"]) for event in read_events(settings().runs / run_id)]
+    recorded = read_events(settings().runs / run_id)
+    events = [(event["node"], event["event"]) for event in recorded]
+    assert [event["text"] for event in recorded if "again" in event.get("text", "")] == [
+        "started again: it was stopped before"
+    ]
     assert events.count(("data-source", "finished")) == 1
     assert events.count(("data-source", "reused")) == 3, "two other trials, and the one that continued"
     assert sum(node.startswith("trainer.") and event == "job" for node, event in events) == 4

@@ -109,11 +109,11 @@ def decide_precision(
     `step(bf16)` runs forward and backward once; it is timed where that decides. `share` returns rank 0's value.
     """
     path, asked = folder / DECISIONS_FILE, job.config.hyperparameters.precision
-    known = share(orjson.loads(path.read_bytes()) if path.exists() else None)
-    if known is None:
+    known = share(orjson.loads(path.read_bytes()) if path.exists() else {})
+    if "precision" not in known:
         native = native_bf16(device)
         choice = choose_precision(asked, device, native=native, seconds_per_step=lambda bf16: fastest(step, bf16))
-        known = share({"precision": choice.precision.value, "why": choice.why})
+        known = share({**known, "precision": choice.precision.value, "why": choice.why})
         write_json_durably(path, known)
     return PrecisionChoice(Precision(known["precision"]), known["why"])
 

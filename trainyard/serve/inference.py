@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, DynamicCache
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.guided import Constraint, Grammars
 from trainyard.stores.models import check_adapter_folder
+from trainyard.train.bases.positions import context_of
 from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base, using_adapter
 from trainyard.train.methods.loading import load_for_answers, require_memory
 
@@ -80,7 +81,7 @@ class ModelRunner:
         self.weights = base_digests(self.model)
         """What the base's weights are, which no adapter may change."""
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
-        self.context: int = int(getattr(self.model.config, "max_position_embeddings", 0) or 2048)
+        self.context: int = context_of(self.model.config) or 2048
         self.adapters: dict[str, str] = {}
         """Public name (slashes and dots allowed) -> the name that PEFT knows it by."""
         self.folders: dict[str, Path] = {}

@@ -94,6 +94,8 @@ class ChatMessage(ApiRequest):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """What the assistant thought before it answered, as the rows of a training have it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -107,6 +109,8 @@ class ChatMessage(ApiRequest):
             raise ValueError("content is null; only a message with tool_calls has none")
         if self.tool_calls and self.role != "assistant":
             raise ValueError("tool_calls belong to an assistant's message")
+        if self.reasoning_content is not None and self.role != "assistant":
+            raise ValueError("reasoning_content belongs to an assistant's message")
         if self.tool_call_id is not None and self.role != "tool":
             raise ValueError("tool_call_id belongs to a tool's message")
         return self
@@ -117,6 +121,8 @@ class ChatMessage(ApiRequest):
         turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
             turn["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.reasoning_content:
+            turn["reasoning_content"] = self.reasoning_content
         if self.role == "tool":
             turn |= {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
         return turn

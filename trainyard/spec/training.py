@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.axis import Strict, left_out
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.methods import (
@@ -181,6 +181,27 @@ class EvalSettings(Strict):
         return 0.0 if self.set else self.share or DEFAULT_EVAL_SHARE
 
 
+class RopeScaling(Strict):
+    """How the rotary positions of a base are scaled to a longer context."""
+
+    type: Literal["linear", "yarn"] = Field("yarn", description="As transformers computes it (arXiv 2309.00071).")
+    factor: float = Field(gt=1, le=1024, description="New context over the base's own.")
+    original_length: int | None = Field(
+        None, ge=8, le=1_048_576, description="Positions of the base's own context; default: those of its config."
+    )
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def without_memory(cls, given: Any) -> Any:
+        """Say why dynamic scaling is not one of them."""
+        if given == "dynamic":
+            what = (
+                "With dynamic scaling the angles depend on the longest row seen so far, so no resume has the same bits"
+            )
+            raise PydanticCustomError("rope", "{what}", {"what": what, "instead": "Use yarn or linear."})
+        return given
+
+
 class TrainingSettings(Strict):
     """What a trainer node and the body of a job have in common."""
 
@@ -202,6 +223,10 @@ class TrainingSettings(Strict):
     launch: LaunchSettings = Field(default_factory=LaunchSettings)
     eval: EvalSettings | None = Field(
         None, description="Evaluation during training; none by default.", exclude_if=lambda given: given is None
+    )
+    rope: RopeScaling | None = left_out(None, description="Scaling of the base's positions; none by default.")
+    added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = left_out(
+        (), max_length=4096, description="Tokens that the base gets: a row of embeddings and of the output layer each."
     )
     device: Device = Device.AUTO
     budget_s: int | None = Field(None, ge=1, le=2_592_000, description="Wall time after which the run is checkpointed.")

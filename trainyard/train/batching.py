@@ -7,6 +7,8 @@ and memory and never the gradient (but for rounding).
     buckets   rows of similar length together, as many as fit a budget of positions
     packed    rows end to end in one long row; attention stays inside each (by its position ids)
 
+Answers to one prompt, such as those of a pair, may lie in one row behind it (`Cut.shared`, `layout/segments`).
+
 Padding is the largest waste on chat rows: drawing steps from rows of similar length alone saves half of the positions.
 The order is a pure function of seed and epoch, so a resumed run needs only its cursor.
 """
@@ -46,6 +48,14 @@ class Cut:
     budget: int
     """Most positions of a micro-batch (buckets, packed)."""
     seed: int
+    shared: bool = False
+    """Whether a prompt is computed once for all of its answers in a micro-batch."""
+    shared_why: str = ""
+
+    @property
+    def lays_out(self) -> bool:
+        """Whether rows have several sequences, where the stage knows how they lie in them."""
+        return self.shared or self.mode == "packed"
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
     require_rows(config)
     mode, why = asked, "asked for"
     if mode == "auto":
-        mode = "packed" if device == "cuda" and stage.facts.packable else "buckets"
+        mode = "packed" if device == "cuda" and stage.facts.packable and stage.sequences == 1 else "buckets"
         why = "packed rows on CUDA" if mode == "packed" else "rows of similar length waste no positions on this device"
     if stage.facts.compares_rows and mode == "buckets":
         mode, why = "padded", f"stage {config.stage} compares the rows of a batch"
@@ -136,8 +146,14 @@ def keeps_rows_apart(model: Any) -> bool:
 class BatchPlan:
     """The steps of every epoch over rows of known widths."""
 
-    def __init__(self, widths: Sequence[int], cut: Cut, stage: StageSpec) -> None:
+    def __init__(self, widths: Sequence[int], cut: Cut, stage: StageSpec, extents: Sequence[int] | None = None) -> None:
+        """`extents` are the positions of each example, where all of its sequences lie in one row.
+
+        The rows of a step follow from `widths` alone, so they are the same with every layout.
+        """
         self.widths, self.cut, self.stage = widths, cut, stage
+        self.extents = widths if extents is None else extents
+        self.rows_each = stage.sequences if extents is None else 1
         self._known: tuple[int, list[StepRows]] | None = None
 
     @property
@@ -165,11 +181,11 @@ class BatchPlan:
     def padding_ratio(self, epoch: int = 0) -> float:
         """Return the share of an epoch's positions that are padding."""
         slots = sum(self._positions(micro) for step in self.steps(epoch) for micro in step)
-        return 1 - sum(self.widths) / slots if slots else 0.0
+        return 1 - sum(self.extents) / slots if slots else 0.0
 
     def _positions(self, rows: list[int]) -> int:
-        widths = [self.widths[row] for row in rows]
-        return sum(widths) if self.cut.mode == "packed" else len(widths) * max(widths)
+        extents = [self.extents[row] for row in rows]
+        return sum(extents) if self.cut.mode == "packed" else len(extents) * max(extents)
 
     def _draw(self, epoch: int) -> list[StepRows]:
         generator = random.Random(f"{self.cut.seed}:{epoch}")
@@ -192,13 +208,21 @@ class BatchPlan:
             size = self.cut.rows_per_batch
             parts = [rows[at : at + size] for at in range(0, len(rows), size)]
             return merge_small(parts, self.stage.facts.smallest_batch)
-        ordered = sorted(rows, key=lambda row: (-self.widths[row], row))
+        ordered = sorted(rows, key=lambda row: (-self.extents[row], row))
         micros: StepRows = [[]]
         for row in ordered:
-            if micros[-1] and self._positions([*micros[-1], row]) * self.stage.sequences > self.cut.budget:
+            if micros[-1] and self._positions([*micros[-1], row]) * self.rows_each > self.cut.budget:
                 micros.append([])
             micros[-1].append(row)
         return micros
+
+
+def make_plan(examples: Sequence[Encoded], cut: Cut, stage: StageSpec) -> BatchPlan:
+    """The plan of these examples, in the layout of the cut."""
+    layout, widths = stage.layout, [stage.width(example) for example in examples]
+    if layout is None or not cut.lays_out:
+        return BatchPlan(widths, cut, stage)
+    return BatchPlan(widths, cut, stage, [layout.width(example, shared=cut.shared) for example in examples])
 
 
 @dataclass
@@ -226,8 +250,7 @@ class Feed:
         return [draw(writer, batch, config, self.pad_id, place) for batch, place in zip(batches, places, strict=True)]
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        collate = pack if self.plan.cut.mode == "packed" else self.stage.collate
-        batch = collate([self.examples[row] for row in rows], self.pad_id)
+        batch = self._collate(rows, packed=self.plan.cut.mode == "packed")
         if self.reference is not None:
             names = self.reference[rows[0]]
             known = {name: torch.tensor([self.reference[row][name] for row in rows]) for name in names}
@@ -239,7 +262,13 @@ class Feed:
         order = sorted(range(len(self.examples)), key=lambda row: (self.plan.widths[row], row))
         for at in range(0, len(order), rows_per_batch):
             rows = order[at : at + rows_per_batch]
-            yield rows, self.stage.collate([self.examples[row] for row in rows], self.pad_id)
+            yield rows, self._collate(rows, packed=False)
+
+    def _collate(self, rows: Sequence[int], *, packed: bool) -> Batch:
+        examples, shared = [self.examples[row] for row in rows], self.plan.cut.shared
+        if self.stage.layout is not None and (packed or shared):
+            return self.stage.layout.collate(examples, self.pad_id, shared=shared, packed=packed)
+        return (pack if packed else self.stage.collate)(examples, self.pad_id)
 
 
 def merge_small(parts: list[list[int]], least: int) -> list[list[int]]:

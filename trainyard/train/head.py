@@ -25,6 +25,8 @@ from trainyard.loading import load
 
 IGNORED = -100
 """Label of a position that takes no part in the loss (the convention of torch and transformers)."""
+SEQUENCES, MASK_GROUPS = "sequence_ids", "prompt_groups"
+"""Tensors of a batch whose rows have several sequences each: `train/layout/segments`."""
 CHUNK_LOGITS = 1 << 25
 """Most logits of a chunk: 128 MiB in float32."""
 
@@ -44,7 +46,7 @@ class LabelLogprobs:
 
     logprobs_N: torch.Tensor
     rows_N: torch.Tensor
-    """Row of each, 0 <= row < B."""
+    """Row of each, 0 <= row < B; its sequence, where a row has several."""
 
     def sums(self, rows: int) -> torch.Tensor:
         """Sum per row: (rows,)."""
@@ -66,7 +68,8 @@ def label_logprobs(model: Any, batch: dict[str, torch.Tensor], head: Head = Head
     rows_N, positions_N = (target_BT != IGNORED).nonzero(as_tuple=True)
     hidden_ND = hidden_BTD[rows_N, positions_N]
     target_N = target_BT[rows_N, positions_N]
-    return LabelLogprobs(token_logprobs(hidden_ND, target_N, output, head), rows_N)
+    owner_N = batch[SEQUENCES][:, 1:][rows_N, positions_N] if SEQUENCES in batch else rows_N
+    return LabelLogprobs(token_logprobs(hidden_ND, target_N, output, head), owner_N)
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,31 @@ class Output:
 def hidden_states(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Output]:
     """Hidden states after the final norm (B, T, D), and the output. PEFT's layers sit inside the decoder."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return base.base_model(**model_inputs(base, batch), use_cache=False).last_hidden_state, output_of(base)
+
+
+def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a transformers model takes of a batch; answers that share a prompt get a mask that keeps them apart."""
     given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
-    return base.base_model(**given, use_cache=False).last_hidden_state, output_of(base)
+    if MASK_GROUPS in batch:
+        given["attention_mask"] = attention_mask(batch, base)
+    return given
+
+
+def attention_mask(batch: dict[str, torch.Tensor], base: Any) -> torch.Tensor:
+    """Which token sees which (B, 1, T, T): those before it in its own sequence and in the prompt of that.
+
+    As the model's kernel takes it: True for visible, or a number that is added to the scores (eager). A token of the
+    padding sees itself, so that its softmax has a sum.
+    """
+    sequence_BT, group_BT = batch[SEQUENCES], batch[MASK_GROUPS]
+    own_BTT = sequence_BT[:, :, None] == sequence_BT[:, None, :]
+    prompt_BTT = -group_BT.abs()[:, :, None] == group_BT[:, None, :]
+    seen_BTT = (own_BTT | prompt_BTT).tril_()
+    if base.config._attn_implementation != "eager":
+        return seen_BTT[:, None]
+    hidden_BTT = torch.zeros_like(seen_BTT, dtype=torch.float32).masked_fill_(~seen_BTT, torch.finfo(base.dtype).min)
+    return hidden_BTT.to(base.dtype)[:, None]
 
 
 def output_of(base: Any) -> Output:

@@ -142,14 +142,16 @@ def choose_attention(
     *,
     capability: tuple[int, int] | None = None,
     architecture: AttentionSupport = ANY_ARCHITECTURE,
+    flash: bool = True,
 ) -> KernelChoice:
     """The attention kernel: FA3 on Hopper, FA2 on other CUDA devices, where they are installed; else SDPA, else eager.
 
-    `capability` is the CUDA device's (major, minor). Raises `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was
-    asked for by name and is not here or not for this architecture: another one would give other numbers under its name.
+    Without `flash`, one that takes a mask of its caller. `capability` is the CUDA device's (major, minor). Raises
+    `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was asked for by name and is not here or not for this
+    architecture: another one would give other numbers under its name.
     """
     if asked == "auto":
-        return best_attention(device, capability, architecture)
+        return best_attention(device, capability, architecture, flash)
     if asked in FLASH_PACKAGES and (device != "cuda" or importlib.util.find_spec(FLASH_PACKAGES[asked]) is None):
         raise Unavailable(
             f"The attention kernel {asked} was asked for, and this machine does not have it.",
@@ -167,15 +169,19 @@ def choose_attention(
     return KernelChoice(ATTENTION_NAMES[asked], "asked for")
 
 
-def best_attention(device: str, capability: tuple[int, int] | None, architecture: AttentionSupport) -> KernelChoice:
+def best_attention(
+    device: str, capability: tuple[int, int] | None, architecture: AttentionSupport, flash: bool
+) -> KernelChoice:
     hopper = capability is not None and capability[0] == 9
-    flash = (("fa3", "fa2") if hopper else ("fa2",)) if device == "cuda" else ()
-    for name in flash:
+    kernels = (("fa3", "fa2") if hopper else ("fa2",)) if device == "cuda" and flash else ()
+    for name in kernels:
         if importlib.util.find_spec(FLASH_PACKAGES[name]) is not None and not architecture.reason_against(name):
             return KernelChoice(ATTENTION_NAMES[name], f"{FLASH_PACKAGES[name]} is installed")
     if against := architecture.reason_against("sdpa"):
         return KernelChoice("eager", against)
-    return KernelChoice("sdpa", "no flash-attention is installed" if flash else f"the best that this {device} has")
+    if not flash:
+        return KernelChoice("sdpa", "it takes the mask of shared prompts")
+    return KernelChoice("sdpa", "no flash-attention is installed" if kernels else f"the best that this {device} has")
 
 
 # fp8

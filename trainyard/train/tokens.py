@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from jinja2.exceptions import TemplateError
@@ -119,25 +120,30 @@ def count_hidden(messages: Sequence[Message], pieces: Sequence[Piece | str], led
 
 
 def encode_sft(
-    rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int
+    rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int, *, last_turn: bool = False
 ) -> tuple[list[Encoded], TokenLedger]:
     """Rows as {input_ids, labels} of at most `max_length` tokens; a label is the id itself or -100 (no loss).
 
-    A row whose assistant turns do not survive the cut is dropped and counted. The first token of a row has no
-    predecessor that could predict it and is always masked.
+    With `last_turn` only the last of the assistant's turns that would be learned is. A row whose assistant turns do not
+    survive the cut is dropped and counted. The first token of a row has no predecessor that could predict it and is
+    always masked.
     """
-    return encode_rows(rows, tokenizer, max_length, encode_conversation)
+    return encode_rows(rows, tokenizer, max_length, partial(encode_conversation, last_turn=last_turn))
 
 
-def encode_conversation(renderer: Renderer, row: SftRow, max_length: int, ledger: TokenLedger) -> Encoded | None:
+def encode_conversation(
+    renderer: Renderer, row: SftRow, max_length: int, ledger: TokenLedger, *, last_turn: bool = False
+) -> Encoded | None:
     pieces = renderer.pieces(row.messages, row.tools)
     count_hidden(row.messages, pieces, ledger)
+    last = max((number for number, piece in enumerate(pieces) if piece.learned), default=0)
     ids: list[int] = []
     labels: list[int] = []
     for number, piece in enumerate(pieces):
         own = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=number == 0)
         ids += own
-        labels += own if piece.learned else [IGNORED] * len(own)
+        learned = piece.learned and (number == last or not last_turn)
+        labels += own if learned else [IGNORED] * len(own)
     labels[:1] = [IGNORED] * len(labels[:1])
     kept = {"input_ids": ids[:max_length], "labels": labels[:max_length]}
     trained = sum(label != IGNORED for label in kept["labels"])

@@ -318,6 +318,17 @@ def test_a_git_address_and_a_bucket_without_its_client_are_refused(
     )
 
 
+def test_a_tracker_that_is_not_installed_is_refused(
+    context: Context, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(work, source(), trainer(engine={"trackers": ["tensorboard", "mlflow"]}))
+    monkeypatch.setattr(planning, "has_module", lambda name: name != "mlflow")
+    assert lines(context, path) == [
+        "R-PACKAGE-MISSING trainer.config.engine.trackers: mlflow needs mlflow, which is not installed here. "
+        "Instead: Run `pip install 'mlflow'`."
+    ]
+
+
 def test_every_part_asks_the_same_function_for_the_devices(here: Settings, work: Path) -> None:
     chain = planning.resolved(planning.asked(str(written(work, source(), trainer(device="wgpu")))).spec, here)
     assert planning.run_facts(chain, here).devices == frozenset(devices_here())

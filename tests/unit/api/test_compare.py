@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, scored, scores
 from trainyard.api.context import Context
-from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult
+from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult, read_result
 from trainyard.api.requests.chains import CompareInput
 from trainyard.api.terminal.chains import comparison_text
 from trainyard.api.terminal.text import draw_curves
@@ -153,6 +153,19 @@ def test_runs_are_found_by_one_name_only(context: Context) -> None:
     for name in ("nobody", "cccc", "../aaaa1111"):
         with pytest.raises(NotFound, match="no ended run"):
             compared(context, name, "aaaa1111")
+
+
+def test_a_trial_of_a_sweep_is_not_compared(context: Context) -> None:
+    """The chain of a sweep's run has one trainer, and none of its trials."""
+    run(context.settings, "aaaa1111", "tuned")
+    run(context.settings, "bbbb2222", "trials")
+    folder = context.settings.runs / "bbbb2222"
+    result = read_result(folder)
+    assert result is not None
+    trials = tuple(one.model_copy(update={"id": f"trainer.{n}"}) for n, one in enumerate([result.nodes[0]] * 2))
+    RunRecord(folder).finish(result.model_copy(update={"nodes": trials}))
+    with pytest.raises(InvalidInput, match=r"trainer\.1 is a trial of a sweep.*trainyard sweep show trials"):
+        compared(context, "aaaa1111", "bbbb2222/trainer.1")
 
 
 def test_the_curves_of_a_run_are_one_picture(context: Context) -> None:

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from trainyard.api import planning
+from trainyard.api.context import Context
 from trainyard.api.records import RunResult
 from trainyard.api.terminal.demo import demo_text
 from trainyard.api.verbs import demo
 from trainyard.errors import TrainyardError
+from trainyard.settings import Settings
+from trainyard.spec.graph import resolve
 from trainyard.spec.states import JobState
 from trainyard.spec.templates import TEMPLATES
 
@@ -59,3 +63,11 @@ def test_its_parameters_are_what_the_form_accepts() -> None:
     model = TEMPLATES[demo.TEMPLATE].model.model_validate(demo.PARAMETERS)
     assert model.build().name == demo.TEMPLATE
     assert Path(demo.PARAMETERS["documents"]).is_dir()
+
+
+def test_it_finds_its_handbook_from_any_folder(tmp_path: Path) -> None:
+    elsewhere = Context(Settings(home=tmp_path / "home", working_folder=tmp_path))
+    for context, found in ((elsewhere, False), (demo.at_checkout(elsewhere), True)):
+        chain = resolve(planning.asked(demo.TEMPLATE, demo.PARAMETERS).spec, "starter")
+        refused = {reason.code for reason in planning.examine(chain, context.settings)}
+        assert ("E-DATA-NOT-FOUND" not in refused) is found

@@ -65,6 +65,15 @@ def test_what_is_exported_and_imported_trains_the_same(tool: str, given: dict[st
     assert (found.engine.batching, found.engine.mirror) == ("packed", "file:out")
 
 
+@pytest.mark.parametrize("tool", EXPORTERS)
+def test_a_setting_of_the_evaluation_is_noted_where_it_is_not_the_default(tool: str) -> None:
+    for given, noted in (({}, False), ({"keep_best": 3}, True)):
+        trainer = resolve_trainer(TrainerConfig.model_validate({"eval": {"share": 0.1, **given}}), "base")
+        notes = export_trainer(trainer, DataSourceConfig(path="rows.jsonl"), tool).notes
+        assert any(note.startswith("eval.keep_best 3 has no key") for note in notes) is noted
+        assert [note for note in notes if "eval.samples" in note or "eval.load_best" in note] == []
+
+
 @pytest.mark.parametrize(
     ("tool", "given", "match"),
     [

@@ -106,13 +106,17 @@ def test_other_ports(tmp_path: Path, tiny_model: Path, row: dict[str, Any], port
 @pytest.mark.slow
 def test_documents_have_no_estimate_of_a_training(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "page.md").write_text("# Title\n\nSome text that is long enough to be read.\n")
-    found = preview(PreviewInput(path=tmp_path / "page.md", base_model=str(tiny_model)), Context(settings()))
+    given = PreviewInput(path=tmp_path / "page.md", base_model=str(tiny_model), max_length=8)
+    found = preview(given, Context(settings()))
     assert (found.raw.port, found.stage, found.seconds, found.lengths.learned_share) == (
         Port.DOCUMENTS,
         None,
         None,
         0.0,
     )
+    assert (found.dropped, found.lengths.truncated) == ({}, 0)
+    assert "nothing would be dropped" in preview_text(found)
+    assert preview_text(found).endswith("an ai_generator makes rows of documents; stage cpt learns their whole text")
     assert "Title" in raw_text(found.raw)
 
 

@@ -31,6 +31,18 @@ def progress(fraction: float) -> dict[str, object]:
     return {"node": "trainer", "event": "progress", "fraction": fraction, "text": f"step {fraction}"}
 
 
+def test_a_pipe_gets_plain_lines_where_colours_are_forced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a notebook, whose kernel sets FORCE_COLOR."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert Console(stderr=True).is_terminal
+    told = Progress()
+    told.event({"node": "trainer", "event": "started"})
+    told.close()
+    assert capsys.readouterr().err == "trainer: started\n"
+
+
 def test_a_file_gets_plain_lines() -> None:
     told = lines_of(
         [

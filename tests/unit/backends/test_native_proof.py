@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from trainyard.backends.native.proof import DIGESTS, STAGES, Cell, build_world, cells, train_cell
+from trainyard.backends.native.proof import (
+    DIGESTS, SHARED_LOSSES, STAGES, VARIATIONS, Cell, build_world, cells, train_cell,
+)  # fmt: skip
+from trainyard.backends.results import DECISIONS_FILE
 from trainyard.spec.axes.methods import TRAINED_METHODS, Method
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 
@@ -29,7 +32,7 @@ def proved(folder: Path, stages: list[str], methods: list[str], jobs: int = 2) -
 
 def test_there_is_a_cell_for_each_stage_with_each_method() -> None:
     found = cells()
-    assert len(found) == len(set(found)) == 77
+    assert len(found) == len(set(found)) == 82
     assert {cell.loss for cell in found if cell.stage is Stage.DPO} == set(PreferenceLoss)
 
 
@@ -41,16 +44,27 @@ def test_stopped_and_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
         for method in ("lora", "freeze")
         for stage in ("sft", "kto")
         for mode in ("stopped", "killed")
+    ] + [
+        ("sft", method, mode)
+        for method in ("lora neftune", "lora pissa", "freeze lisa")
+        for mode in ("stopped", "killed")
     ]
     assert all(one["identical"] and not one["differs"] for one in verdicts), verdicts
     assert all(len(one["sha256"][name]) == 64 for one in verdicts for name in DIGESTS)
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_a_variation_that_is_stopped_ends_in_the_same_bits(name: str, world: Path, tmp_path: Path) -> None:
+    cell = Cell(VARIATIONS[name].stage, None, VARIATIONS[name].method, name)
+    stop_inside_an_accumulation(world, tmp_path / "stopped", cell)
+    assert digests_of(world, tmp_path / "stopped", None, cell) == digests_of(world, tmp_path / "straight", None, cell)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_cell_is_identical(tmp_path: Path) -> None:
     verdicts = proved(tmp_path / "proof", [str(stage) for stage in STAGES], list(TRAINED_METHODS))
-    assert len(verdicts) == 154
+    assert len(verdicts) == 164
     assert [one for one in verdicts if not one["identical"]] == []
 
 
@@ -66,21 +80,37 @@ def straight(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return digests_of(world, tmp_path_factory.mktemp("straight"), None)
 
 
-def digests_of(world: Path, folder: Path, dropped: str | None) -> dict[str, str]:
-    train_cell(SFT, world, folder, lambda: False, dropped)
+def digests_of(world: Path, folder: Path, dropped: str | None, cell: Cell = SFT) -> dict[str, str]:
+    train_cell(cell, world, folder, lambda: False, dropped)
     found: dict[str, str] = json.loads((folder / "digests.json").read_text())
     return found
 
 
-def stop_inside_an_accumulation(world: Path, folder: Path) -> None:
+def stop_inside_an_accumulation(world: Path, folder: Path, cell: Cell = SFT) -> None:
     calls = iter(range(100))
-    train_cell(SFT, world, folder, lambda: next(calls) == 7)
+    train_cell(cell, world, folder, lambda: next(calls) == 7)
     assert not (folder / "digests.json").exists()
 
 
 def test_nothing_dropped_is_identical(world: Path, straight: dict[str, str], tmp_path: Path) -> None:
     stop_inside_an_accumulation(world, tmp_path)
     assert digests_of(world, tmp_path, None) == straight
+
+
+@pytest.mark.parametrize(
+    ("stage", "loss"),
+    [(Stage.DPO, PreferenceLoss.SIGMOID), (Stage.DPO, PreferenceLoss.IPO), (Stage.DPO, PreferenceLoss.KTO_PAIR),
+     (Stage.KTO, None)],
+)  # fmt: skip
+def test_shared_prompts_and_packed_pairs_resume_to_the_same_bits(
+    stage: Stage, loss: PreferenceLoss | None, world: Path, tmp_path: Path
+) -> None:
+    cell = Cell(stage, loss, Method.LORA)
+    stop_inside_an_accumulation(world, tmp_path / "parts", cell)
+    assert json.loads((tmp_path / "parts" / DECISIONS_FILE).read_text())["shared_prompt"] == (
+        loss is None or loss in SHARED_LOSSES
+    )
+    assert digests_of(world, tmp_path / "parts", None, cell) == digests_of(world, tmp_path / "whole", None, cell)
 
 
 @pytest.mark.parametrize("part", ["weights", "optimizer", "rate", "gradients", "random", "counters", "progress"])

@@ -9,11 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from nodes.summaries import summary
 from trainyard.evals.curves import loss_curves, points
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.evals.report import build_report, cell, headline, markdown, number
 from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import EvaluatorConfig
+from trainyard.stores.artifacts import NodeOutput
 
 TRAINING = {
     "stage": "sft",
@@ -169,3 +171,16 @@ def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
     thinned = points(many)
     assert len(thinned) <= 402
     assert thinned[-1] == (10_000.0, 10_000.0)
+
+
+def test_a_verdict_in_one_line_names_what_decided_it() -> None:
+    def line(**facts: Any) -> str:
+        metric = {"baseline": 5.46, "candidate": 4.854}
+        given = {"primary": "loss/heldout", "benchmarks": {"loss/heldout": metric}, **facts}
+        return summary("evaluator", NodeOutput(key="k", outputs={}, facts=given))
+
+    assert line(better=True) == "better than the baseline on loss/heldout (5.460 to 4.854)"
+    assert line(better=True, cautions=["Only 20 rows."]).endswith(" (5.460 to 4.854), on few rows: Only 20 rows")
+    decided = line(better=False, reasons=["f1/heldout: improvement -0.1."])
+    assert decided == "not better than the baseline on loss/heldout (5.460 to 4.854): f1/heldout: improvement -0.1"
+    assert line(better=False, reasons=["loss/heldout: worse."]) == "not better than the baseline: loss/heldout: worse"

@@ -15,7 +15,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.estimate.estimate import Estimate, Known, estimate, steps_of
 from trainyard.spec.estimate.heldout import few_rows, rows_to_generate, tiny_sets
-from trainyard.spec.estimate.memory import GIB, count_trainable, memory_of, positions
+from trainyard.spec.estimate.memory import GIB, count_trainable, memory_of, positions, reached
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import NOT_MEASURED, StepTiming, Timings
 from trainyard.spec.graph import resolve
@@ -179,7 +179,15 @@ def test_eager_attention_keeps_its_scores() -> None:
         ({"hyperparameters": {"batch_size": 1, "max_length": 100}}, 100),
         ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "stage": "dpo"}, 400),
         ({"hyperparameters": {"batch_size": 1, "max_length": 100}, "stage": "dpo"}, 200),
-        ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "stage": "kto"}, 800),
+        ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "stage": "kto"}, 1088),
+        (
+            {"hyperparameters": {"batch_size": 8, "max_length": 100}, "stage": {"type": "kto", "shared_prompt": True}},
+            1600,
+        ),
+        (
+            {"hyperparameters": {"batch_size": 8, "max_length": 100}, "stage": {"type": "kto", "shared_prompt": False}},
+            800,
+        ),
         ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "engine": {"batching": "padded"}}, 800),
         ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "engine": {"token_budget": 250}}, 250),
         ({"hyperparameters": {"batch_size": 8, "max_length": 100}, "engine": {"token_budget": 9999}}, 800),
@@ -249,6 +257,12 @@ def test_what_moves() -> None:
     assert count_trainable(TINY, trainer(method={"type": "dora", "rank": 3})) == 3 * per_rank + outputs
     assert count_trainable(TINY, native(method="freeze")) == 2 * TINY.block + 64
     assert count_trainable(LLAMA_2_7B, native(method={"type": "freeze", "blocks": 5})) == 5 * LLAMA_2_7B.block + 4096
+    lisa = native(method={"type": "freeze", "blocks": 5, "interval": 20})
+    blocks = LLAMA_2_7B.layers * LLAMA_2_7B.block
+    assert count_trainable(LLAMA_2_7B, lisa) == LLAMA_2_7B.parameters - blocks + 5 * LLAMA_2_7B.block
+    assert reached(LLAMA_2_7B, lisa) == LLAMA_2_7B.layers  # the embeddings are below every block
+    pissa = native(method={"type": "lora", "rank": 8, "init": "pissa"})
+    assert count_trainable(TINY, pissa) == count_trainable(TINY, native(method={"type": "lora", "rank": 8}))
     head = native(method={"type": "freeze", "head": True})
     assert count_trainable(TINY, head) == 2 * TINY.block + 64 + 600 * 64
     rotated = native(method={"type": "oft", "target_modules": ["q_proj"], "block_size": 16})

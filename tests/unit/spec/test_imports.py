@@ -45,7 +45,7 @@ def has_setting(path: str) -> bool:
     variants: dict[str, Any] = {"stage": STAGE_SETTINGS, "method": METHOD_SETTINGS}
     if group in variants:
         return name in ("", "type") or any(name in one.model_fields for one in variants[group].values())
-    if group == "eval":  # with evaluation during training
+    if group in ("eval", "rope"):  # settings that are None unless they are used
         return True
     info = TrainerConfig.model_fields.get(group)
     return info is not None and (not name or name in getattr(info.annotation, "model_fields", {}))
@@ -196,11 +196,51 @@ def test_set_wins_and_answers_a_refused_key() -> None:
 
 
 def test_without_leaves_a_key_out() -> None:
-    keys = {"neftune_noise_alpha": 5, "plugins": ["axolotl.integrations.spectrum.SpectrumPlugin"]}
-    assert {one.key for one in imported("axolotl", **keys).refusals} == {"neftune_noise_alpha", "plugins"}
-    found = imported("axolotl", without=("neftune_noise_alpha", "plugins"), **keys)
+    keys = {"use_eaft": True, "plugins": ["axolotl.integrations.spectrum.SpectrumPlugin"]}
+    assert {one.key for one in imported("axolotl", **keys).refusals} == {"use_eaft", "plugins"}
+    found = imported("axolotl", without=("use_eaft", "plugins"), **keys)
     assert found.chain is not None
     assert all(one.key not in keys for one in found.keys)
+
+
+OPTIONS: list[tuple[str, dict[str, Any], str, Any]] = [
+    ("axolotl", {"neftune_noise_alpha": 5}, "stage", {"type": "sft", "neftune_alpha": 5}),
+    ("axolotl", {"peft_init_lora_weights": "pissa_niter_16"}, "method.init", "pissa_niter_16"),
+    ("axolotl", {"load_in_4bit": True, "peft": {"loftq_config": {"loftq_bits": 4}}}, "method.init", "loftq"),
+    ("axolotl", {"adapter": None, "lisa_n_layers": 4, "lisa_step_interval": 20}, "method",
+     {"type": "freeze", "blocks": 4, "interval": 20}),
+    ("axolotl", {"adapter": None, "tokens": ["<a>", "<b>"]}, "added_tokens", ["<a>", "<b>"]),
+    ("llamafactory", {"stage": "sft", "pissa_init": True, "pissa_iter": -1}, "method.init", "pissa"),
+    ("llamafactory", {"stage": "sft", "pissa_init": True}, "method.init", "pissa_niter_16"),
+    ("llamafactory", {"stage": "sft", "mask_history": True}, "stage.turns", "last"),
+    ("llamafactory", {"finetuning_type": "full", "resize_vocab": True, "add_tokens": "<a>,<b>"}, "added_tokens",
+     ["<a>", "<b>"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "keys", "setting", "value"), OPTIONS)
+def test_options_of_a_training_are_mapped(tool: str, keys: dict[str, Any], setting: str, value: Any) -> None:
+    found = imported(tool, **keys)
+    config: Any = trainer(found)
+    for name in setting.split("."):
+        config = config[name]
+    assert config == value
+    assert {line_of(found, key).status for key in keys if not isinstance(keys[key], dict)} == {KeyStatus.MAPPED}
+
+
+def test_noise_that_another_stage_would_add_is_noted_as_such() -> None:
+    found = imported("llamafactory", neftune_noise_alpha=5)
+    line = line_of(found, "neftune_noise_alpha")
+    assert (line.status, line.because) == (KeyStatus.NOTED, "Noise on the embeddings is a setting of stage sft.")
+
+
+def test_positions_of_oumi() -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    own = load_value(OWN / "oumi.yaml")
+    model = {**own["model"], "model_kwargs": {"rope_scaling": rope}}
+    training = {key: value for key, value in own["training"].items() if key != "use_peft"}
+    found = imported("oumi", model=model, training={**training, "use_peft": False})
+    assert trainer(found)["rope"] == {"type": "yarn", "factor": 4.0, "original_length": 32768}
 
 
 def test_without_a_key_that_is_not_there() -> None:
@@ -278,6 +318,19 @@ def test_a_group_answers_for_its_keys() -> None:
 
 
 # Wrong inputs
+
+
+def test_a_tracker_says_what_of_its_project_is_kept() -> None:
+    for given, trackers, because in ((None, None, "No tracker."), ("mine", ["wandb"], "'mine' is not kept")):
+        found = imported("axolotl", wandb_project=given)
+        assert line_of(found, "wandb_project").because.startswith(because)
+        assert trainer(found).get("engine", {}).get("trackers") == trackers
+
+
+def test_two_trackers_are_both_kept() -> None:
+    assert trainer(imported("axolotl", wandb_project="mine", use_tensorboard=True))["engine"]["trackers"] == [
+        "wandb", "tensorboard",
+    ]  # fmt: skip
 
 
 def test_a_config_of_no_tool() -> None:

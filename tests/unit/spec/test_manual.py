@@ -10,24 +10,37 @@ import pytest
 import yaml
 
 from tests.unit.spec.chains import RESOURCES
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.estimate.memory import GIB, memory_of
+from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_value
 from trainyard.spec.nodes import NODE_MODELS
 from trainyard.spec.templates import TEMPLATES
+from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 DOCS = Path(__file__).parents[3] / "docs"
 CHAINS = (DOCS / "chains.md").read_text(encoding="utf-8")
 
 
-def examples() -> list[str]:
-    """The YAML blocks of docs/chains.md that are whole chains, templates or jobs."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```", CHAINS, re.MULTILINE | re.DOTALL)
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+
+
+def examples(page: str = CHAINS) -> list[str]:
+    """The YAML blocks of a page (docs/chains.md) that are whole chains, templates or jobs."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return [text for text in blocks if re.search(r"^(nodes|template|dataset):", text, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("text", examples(), ids=lambda text: text.splitlines()[0])
 def test_every_example_is_accepted(text: str) -> None:
     assert check(load_value(text)) == []
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_every_chain_of_a_guide_is_accepted(page: Path) -> None:
+    chains = examples(page.read_text(encoding="utf-8"))
+    assert [reason.line for text in chains for reason in check(load_value(text))] == []
 
 
 def nodes_of(text: str) -> Any:
@@ -37,7 +50,7 @@ def nodes_of(text: str) -> Any:
     return nodes if all("type" in node for node in nodes) else []
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), *GUIDES], ids=lambda page: page.stem)
 def test_every_node_in_the_manual_has_fields_that_exist(page: Path) -> None:
     """A node out of its chain may lack what it needs; its own fields and values are those of its type."""
     for text in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
@@ -62,3 +75,20 @@ def test_the_lines_in_the_manual_are_those_that_are_printed() -> None:
     shown = re.findall(r"^([ER]-[A-Z0-9-]+ .*)$", CHAINS, re.MULTILINE)
     assert len(shown) >= 2
     assert set(shown) <= printed
+
+
+QWEN3_8B = ModelShape(
+    hidden=4096, layers=36, feed_forward=12288, vocabulary=151_936, heads=32, key_value_heads=8, head_size=128
+)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_memory_of_the_guide_is_what_a_plan_counts_on_a_card(checkpointing: bool) -> None:
+    guide = (DOCS / "guides" / "qwen3-24gb.md").read_text(encoding="utf-8")
+    row = "with gradient checkpointing" if checkpointing else "as it is"
+    (shown,) = re.findall(rf"^\| {row} \| ([\d.]+) GiB \| ([\d.]+) GiB \|$", guide, re.MULTILINE)
+    for method, gib in zip(("lora", "qlora"), shown, strict=True):
+        hyper = {"max_length": 2048, "batch_size": 1, "gradient_checkpointing": checkpointing}
+        given = {"method": {"type": method, "rank": 16}, "hyperparameters": hyper}
+        config = resolve_trainer(TrainerConfig.model_validate(given), "starter")
+        assert f"{memory_of(QWEN3_8B, config, Device.CUDA).total / GIB:.1f}" == gib

@@ -211,8 +211,7 @@ def test_a_group_that_nothing_reads_is_told_as_one() -> None:
 @pytest.mark.parametrize(
     ("stage", "batching", "instead"),
     [
-        ("dpo", "packed", "buckets"), ("reward", "packed", "buckets"), ("kto", "packed", "padded"),
-        ("kto", "buckets", "padded"),
+        ("reward", "packed", "buckets"), ("kto", "packed", "padded"), ("kto", "buckets", "padded"),
     ],
 )  # fmt: skip
 def test_a_batching_that_a_loss_cannot_use(stage: str, batching: str, instead: str) -> None:
@@ -221,6 +220,17 @@ def test_a_batching_that_a_loss_cannot_use(stage: str, batching: str, instead: s
     assert (reason.row, reason.field) == (row, "config.engine.batching")
     assert reason.instead == f"Use `batching: auto` or `{instead}`."
     assert native(stage=stage, engine={"batching": instead}) == []
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_shared_prompt_where_nobody_shares_it(shared: bool) -> None:
+    for stage in ("dpo", "kto"):
+        assert native(stage={"type": stage, "shared_prompt": shared}) == []
+        assert trl(stage={"type": stage, "shared_prompt": shared}) == ["setting-unused"]
+        assert trl(stage={"type": stage, "shared_prompt": "auto"}) == []
+    rewarded = {"type": "grpo", "rewards": [{"type": "exact_match"}]}
+    hyper = {"batch_size": 8}
+    assert trl(stage={**rewarded, "shared_prompt": shared}, hyperparameters=hyper) == []
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])

@@ -148,7 +148,7 @@ def test_what_is_asked_for_is_taken() -> None:
         assert (cut.mode, cut.why, cut.budget) == (mode, "asked for", 300)
 
 
-@pytest.mark.parametrize("stage", [Stage.DPO, Stage.KTO, Stage.REWARD])
+@pytest.mark.parametrize("stage", [Stage.KTO, Stage.REWARD])
 def test_rows_that_are_scored_as_wholes_are_not_packed(stage: Stage) -> None:
     with pytest.raises(InvalidInput, match=f"E-BATCH: Rows of stage {stage} cannot be packed.*auto or buckets"):
         choose_cut(config_of(stage, engine={"batching": "packed"}), STAGES[stage], "cpu")

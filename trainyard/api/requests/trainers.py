@@ -26,7 +26,9 @@ class InstallInput(Request):
 
 
 class ProveInput(Request):
-    everything: Annotated[bool, Option("--all")] = Field(False, description="All 77 combinations of stage and method.")
+    everything: Annotated[bool, Option("--all")] = Field(
+        False, description="All 82 combinations of stage, method and options."
+    )
     stages: Annotated[tuple[Stage, ...], Option("--stage")] = Field((), description="Only this stage; may be repeated.")
     methods: Annotated[tuple[Method, ...], Option("--method")] = Field(
         (), description="Only this method; may be repeated."

@@ -57,6 +57,8 @@ def estimate_text(result: Any) -> str:
         lines.append(f"stage {result.stage}, default settings: about {in_time(result.seconds)}; {result.basis}")
     elif result.stage is not None:
         lines.append(f"stage {result.stage}, default settings: {result.basis}")
+    else:
+        lines.append("an ai_generator makes rows of documents; stage cpt learns their whole text")
     return "\n".join(lines)
 
 

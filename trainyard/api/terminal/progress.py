@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -18,7 +19,9 @@ class Progress:
     """Progress on stderr while an operation works. rich honours NO_COLOR and a dumb terminal automatically."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        # A notebook sets FORCE_COLOR, which rich takes for a terminal; a pipe gets plain lines all the same.
+        forced = None if sys.stderr.isatty() else False
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=forced)
         self.bars: RichProgress | None = None
         self.tasks: dict[str, TaskID] = {}
         self.said: dict[str, float] = {}

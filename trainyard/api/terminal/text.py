@@ -36,16 +36,25 @@ def draw_curves(curves: Mapping[str, Sequence[Any]]) -> str:
     canvas.x_ticks_fkt, canvas.y_ticks_fkt = lambda low, _: f"{low:.0f}", lambda low, _: f"{low:.4g}"
     steps = [point.step for points in curves.values() for point in points]
     canvas.set_x_limits(min_=min(steps), max_=max(*steps, min(steps) + 1))
-    found = 0
+    found: list[float] = []
     for (line, mark), (name, points) in zip(MARKS, curves.items(), strict=False):
         for field, draw, marker in (("loss", canvas.plot, line), ("eval_loss", canvas.scatter, mark)):
             pairs = [(point.step, getattr(point, field)) for point in points]
             pairs = [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
             if pairs:
-                found += len(pairs)
                 x, y = zip(*pairs, strict=True)
+                found += y
                 draw(x, y, label=f"{name} {field}", marker=marker)
-    return str(canvas.show(legend=True)) if found else f"{', '.join(curves)}: no finite losses yet"
+    if not found:
+        return f"{', '.join(curves)}: no finite losses yet"
+    fit_height(canvas, found)
+    return str(canvas.show(legend=True))
+
+
+def fit_height(canvas: Any, values: Sequence[float]) -> None:
+    """Let the picture end at the lowest and the highest value; its own margin would show losses below zero."""
+    low, high = min(values), max(values)
+    canvas.set_y_limits(min_=low, max_=high if high > low else low + max(abs(low), 1.0))
 
 
 def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> str:
@@ -55,12 +64,14 @@ def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y
     canvas.with_colors, canvas.x_label, canvas.y_label = sys.stdout.isatty(), x, y
     canvas.x_ticks_fkt, canvas.y_ticks_fkt = lambda low, _: f"{low:.0f}", lambda low, _: f"{low:.4g}"
     found = {name: [pair for pair in pairs if math.isfinite(pair[1])] for name, pairs in curves.items()}
+    if values := [value for pairs in found.values() for _, value in pairs]:
+        fit_height(canvas, values)
     for name, pairs in found.items():
         if pairs:
             xs, ys = zip(*pairs, strict=True)
             canvas.plot(xs, ys, label=name)
             canvas.scatter(xs, ys, marker="o")
-    return str(canvas.show()) if any(found.values()) else "nothing measured yet"
+    return str(canvas.show()) if values else "nothing measured yet"
 
 
 def json_text(result: Any) -> str:

@@ -8,9 +8,9 @@ the run left: the report of the evaluator, the facts of the nodes, the registry,
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ class DemoResult(Response):
 
 
 def run_demo(_: Nothing, context: Context) -> DemoResult:
-    os.chdir(checkout())
+    context = at_checkout(context)
     stack_is = up(UpInput(), context)
     if stack_is.auth_file:
         context.say(f"log in at {stack_is.ui_url} with the text in {stack_is.auth_file}")
@@ -138,6 +138,11 @@ def run_demo(_: Nothing, context: Context) -> DemoResult:
     seconds = time.monotonic() - started
     assert stack_is.embedded_url is not None, "the starter model comes with the package"
     return summarize(result, ui_url=stack_is.ui_url, model_url=stack_is.embedded_url, seconds=seconds)
+
+
+def at_checkout(context: Context) -> Context:
+    """The context with relative paths that start at the checkout, where the handbook is."""
+    return replace(context, settings=context.settings.model_copy(update={"working_folder": checkout()}))
 
 
 def summarize(ended: RunResult, *, ui_url: str, model_url: str, seconds: float) -> DemoResult:

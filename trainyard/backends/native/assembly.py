@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import orjson
 import torch
 import transformers
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.results import DECISIONS_FILE
 from trainyard.backends.rows import evaluation_rows, rows_of
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.compute.child import Events
@@ -25,9 +27,11 @@ from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
-from trainyard.train.batching import BatchPlan, Cut, Feed, choose_cut, sound_cut
+from trainyard.stores.whole import write_json_durably
+from trainyard.train.batching import Cut, Feed, choose_cut, make_plan, sound_cut
 from trainyard.train.evaluation.rounds import HeldOut, prompt_of
 from trainyard.train.head import Head, require_head
+from trainyard.train.layout.sharing import share_prompts
 from trainyard.train.methods.composition import frozen_context
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.loading import architecture_of, load_teacher
@@ -109,7 +113,7 @@ def set_determinism(job: TrainingJob) -> None:
 
 def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> NativeRun:
     """Data, policy, precision, session: everything as it is at the first step of a first start."""
-    config, stage = job.config, STAGES[job.config.stage.type]
+    config, stage = job.config, STAGES[job.config.stage.type].chosen(job.config)
     cut = choose_cut(config, stage, device)
     tokenizer = tokenizer_of(job, events)
     began = time.perf_counter()
@@ -120,8 +124,9 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     prepared = PreparedData(tokenizer, stage, examples, ledger, encode_held_out(job, stage, tokenizer, events))
     frame.require_not_stopped(events.stop_requested())
     policy = make_policy(job, device, events, tokenizer)
-    cut = sound_cut(cut, policy.model, config)
-    plan = BatchPlan(prepared.widths, cut, stage)
+    cut = share_prompts(sound_cut(cut, policy.model, config), config, stage, policy.model, examples)
+    cut = keep_layout(folder, cut)
+    plan = make_plan(examples, cut, stage)
     feed = Feed(prepared.examples, plan, stage, int(prepared.tokenizer.pad_token_id))
     precision = frame.decide_precision(job, device, folder, first_step(policy, feed, device))
     total = frame.total_steps(config.hyperparameters, plan.steps_per_epoch)
@@ -161,6 +166,20 @@ def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events)
         events.emit("warning", text=f"A resumed run may differ in its last bits: {refused}")
 
 
+def keep_layout(folder: Path, cut: Cut) -> Cut:
+    """The cut with the layout of the first start: a checkpoint inside a step counts micro-batches of that."""
+    path = folder / DECISIONS_FILE
+    known = orjson.loads(path.read_bytes()) if path.exists() else {}
+    if not cut.shared_why:
+        return cut
+    if "shared_prompt" in known:
+        return replace(cut, shared=known["shared_prompt"], shared_why=known["shared_prompt_why"])
+    if known:
+        return replace(cut, shared=False, shared_why="an earlier release started it without")
+    write_json_durably(path, {"shared_prompt": cut.shared, "shared_prompt_why": cut.shared_why})
+    return cut
+
+
 def encode_held_out(
     job: TrainingJob, stage: StageSpec, tokenizer: PreTrainedTokenizerBase, events: Events
 ) -> Sequence[Encoded]:
@@ -193,7 +212,7 @@ def hold_out(job: TrainingJob, feed: Feed, prepared: PreparedData, total_steps: 
     if asked is None:
         return None
     examples, per_epoch = prepared.held_out, feed.plan.steps_per_epoch
-    plan = BatchPlan([stage.width(example) for example in examples], feed.plan.cut, stage)
+    plan = make_plan(examples, feed.plan.cut, stage)
     trained_rows = round(total_steps / per_epoch * len(feed.examples))
     every = default_interval(total_steps, trained_rows, len(examples)) if asked.steps is None else asked.steps
     return HeldOut(
@@ -257,7 +276,7 @@ def open_session(
     engine = TrainState(
         model=policy.model,
         reference=policy.reference,
-        stage=STAGES[config.stage.type],
+        stage=STAGES[config.stage.type].chosen(config),
         config=config,
         optimizer=optimizer,
         rate=LearningRate(optimizer, config, plan.total_steps),
@@ -265,6 +284,7 @@ def open_session(
         device=device,
         precision=plan.precision,
         head=plan.head,
+        rotation=policy.rotation,
         parallelism=parallelism,
     )
     return Session(engine, folder) if team is None else SharedSession(engine, folder, team)
@@ -295,8 +315,8 @@ def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
 def attention_of(job: TrainingJob, device: str) -> KernelChoice:
     """The attention kernel of a job's base on a device, and why."""
     architecture = architecture_of(job.base, STAGES[job.config.stage.type].head)
-    asked = job.config.engine.attention
-    return choose_attention(asked, device, capability=capability(device), architecture=architecture)
+    asked, masked = job.config.engine.attention, job.config.stage.asks_shared is True
+    return choose_attention(asked, device, capability=capability(device), architecture=architecture, flash=not masked)
 
 
 def capability(device: str) -> tuple[int, int] | None:
@@ -332,8 +352,12 @@ def first_step(policy: Policy, feed: Feed, device: str) -> Callable[[bool], None
     given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
 
     def step(bf16: bool) -> None:
+        if policy.rotation is not None:
+            policy.rotation.show(0)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
             policy.model(**given, use_cache=False).logits.float().mean().backward()
         policy.model.zero_grad(set_to_none=True)
+        if policy.rotation is not None:
+            policy.rotation.open()
 
     return step

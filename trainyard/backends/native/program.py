@@ -279,6 +279,7 @@ def begin_facts(run: NativeRun) -> dict[str, Any]:
         "batching": run.cut.mode,
         "batching_why": run.cut.why,
         "padding_ratio": round(run.feed.plan.padding_ratio(), 4),
+        **({"shared_prompt": run.cut.shared, "shared_prompt_why": run.cut.shared_why} if run.cut.shared_why else {}),
         "head": run.session.engine.head.value,
         "attention": str(run.policy.model.config._attn_implementation),
         "attention_why": attention_of(run.job, run.device).why,

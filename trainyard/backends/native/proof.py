@@ -19,9 +19,9 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -42,7 +42,7 @@ from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.methods import METHOD_SETTINGS, Method
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
-from trainyard.spec.training import EngineSettings, Hyperparameters, TrainerConfig, resolve_trainer
+from trainyard.spec.training import EngineSettings, Hyperparameters, RopeScaling, TrainerConfig, resolve_trainer
 from trainyard.train.loop import train
 from trainyard.train.optimizers import on_eval
 from trainyard.train.resume.state import flatten
@@ -56,8 +56,13 @@ STOP_AFTER, KILL_AFTER = 7, 10
 """Micro-batches: a stop inside the third step, a kill inside the fourth, after the checkpoint of the second."""
 LIMIT_S = 300
 TEACHER = "teacher"
-STAGE_SETTINGS = {Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8}}
+STAGE_SETTINGS = {Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8}, Stage.KTO: {"shared_prompt": True}}
 """Settings besides the defaults: half of the completions of a distillation are drawn."""
+SHARED_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.IPO, PreferenceLoss.ORPO)
+PACKED_LOSSES = (PreferenceLoss.IPO, PreferenceLoss.KTO_PAIR)
+"""Losses of stage dpo whose pairs share their prompts, and those whose pairs are packed: each layout is proved."""
+PACK = {True: 64, False: 96}
+"""Are prompts shared -> positions of a packed row: two or three pairs, so that a step has three micro-batches."""
 DIGESTS = ("weights", "optimizer", "random", "losses")
 
 TEMPLATE = (
@@ -67,16 +72,43 @@ TEMPLATE = (
 
 
 @dataclass(frozen=True)
+class Variation:
+    """Settings that draw random numbers, change the base or its trainable weights while it trains."""
+
+    stage: Stage
+    method: Method
+    stage_settings: Mapping[str, Any] = field(default_factory=dict)
+    method_settings: Mapping[str, Any] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+
+
+VARIATIONS: Mapping[str, Variation] = {
+    "neftune": Variation(Stage.SFT, Method.LORA, {"neftune_alpha": 5.0, "average": "row", "turns": "last"}),
+    "pissa": Variation(Stage.SFT, Method.LORA, method_settings={"init": "pissa_niter_4"}),
+    "loftq": Variation(Stage.SFT, Method.QLORA, method_settings={"init": "loftq"}),
+    "lisa": Variation(Stage.SFT, Method.FREEZE, method_settings={"interval": 1}),
+    "base": Variation(
+        Stage.SFT, Method.FULL, trainer={"rope": RopeScaling(factor=2), "added_tokens": ("<|is|>", "indeed")}
+    ),
+}
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One stage, with its loss if it has more than one, and one method."""
+    """One stage, with its loss if it has more than one, and one method, maybe with further settings."""
 
     stage: Stage
     loss: PreferenceLoss | None
     method: Method
+    variation: str = ""
+
+    @property
+    def trained(self) -> str:
+        return f"{self.method}{f' {self.variation}' if self.variation else ''}"
 
     @property
     def name(self) -> str:
-        return f"{self.stage}{f'-{self.loss}' if self.loss else ''}-{self.method}"
+        return f"{self.stage}{f'-{self.loss}' if self.loss else ''}-{self.trained}".replace(" ", "-")
 
 
 @dataclass(frozen=True)
@@ -95,9 +127,11 @@ class CellVerdict:
 
 
 def cells(stages: tuple[Stage, ...] = STAGES, methods: tuple[Method, ...] = METHODS) -> list[Cell]:
-    """All combinations: 77 with every stage and method."""
+    """All combinations, and the variations of them: 82 with every stage and method."""
     losses = {stage: tuple(PreferenceLoss) if stage is Stage.DPO else (None,) for stage in stages}
-    return [Cell(stage, loss, method) for method in methods for stage in stages for loss in losses[stage]]
+    plain = [Cell(stage, loss, method) for method in methods for stage in stages for loss in losses[stage]]
+    varied = [Cell(one.stage, None, one.method, name) for name, one in VARIATIONS.items()]
+    return plain + [cell for cell in varied if cell.stage in stages and cell.method in methods]
 
 
 # The small world that is trained in
@@ -144,17 +178,27 @@ def world_rows(count: int = 18) -> dict[Port, list[Row]]:
     }
 
 
+def stage_settings(cell: Cell) -> dict[str, Any]:
+    if cell.loss is None:
+        return STAGE_SETTINGS.get(cell.stage, {})
+    return {"loss": cell.loss, "shared_prompt": cell.loss in SHARED_LOSSES}
+
+
 def job_of(cell: Cell, world: Path) -> TrainingJob:
     small = {key: SMALL[key] for key in SMALL.keys() & METHOD_SETTINGS[cell.method].model_fields.keys()}
+    varied = VARIATIONS.get(cell.variation, Variation(cell.stage, cell.method))
+    packed = {"batching": "packed", "token_budget": PACK[cell.loss in SHARED_LOSSES]}
+    layout = packed if cell.loss in PACKED_LOSSES else {"batching": "padded"}
     config = TrainerConfig(
-        stage=cell.stage.settings(**({"loss": cell.loss} if cell.loss else STAGE_SETTINGS.get(cell.stage, {}))),
-        method=cell.method.settings(**small),
+        stage=cell.stage.settings(**{**stage_settings(cell), **varied.stage_settings}),
+        method=cell.method.settings(**{**small, **varied.method_settings}),
         hyperparameters=Hyperparameters(
             max_steps=STEPS, batch_size=2, gradient_accumulation=ACCUMULATION, learning_rate=1e-3, warmup_ratio=0.5,
             max_length=64, precision=Precision.FP32, schedule=Schedule.LINEAR, save_steps=SAVE_STEPS,
         ),
-        engine=EngineSettings(batching="padded"),
+        engine=EngineSettings.model_validate(layout),
         device=Device.CPU,
+        **varied.trainer,
     )  # fmt: skip
     ports = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
     return TrainingJob(
@@ -275,7 +319,7 @@ def prove(cell: Cell, world: Path, root: Path, dropped: str | None = None) -> li
         differs = [name for name in DIGESTS if expected.get(name) != found.get(name) or name not in expected]
         error = expected.get("error", "") or found.get("error", "")
         verdict = CellVerdict(
-            str(cell.stage), str(cell.loss) if cell.loss else None, str(cell.method), mode, not differs and not error,
+            str(cell.stage), str(cell.loss) if cell.loss else None, cell.trained, mode, not differs and not error,
             differs, {name: found.get(name, "") for name in DIGESTS}, round(time.monotonic() - started, 2), error,
         )  # fmt: skip
         verdicts.append(verdict)

@@ -18,7 +18,7 @@ from trainyard.backends.frame import total_steps
 from trainyard.backends.job import TrainingJob
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import DpoSettings, GrpoSettings, KtoSettings, PreferenceLoss
+from trainyard.spec.axes.stages import DpoSettings, GrpoSettings, KtoSettings, PreferenceLoss, SftSettings
 from trainyard.spec.estimate.timing import save_steps
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, STABLE_DECAY
 
@@ -84,7 +84,7 @@ def common_arguments(
     job: TrainingJob, length: Length, folder: Path, device: str, precision: Precision
 ) -> dict[str, Any]:
     """Arguments that all stages share."""
-    hyper = job.config.hyperparameters
+    hyper, stage = job.config.hyperparameters, job.config.stage
     return {
         "output_dir": str(folder),
         "per_device_train_batch_size": hyper.batch_size,
@@ -98,6 +98,7 @@ def common_arguments(
         "weight_decay": hyper.weight_decay,
         "max_grad_norm": hyper.max_grad_norm,
         "max_length": hyper.max_length,
+        "neftune_noise_alpha": stage.neftune_alpha if isinstance(stage, SftSettings) else None,
         "seed": hyper.seed,
         "data_seed": hyper.seed,
         "bf16": precision is Precision.BF16,

@@ -18,7 +18,7 @@ from trainyard.compute.child import Events
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.batching import require_rows
-from trainyard.train.stages import kto
+from trainyard.train.stages import kto, sft
 from trainyard.train.tokens import Encoded, TokenLedger, encode_preference, encode_sft, require_targets
 
 Encoding = tuple[list[Encoded], TokenLedger]
@@ -71,8 +71,12 @@ def cut(encode: Callable[[Any, PreTrainedTokenizerBase, int], Encoding]) -> Enco
     return lambda rows, tokenizer, config: encode(rows, tokenizer, config.hyperparameters.max_length)
 
 
+def encode_turns(rows: Any, tokenizer: PreTrainedTokenizerBase, config: TrainerConfig) -> Encoding:
+    return encode_sft(rows, tokenizer, config.hyperparameters.max_length, last_turn=sft.learns_last(config))
+
+
 ENCODERS: dict[Stage, Encoder] = {
-    Stage.SFT: cut(encode_sft),
+    Stage.SFT: encode_turns,
     Stage.DPO: cut(encode_preference),
     Stage.REWARD: cut(encode_preference),
     Stage.GRPO: cut(encode_prompts),

@@ -21,6 +21,8 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method, adapter_settings
 from trainyard.spec.compat.run import base_reasons
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
+from trainyard.train.bases.positions import position_options
+from trainyard.train.bases.vocabulary import add_tokens, grow_vocabulary
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
 from trainyard.train.methods.contract import Head
 from trainyard.train.methods.loading import load_model, require_same_base
@@ -55,6 +57,7 @@ def load_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
         base = replace(base, layout=ModelLayout.OTHER)
     if reasons := base_reasons(job.config, base, job.node or None):
         raise Refused(reasons)
+    add_tokens(tokenizer, job.config.added_tokens)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if not tokenizer.chat_template:
@@ -80,7 +83,9 @@ def load_base(job: TrainingJob, device: str) -> Any:
     """
     frozen = job.config.method.type is not Method.FULL
     dtype = torch.bfloat16 if frozen and device == "cuda" and native_bf16("cuda") else torch.float32
-    return load_model(job.base, head_of(job), {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype})
+    options = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
+    model = load_model(job.base, head_of(job), {**options, **position_options(job.base, job.config.rope)})
+    return grow_vocabulary(model, job.base, job.config.added_tokens)
 
 
 def with_adapter(model: Any, job: TrainingJob) -> Any:

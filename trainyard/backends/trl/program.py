@@ -35,7 +35,9 @@ from trainyard.compute.child import Events, Stopped
 from trainyard.data.renderers.choice import choose_template
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.strategies import Strategy
+from trainyard.train.bases.initialization import initialize_adapter
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space
+from trainyard.train.methods.adapters import write_difference
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import lineage
 from trainyard.train.parallel.team import Team
@@ -64,15 +66,16 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     frame.require_not_stopped(sync_value(team, events.stop_requested()))
     set_seed(job.config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
     model = shared_model(job, found.path) if is_sharded(job) else with_adapter(load_base(job, device), job).to(device)
+    initial = initialize_adapter(model, origin(prepared)) if job.adapter is None else None
     step = middle_step(prepared, model)
     choice = frame.decide_precision(job, device, folder, step, partial(sync_value, team))
     trainer = build_trainer(prepared, model, folder, choice.precision)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(trainer.model))
     curve = LossCurve.load(found.path) if found.path else LossCurve()
     trainer.events, trainer.checkpoint_root, trainer.curve = events, folder / CHECKPOINT_FOLDER, curve
-    trainer.team = team
+    trainer.team, trainer.initial = team, initial
     trainer.add_callback(TrlCallback(trainer, prepared.length))
-    events.emit("begin", restarted_from=restarted_from, **begin_facts(prepared, choice))
+    events.emit("begin", restarted_from=restarted_from, **begin_facts(prepared, choice), **trainer.facts())
     started = time.monotonic()
     # transformers resumes from the folder inside a committed checkpoint
     trainer.train(resume_from_checkpoint=str(next(found.path.glob("checkpoint-*"))) if found.path else None)
@@ -151,6 +154,7 @@ def training_record(
         "steps": trainer.state.global_step,
         "epochs": prepared.length.epochs,
         **{name: value for name, value in begin_facts(prepared, choice).items() if not name.startswith("total_")},
+        **trainer.facts(),
         "seconds": round(seconds, 3),
         "launch": layout_of(job),
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, trl, peft, accelerate)},
@@ -184,6 +188,8 @@ def write_result(trainer: CommittedCheckpoints, prepared: PreparedRun, target: P
         trainer.model.peft_config["default"].base_model_name_or_path = job.base
         trainer.model.save_pretrained(str(target), safe_serialization=True, selected_adapters=["default"])
         (target / "README.md").unlink(missing_ok=True)
+        if trainer.initial is not None:
+            write_difference(trainer.initial, target, job.base)
         prepared.tokenizer.save_pretrained(target / "tokenizer")
     else:
         trainer.model.save_pretrained(target, safe_serialization=True)

@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import torch
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.arguments import prompts_of_a_step
 from trainyard.backends.trl.rewards import REWARDS, SampledCompletion
+from trainyard.backends.trl.shared import PromptSharing, collate_completions, group_completions, score_completions
 from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import SftRow
@@ -113,6 +116,11 @@ def scorer(name: str, settings: Any) -> RewardFunction:
     return scores
 
 
+def inner_model(model: Any) -> Any:
+    """The transformers model inside, with or without an adapter around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
 class GroupedOrder(ShuffledOrder):
     """The prompts of each step in an order that is a pure function of seed and epoch.
 
@@ -154,6 +162,8 @@ class OurGRPOTrainer(CommittedCheckpoints, GRPOTrainer):
     args: Any
     train_dataset: Any
     order: GroupedOrder
+    accelerator: Any
+    sharing: PromptSharing = PromptSharing(False, "not asked for")
 
     def new_order(self) -> GroupedOrder:
         group, times = self.args.num_generations, self.args.steps_per_generation * self.args.num_iterations
@@ -162,6 +172,29 @@ class OurGRPOTrainer(CommittedCheckpoints, GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return prompts, None, {}
+
+    def facts(self) -> dict[str, Any]:
+        return {"shared_prompt": self.sharing.used, "shared_prompt_why": self.sharing.why}
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **given: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """TRL's scores of completions; of rows with the same prompt, the prompt is computed once where that pays."""
+        theirs: Any = super()._get_per_token_logps_and_entropies  # untyped
+        if not self.sharing.used or given.get("compute_aux_loss"):
+            return theirs(model, input_ids, attention_mask, logits_to_keep, **given)
+        base, asks_entropy = inner_model(self.accelerator.unwrap_model(model)), bool(given.get("compute_entropy"))
+        size, parts = given.get("batch_size") or len(input_ids), []
+        for ids_BT, shown_BT in zip(input_ids.split(size), attention_mask.split(size), strict=True):
+            groups = group_completions(ids_BT, shown_BT, logits_to_keep)
+            batch = collate_completions(groups, ids_BT.device)
+            if self.sharing.pays(ids_BT.shape, batch):
+                with self.accelerator.autocast():
+                    parts.append(score_completions(model, base, groups, batch, logits_to_keep))
+            else:
+                parts.append(theirs(model, ids_BT, shown_BT, logits_to_keep, compute_entropy=asks_entropy)[:2])
+        logps, entropies = zip(*parts, strict=True)
+        return torch.cat(logps), torch.cat(entropies) if asks_entropy else None, None
 
     def count_batches(self) -> None:
         """Nothing to note: TRL counts what was drawn."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from datasets import Dataset
-from peft import PeftModel
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference, KTOTrainer
 from trl.trainer.reward_config import RewardConfig
@@ -22,7 +21,8 @@ from trainyard.backends.trl.arguments import dpo_config, grpo_config, kto_config
 from trainyard.backends.trl.data import PreparedRun
 from trainyard.backends.trl.loading import load_base
 from trainyard.backends.trl.rewards import named
-from trainyard.backends.trl.rollouts import OurGRPOTrainer, rollouts_of, scorer
+from trainyard.backends.trl.rollouts import OurGRPOTrainer, inner_model, rollouts_of, scorer
+from trainyard.backends.trl.shared import choose_sharing
 from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
@@ -73,7 +73,7 @@ class Neighbours(DataCollatorForUnpairedPreference):
 def sft(prepared: PreparedRun, model: Any, common: Common) -> OurSFTTrainer:
     # Rows come tokenised and labelled, so TRL prepares nothing.
     config = SFTConfig(**common, packing=False, dataset_kwargs={"skip_prepare_dataset": True}, loss_type="nll")
-    takes_positions = "logits_to_keep" in inspect.signature(base_of(model).forward).parameters
+    takes_positions = "logits_to_keep" in inspect.signature(inner_model(model).forward).parameters
     trainer = OurSFTTrainer(args=config, **given(prepared, model, prepared.examples))
     trainer.takes_positions = takes_positions
     return trainer
@@ -116,7 +116,10 @@ def grpo(prepared: PreparedRun, model: Any, common: Common) -> OurGRPOTrainer:
     rows: list[Any] = [{"prompt": row["input_ids"], "answer": row["answer"]} for row in prepared.examples]
     # A list of functions is one of what TRL takes, and lists are invariant.
     rewards: Any = [scorer(name, each) for name, each in named(settings.rewards).items()]
-    return OurGRPOTrainer(args=grpo_config(common, settings), reward_funcs=rewards, **given(prepared, model, rows))
+    trainer = OurGRPOTrainer(args=grpo_config(common, settings), reward_funcs=rewards, **given(prepared, model, rows))
+    longest = max(len(example["input_ids"]) for example in prepared.examples) + settings.max_completion_length
+    trainer.sharing = choose_sharing(settings.asks_shared, trainer.model, longest)
+    return trainer
 
 
 STAGES: dict[Stage, Callable[[PreparedRun, Any, Common], CommittedCheckpoints]] = {
@@ -139,8 +142,3 @@ def second_model(prepared: PreparedRun) -> Any:
     if prepared.job.config.method.type is not Method.FULL:
         return None
     return load_base(prepared.job, prepared.device).to(prepared.device)
-
-
-def base_of(model: Any) -> Any:
-    """The transformers model inside, with or without an adapter around it."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -190,8 +190,14 @@ class CommittedCheckpoints(Trainer):
     lr_scheduler: Any
     data_collator: Any
     team: Team | None = None
+    initial: dict[str, torch.Tensor] | None = None
+    """What a new adapter began with, where that was not zero."""
     seen: Counted
     """What this process has trained on since its start."""
+
+    def facts(self) -> dict[str, Any]:
+        """What else the trainer has decided, for the record."""
+        return {}
 
     def count_batches(self) -> None:
         """Count what each batch trains, from now on."""

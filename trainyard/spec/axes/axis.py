@@ -42,6 +42,11 @@ class AxisValue(StrEnum):
         return member
 
 
+def left_out(default: Any, **given: Any) -> Any:
+    """A field that is not written while it has its default, so that a spec that does not use it keeps its digest."""
+    return Field(default, exclude_if=lambda value: value == default, **given)
+
+
 class Variant(Strict):
     """The settings of one value of an axis, which `type` names. In a text it is the word of that value."""
 

@@ -37,6 +37,8 @@ IN_BFLOAT = (Precision.AUTO, Precision.FP32, Precision.BF16)
 PAIRWISE = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
 CPU_AND_CUDA = (Device.CPU, Device.CUDA)
 ALONE = (Strategy.SINGLE,)
+OF_OUR_ENGINE = ("stage.average", "stage.neftune_alpha", "method.init", "method.interval", "rope", "added_tokens")
+"""Settings of a training that only few tools have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,8 @@ class BackendFacts(Facts):
     """Stages that multiply by the output layer themselves, so that an adapter on it would not learn."""
     exports: tuple[Quantization, ...] = ()
     """Formats of the result, next to which a copy in full precision is written."""
+    shared_prompts: tuple[Stage, ...] = ()
+    """Stages whose answers to one prompt can lie in one row behind it."""
     runs_scripts: bool = False
     """Whether `launch.script` names a training script, which then supports what it wants."""
     why: Mapping[str, str] = field(default_factory=dict)
@@ -78,6 +82,7 @@ class BackendName(AxisValue):
     NATIVE = BackendFacts(
         "native",
         stages=(Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO, Stage.DISTILL),
+        shared_prompts=(Stage.DPO, Stage.KTO),
         methods=TRAINED_METHODS,
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID),
         settings={"adapter": ("continue", "stack", "merge"), "launch.launcher": ("auto", "torchrun", "accelerate")},
@@ -87,6 +92,7 @@ class BackendName(AxisValue):
     TRL = BackendFacts(
         "trl",
         stages=(Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD, Stage.GRPO),
+        shared_prompts=(Stage.GRPO,),
         methods=(Method.LORA, Method.DORA, Method.FULL),
         optimizers=IN_TRANSFORMERS,
         schedules={
@@ -104,9 +110,11 @@ class BackendName(AxisValue):
         sharded={
             "stage": (Stage.SFT,),
             "method": (Method.FULL,),
+            "rope": (None,),
+            "added_tokens": ((),),
             "hyperparameters.optimizer": (Optimizer.ADAMW, Optimizer.SGD),
         },
-        default_only=("eval",),
+        default_only=("eval", "stage.average"),
         headless_stages=(Stage.DPO, Stage.KTO, Stage.GRPO),
         why={"ppo": "the library removed it"},
     )
@@ -124,7 +132,7 @@ class BackendName(AxisValue):
             "hyperparameters.precision": IN_BFLOAT,
             "method.modules_to_save": ((),),
         },
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
         cuda_methods=(Method.QLORA,),
     )
     AXOLOTL = BackendFacts(
@@ -143,7 +151,7 @@ class BackendName(AxisValue):
             "stage.loss": PAIRWISE,
             "stage.centering": (0.0,),
         },
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
         whole_numbers=("method.alpha",),
         cuda_methods=(Method.QLORA,),
     )
@@ -160,7 +168,7 @@ class BackendName(AxisValue):
             "hyperparameters.precision": IN_BFLOAT,
             "launch.launcher": ("auto", "torchrun", "deepspeed"),
         },
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
     )
     MLX = BackendFacts(
         "mlx",
@@ -170,7 +178,7 @@ class BackendName(AxisValue):
         optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.LION, Optimizer.ADAFACTOR),
         schedules=BY_STEP,
         settings={"quantization": (None,), "method.modules_to_save": ((),)},
-        default_only=("eval",),
+        default_only=("eval", *OF_OUR_ENGINE),
     )
     LLAMACPP = BackendFacts(
         "llamacpp",
@@ -186,7 +194,7 @@ class BackendName(AxisValue):
             "hyperparameters.gradient_accumulation": (1,),
         },
         default_only=(
-            "eval",
+            "eval", "stage.turns", *OF_OUR_ENGINE,
             *(
                 f"hyperparameters.{name}"
                 for name in (
@@ -205,7 +213,7 @@ class BackendName(AxisValue):
         optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAFACTOR),
         schedules=as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
         settings={"hyperparameters.precision": (Precision.AUTO, Precision.FP32), "stage.loss": PAIRWISE},
-        default_only=("eval",),
+        default_only=("eval", "stage.turns", *OF_OUR_ENGINE),
         runs_scripts=True,
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
 
 ADAPTER_PROFILES: dict[str, dict[str, Any]] = {
     "platform": {"rank": 32, "alpha": 64.0, "dropout": 0.0, "target_modules": "all-linear"},
@@ -21,6 +21,9 @@ ADAPTER_PROFILES: dict[str, dict[str, Any]] = {
     },
 }
 """Profile -> what fills the settings that are left out."""
+
+
+DEFAULT_INIT, LOFTQ = "default", "loftq"
 
 
 class MethodSettings(Variant):
@@ -63,6 +66,17 @@ class LowRankSettings(AdapterSettings):
     rank: int | None = Field(None, ge=1, le=256, description="Width of the two matrices.")
     alpha: float | None = Field(None, gt=0, le=4096, description="Scale; default: twice the rank.")
     rslora: bool = Field(False, description="Scale by alpha / sqrt(rank), arXiv 2312.03732.")
+    init: str = left_out(
+        DEFAULT_INIT, pattern=r"^(default|pissa|pissa_niter_[1-9][0-9]?|loftq)$",
+        description="First weights: default (changes nothing), pissa or pissa_niter_N (arXiv 2404.02948), loftq "
+        "(arXiv 2310.08659). The saved adapter has twice the rank, and fits the base as it is.",
+    )  # fmt: skip
+
+    @property
+    def changes_base(self) -> bool:
+        """Whether the base is another one while the adapter trains, so that what the adapter began with is subtracted
+        when it is saved."""
+        return self.init != DEFAULT_INIT
 
 
 class LoraPlusSettings(LowRankSettings):
@@ -78,10 +92,15 @@ class OftSettings(AdapterSettings):
 
 
 class FreezeSettings(MethodSettings):
-    """Which of the last weights are trainable."""
+    """Which of the last weights are trainable, or, with `interval`, how often others are drawn."""
 
-    blocks: int = Field(2, ge=1, le=1024, description="Last blocks that are trainable.")
+    blocks: int = Field(2, ge=1, le=1024, description="Last blocks that are trainable; with interval, random ones.")
     head: bool = Field(False, description="Whether the output layer is trainable, too.")
+    interval: int | None = left_out(
+        None, ge=1, le=1_000_000,
+        description="Steps after which other blocks are drawn; embeddings and output layer are always trainable then "
+        "(LISA, arXiv 2403.17919).",
+    )  # fmt: skip
 
 
 class AutoSettings(MethodSettings):
@@ -110,9 +129,16 @@ def with_type(settings: MethodSettings, method: Method) -> MethodSettings:
     return method.settings(**{name: getattr(settings, name) for name in shared})
 
 
-def rank_of(method: MethodSettings) -> int:
-    """Rank of the adapter that a method leaves; 0 where it has none."""
+def trained_rank(method: MethodSettings) -> int:
+    """Rank of the adapter that is trained; 0 where there is none."""
     return (method.rank or 0) if isinstance(method, LowRankSettings) else 0
+
+
+def rank_of(method: MethodSettings) -> int:
+    """Rank of the adapter that a method leaves; 0 where it has none. What an adapter began with is subtracted by as
+    many ranks more."""
+    doubled = isinstance(method, LowRankSettings) and method.changes_base
+    return trained_rank(method) * (2 if doubled else 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
 
-from trainyard.spec.axes.axis import AxisValue, Facts, Strict, Variant, build_variants, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, Strict, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
 
 
@@ -79,9 +79,26 @@ class StageSettings(Variant):
         """Most tokens of a completion that is drawn while the stage trains; 0 where none is."""
         return 0
 
+    @property
+    def asks_shared(self) -> Literal["auto"] | bool:
+        """Whether a prompt should be computed once for all of its answers."""
+        return False
+
 
 class PlainSettings(StageSettings):
     """A stage without settings of its own."""
+
+
+class SftSettings(StageSettings):
+    """Which turns are learned, and how their tokens count."""
+
+    average: Literal["token", "row"] = left_out(
+        "token", description="What the loss of a step is a mean over: its tokens, or the means of its rows."
+    )
+    turns: Literal["all", "last"] = left_out("all", description="Turns of the assistant that are learned.")
+    neftune_alpha: float | None = left_out(
+        None, gt=0, le=1000, description="Noise on the embeddings in training (arXiv 2310.05914); 5 is usual."
+    )
 
 
 class RewardSettings(StageSettings):
@@ -90,7 +107,21 @@ class RewardSettings(StageSettings):
     centering: float = Field(0.0, ge=0, le=10, description="Weight of (r_chosen + r_rejected)^2; 0.01 is usual.")
 
 
-class DpoSettings(StageSettings):
+class AnswersSettings(StageSettings):
+    """A stage that compares answers."""
+
+    shared_prompt: Literal["auto"] | bool = Field(
+        "auto",
+        description="Whether a prompt is computed once for all of its answers in a micro-batch; auto: where that pays.",
+        exclude_if=lambda given: given == "auto",
+    )
+
+    @property
+    def asks_shared(self) -> Literal["auto"] | bool:
+        return self.shared_prompt
+
+
+class DpoSettings(AnswersSettings):
     """By which loss the chosen answers are preferred."""
 
     loss: PreferenceLoss = PreferenceLoss.SIGMOID
@@ -105,7 +136,7 @@ class DpoSettings(StageSettings):
         return self.loss.facts.needs_reference
 
 
-class KtoSettings(StageSettings):
+class KtoSettings(AnswersSettings):
     """How good and bad answers count."""
 
     beta: float = Field(0.1, gt=0, le=100, description="How strongly the reference counts.")
@@ -184,7 +215,7 @@ def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
     return SchemaValidator(core_schema.str_schema(pattern=whole, regex_engine="rust-regex"))
 
 
-class GrpoSettings(StageSettings):
+class GrpoSettings(AnswersSettings):
     """How completions are drawn, and what they are worth (Shao et al. 2024, arXiv 2402.03300)."""
 
     rewards: tuple[Reward, ...] = Field((), max_length=32, description="Added, each times its weight; at least one.")
@@ -269,7 +300,7 @@ class StageFacts(Facts):
     compares_logits: bool = False
     """Whether the loss needs the logits of all tokens, which `engine.head` then does not decide about."""
     packable: bool = False
-    """Whether the loss is a sum over tokens, whichever row they are in."""
+    """Whether the loss is a sum over tokens or pairs, so that several of them may lie in one row."""
     compares_rows: bool = False
     """Whether the loss compares the rows of a batch, so that a batch has to keep its rows."""
     has_control: bool = False
@@ -297,6 +328,7 @@ class Stage(AxisValue):
         learning_rates=(2e-5, 2e-4),
         packable=True,
         has_control=True,
+        settings=SftSettings,
     )
     REWARD = StageFacts(
         "reward",
@@ -315,6 +347,7 @@ class Stage(AxisValue):
         learning_rates=(1e-6, 1e-5),
         sequences=2,
         sequences_with_graph=2,
+        packable=True,
         has_control=True,
         settings=DpoSettings,
         eval_metrics=PREFERENCE_METRICS,

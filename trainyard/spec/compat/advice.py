@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import rank_of
+from trainyard.spec.axes.methods import trained_rank
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.stages import DpoSettings
 from trainyard.spec.training import TrainerConfig
@@ -27,7 +27,7 @@ class Advice(NamedTuple):
 
 def unusual_rank(config: TrainerConfig) -> bool:
     least, most = USUAL_RANKS
-    return not least <= (rank_of(config.method) or least) <= most
+    return not least <= (trained_rank(config.method) or least) <= most
 
 
 def depends_on_micro_batch(config: TrainerConfig) -> bool:

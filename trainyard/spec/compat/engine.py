@@ -13,6 +13,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.stages import DistillSettings, GrpoSettings, PreferenceLoss, Stage, StageSettings
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.context import Match, NodeView, Row, When, value_at
 from trainyard.spec.training import (
     EngineSettings,
@@ -78,13 +79,20 @@ ENGINE_READERS = (
     Reader("engine.too_long", "a stage other than cpt", lambda config: config.stage.type is not Stage.CPT),
 )  # fmt: skip
 STAGE_READERS = (
+    Reader(
+        "method.head", "method freeze without interval", lambda config: getattr(config.method, "interval", None) is None
+    ),
     Reader("stage.gamma", "loss simpo", lambda config: getattr(config.stage, "loss", None) is PreferenceLoss.SIMPO),
     Reader("stage.epsilon", "a training with stage.num_iterations above 1", clips),
+    Reader(
+        "stage.shared_prompt", "backend native in stages dpo and kto, and backend trl in stage grpo",
+        lambda config: config.stage.type in config.backend.facts.shared_prompts,
+    ),
     Reader("stage.label_weight", "a stage distill with lmbda below 1", lambda config: labels_count(config.stage)),
     Reader("stage.max_completion_length", "a stage distill with lmbda or seq_kd", lambda config: draws(config.stage)),
     Reader("stage.sampling_temperature", "a stage distill with lmbda or seq_kd", lambda config: draws(config.stage)),
     Reader("stage.seq_kd", "a stage distill with lmbda below 1", lambda config: labels_count(config.stage)),
-)
+)  # fmt: skip
 
 
 def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
@@ -93,7 +101,13 @@ def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
     Where a whole group is not read, the group's own row says so instead.
     """
     readers = (*STAGE_READERS, *(ENGINE_READERS if config.backend is BackendName.NATIVE else ()))
-    defaults = config.model_copy(update={"engine": EngineSettings(), "stage": config.stage.type.settings()})
+    defaults = config.model_copy(
+        update={
+            "engine": EngineSettings(),
+            "stage": config.stage.type.settings(),
+            "method": config.method.type.settings(),
+        }
+    )
     return [
         {"setting": reader.setting, "by": reader.by}
         for reader in readers
@@ -112,6 +126,15 @@ def on_native(condition: Callable[[TrainerConfig], Match]) -> When:
 def unfit_packs(config: TrainerConfig) -> Match:
     allowed = "padded" if needs_padded(config) else "buckets"
     return config.engine.batching == "packed" and not config.stage.facts.packable and {"allowed": allowed}
+
+
+def packs_pairs(config: TrainerConfig) -> bool:
+    return config.engine.batching == "packed" and config.stage.facts.sequences > 1
+
+
+def shares_prompts(config: TrainerConfig) -> bool:
+    """Whether prompts are to be shared by name; `auto` finds out what is possible."""
+    return config.stage.asks_shared is True
 
 
 def needs_cuda(config: TrainerConfig) -> Match:
@@ -158,6 +181,24 @@ ENGINE_ROWS = (
         on_native(lambda config: config.engine.batching == "buckets" and needs_padded(config)),
         "Stage {config.stage} compares the rows of a batch or draws completions, so batches cannot be cut by length.",
         "Use `batching: auto` or `padded`.",
+    ),
+    Row(
+        "batching-alone", "R-LAUNCH", "trainer", "config.launch.strategy",
+        on_native(lambda config: packs_pairs(config) and config.launch.strategy is not Strategy.SINGLE),
+        "The pairs of stage {config.stage} that lie in one row cannot be shared among processes.",
+        "Use `batching: auto`, or strategy single.",
+    ),
+    Row(
+        "shared-prompt-alone", "R-LAUNCH", "trainer", "config.launch.strategy",
+        on_native(lambda config: shares_prompts(config) and config.launch.strategy is not Strategy.SINGLE),
+        "The answers that lie in one row behind their prompt cannot be shared among processes.",
+        "Use `shared_prompt: auto`, or strategy single.",
+    ),
+    Row(
+        "shared-prompt-kernel", "R-BATCH", "trainer", "config.engine.attention",
+        on_native(lambda config: shares_prompts(config) and config.engine.attention in CUDA_ONLY["attention"]),
+        "Answers that share a prompt are kept apart by a mask, which {config.engine.attention} does not take.",
+        "Use `attention: auto` or `sdpa`, or `shared_prompt: auto`.",
     ),
     Row(
         "engine-cuda", "R-DEVICE", "trainer", "config.engine.{name}",

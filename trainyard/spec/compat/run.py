@@ -16,7 +16,7 @@ from trainyard.spec.compat.engine import needs_cuda
 from trainyard.spec.compat.evaluator_deployer import each_target
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
-from trainyard.spec.packages import GCS
+from trainyard.spec.packages import GCS, Package
 from trainyard.spec.training import TrainerConfig
 
 
@@ -124,6 +124,7 @@ def no_package(config: TrainerConfig, at: NodeView) -> Match:
     wanted += [("quantization", format.value, format.facts.package)] if format else []
     mirror = config.engine.mirror or ""
     wanted += [("engine.mirror", mirror, GCS)] if urlsplit(mirror).scheme == "gs" else []
+    wanted += [("engine.trackers", name, Package((name,), name)) for name in config.engine.trackers]  # named as it is
     return [
         {"where": field, "value": value, "missing": " and ".join(lacking), "install": package.install}
         for field, value, package in wanted

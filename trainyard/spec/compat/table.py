@@ -13,13 +13,13 @@ from trainyard.spec.compat.engine import ENGINE_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.compat.launch import LAUNCH_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
-from trainyard.spec.compat.training import ROLLOUT_ROWS, TEACHER_ROWS, TRAINER_ROWS
+from trainyard.spec.compat.training import CHANGING_ROWS, ROLLOUT_ROWS, TEACHER_ROWS, TRAINER_ROWS
 from trainyard.spec.compat.words import WORD_ROWS
 from trainyard.spec.ports import Wiring
 
 ROWS: tuple[Row, ...] = (
-    *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *BACKEND_ROWS, *TRAINER_ROWS, *ENGINE_ROWS, *LAUNCH_ROWS,
-    *ROLLOUT_ROWS, *TEACHER_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
+    *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *BACKEND_ROWS, *TRAINER_ROWS, *CHANGING_ROWS, *ENGINE_ROWS,
+    *LAUNCH_ROWS, *ROLLOUT_ROWS, *TEACHER_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
 )  # fmt: skip
 """Every refused combination."""
 

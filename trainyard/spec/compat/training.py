@@ -6,8 +6,16 @@ from collections.abc import Iterator
 
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device, Precision
-from trainyard.spec.axes.methods import AdapterSettings, Method, adapter_settings
+from trainyard.spec.axes.methods import (
+    LOFTQ,
+    AdapterSettings,
+    FreezeSettings,
+    LowRankSettings,
+    Method,
+    adapter_settings,
+)
 from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import DistillSettings, DpoSettings, GrpoSettings, PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
@@ -15,7 +23,7 @@ from trainyard.spec.compat.context import Match, NodeView, Row, listed, value_at
 from trainyard.spec.compat.evaluator_deployer import held_out_sets
 from trainyard.spec.training import TrainerConfig
 
-WITHOUT_SHAPE = ("type", "profile", "ratio")
+WITHOUT_SHAPE = ("type", "profile", "ratio", "init")
 """Settings of an adapter method that change nothing of its shape."""
 CONSTANT_SCHEDULES = tuple(schedule for schedule in Schedule if schedule.facts.constant)
 
@@ -114,6 +122,33 @@ def teaches_itself(config: TrainerConfig, at: NodeView) -> Match:
     """A teacher that is the student, before anything was trained."""
     teacher = config.stage.teacher_model
     return teacher is not None and teacher == config.base_model and at.trainer() is None
+
+
+def unfit_init(config: TrainerConfig, _: NodeView) -> Match:
+    """First weights that the method's base does not have."""
+    method, format = config.method, config.quantization or Quantization.NF4
+    if not isinstance(method, LowRankSettings) or not method.changes_base:
+        return False
+    if not method.facts.summed:
+        return {
+            "why": f"an adapter of method {method} is not a sum from which it could be subtracted",
+            "use": "method lora",
+        }
+    if method.init != LOFTQ:
+        why = "the base of qlora has no singular values that could be split off and stored in its few bits"
+        return method.facts.quantised and {"why": why, "use": "init loftq, or method lora"}
+    if not method.facts.quantised:
+        return {"why": f"it corrects a quantised base, and that of method {method} is exact", "use": "method qlora"}
+    why = f"a base in {format} has no full precision that it could be compared with"
+    return not format.facts.mergeable and {"why": why, "use": "quantization nf4"}
+
+
+def changes_base(config: TrainerConfig) -> bool:
+    return isinstance(config.method, LowRankSettings) and config.method.changes_base
+
+
+def rotates(config: TrainerConfig) -> bool:
+    return isinstance(config.method, FreezeSettings) and config.method.interval is not None
 
 
 TRAINER_ROWS = (
@@ -305,3 +340,58 @@ TEACHER_ROWS = (
     ),
 )  # fmt: skip
 """Whom a distillation imitates."""
+STATES_APART = (Optimizer.ADAMW, Optimizer.SGD)
+"""Optimizers whose state of one weight can be dropped and begun again."""
+CHANGING_ROWS = (
+    Row(
+        "init-base", "R-ADAPTER", "trainer", "config.method.init", unfit_init,
+        "The adapter cannot begin with {config.method.init}: {why}.", "Use {use}, or `init: default`.",
+    ),
+    Row(
+        "init-reference", "R-ADAPTER", "trainer", "config.method.init",
+        lambda config, _: changes_base(config) and config.stage.needs_reference,
+        "Stage {config.stage} compares with the base without the adapter, and with init {config.method.init} that is "
+        "another model.",
+        "Use `init: default`, or a loss without a reference.",
+    ),
+    Row(
+        "init-earlier", "R-ADAPTER", "trainer", "config.method.init",
+        lambda config, at: changes_base(config) and earlier(at) is not None,
+        "An adapter of an earlier trainer is there already; init {config.method.init} is of the first one.",
+        "Use `init: default` here.", chained=True,
+    ),
+    Row(
+        "rope-adapter", "R-ADAPTER", "trainer", "config.rope",
+        lambda config, _: config.rope is not None and config.method.facts.adapter,
+        "An adapter is served on its base as it is, whose positions are other ones than those with {config.rope.type} "
+        "scaling.",
+        "Use method full or freeze, whose model has the scaling in its config.json, or a base that has it.",
+    ),
+    Row(
+        "tokens-adapter", "R-ADAPTER", "trainer", "config.added_tokens",
+        lambda config, _: bool(config.added_tokens) and config.method.facts.adapter,
+        "An adapter is served on its base as it is, which has no rows for added tokens.",
+        "Use method full, whose model and tokenizer have them, or add them to the base first.",
+    ),
+    Row(
+        "tokens-frozen", "R-ADAPTER", "trainer", "config.added_tokens",
+        lambda config, _: bool(config.added_tokens) and isinstance(config.method, FreezeSettings)
+        and config.method.interval is None,
+        "The embeddings of added tokens begin as a mean, and method freeze does not train embeddings.",
+        "Use method full, or `method: {{type: freeze, interval: 20}}`.",
+    ),
+    Row(
+        "blocks-alone", "R-LAUNCH", "trainer", "config.launch.strategy",
+        lambda config, _: rotates(config) and config.launch.strategy is not Strategy.SINGLE,
+        "With method.interval other blocks are trained every few steps, which processes do not exchange.",
+        "Use strategy single, or remove interval.",
+    ),
+    Row(
+        "blocks-optimizer", "R-OPTIMIZER", "trainer", "config.hyperparameters.optimizer",
+        lambda config, _: rotates(config) and config.hyperparameters.optimizer not in STATES_APART,
+        "With method.interval the states of a block are dropped and begun again, which "
+        "{config.hyperparameters.optimizer} does not allow.",
+        f"Use optimizer {' or '.join(STATES_APART)}, or remove interval.",
+    ),
+)  # fmt: skip
+"""Adapters that begin with a part of the base, blocks that take turns, and bases that are changed first."""

@@ -12,11 +12,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from trainyard.errors import Reason, Refused
-from trainyard.spec.axes.methods import MethodSettings
+from trainyard.spec.axes.methods import DEFAULT_INIT, LOFTQ, FreezeSettings, MethodSettings
 from trainyard.spec.axes.stages import StageSettings
 from trainyard.spec.load.changes import flatten_settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
-from trainyard.spec.training import TrainerConfig
+from trainyard.spec.training import EvalSettings, TrainerConfig
 
 Keys = dict[str, Any]
 Write = Callable[[Any], Keys]
@@ -61,6 +61,14 @@ def modules(name: str, everything: Keys) -> Write:
 def folder(name: str) -> Write:
     """The folder of checkpoints, where it is one of this machine."""
     return lambda value: {name: unquote(value.removeprefix("file:"))} if value.startswith("file:") else {}
+
+
+def pissa_keys(init: str) -> Keys:
+    """PiSSA in LLaMA-Factory's keys, with the adapter converted at the end; it has no LoftQ that can be named."""
+    if init in (DEFAULT_INIT, LOFTQ):
+        return {}
+    iterations = int(init.rpartition("_")[2]) if init != "pissa" else -1
+    return {"pissa_init": True, "pissa_iter": iterations, "pissa_convert": True}
 
 
 SCHEDULES = {
@@ -110,6 +118,11 @@ AXOLOTL: Mapping[str, Write] = {
     "stage.desirable_weight": key("kto_desirable_weight"),
     "stage.undesirable_weight": key("kto_undesirable_weight"),
     "stage.centering": key("center_rewards_coefficient"),
+    "stage.neftune_alpha": key("neftune_noise_alpha"),
+    "method.init": key("peft_init_lora_weights"),
+    "method.blocks": key("lisa_n_layers"),
+    "method.interval": key("lisa_step_interval"),
+    "added_tokens": key("tokens"),
     "engine.batching": lambda value: {"sample_packing": value == "packed"},
     "engine.attention": word("attn_implementation", {"fa2": "flash_attention_2", "fa3": "flash_attention_3",
                                                      "sdpa": "sdpa", "eager": "eager"}),
@@ -148,6 +161,10 @@ LLAMAFACTORY: Mapping[str, Write] = {
     "stage.loss": key("pref_loss"),
     "stage.desirable_weight": key("kto_chosen_weight"),
     "stage.undesirable_weight": key("kto_rejected_weight"),
+    "stage.neftune_alpha": key("neftune_noise_alpha"),
+    "stage.turns": lambda value: {"mask_history": value == "last"},
+    "method.init": pissa_keys,
+    "added_tokens": lambda value: {"add_tokens": ",".join(value), "resize_vocab": True},
     "engine.batching": lambda value: {"packing": value == "packed", "neat_packing": value == "packed"},
     "engine.attention": word("flash_attn", {"fa2": "fa2", "fa3": "fa3", "sdpa": "sdpa", "eager": "disabled"}),
     "engine.head": word("enable_liger_kernel", {"liger": True}),
@@ -171,6 +188,8 @@ def axolotl_stage(stage: StageSettings) -> Keys | None:
 
 
 def axolotl_method(method: MethodSettings, quantization: str | None) -> Keys | None:
+    if isinstance(method, FreezeSettings) and method.interval is not None:
+        return {}
     known: dict[str, Keys] = {
         "full": {}, "lora": {"adapter": "lora"}, "lora_plus": {"adapter": "lora"},
         "dora": {"adapter": "lora", "peft_use_dora": True},
@@ -283,4 +302,5 @@ def is_default(trainer: TrainerConfig, setting: str, given: Any) -> bool:
     usual = flatten_settings(TrainerConfig().model_dump(mode="json"))
     stage = flatten_settings({"stage": trainer.stage.type.settings().model_dump(mode="json")})
     method = flatten_settings({"method": trainer.method.type.settings().model_dump(mode="json")})
-    return bool({**usual, **stage, **method}.get(setting) == given)
+    evaluation = flatten_settings({"eval": EvalSettings().model_dump(mode="json")})
+    return bool({**usual, **stage, **method, **evaluation}.get(setting) == given)

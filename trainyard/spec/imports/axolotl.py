@@ -43,8 +43,10 @@ from trainyard.spec.imports.words import (
     TEXT_ONLY,
     attention,
     dtype,
+    first_weights,
     fsdp_details,
     held_out,
+    loftq_bits,
     optimizer,
     precision,
     schedule,
@@ -140,7 +142,7 @@ def stage_of(config: Config) -> str:
 def method_of(config: Config) -> str:
     adapter = config.get("adapter")
     if not adapter:
-        return "full"
+        return "freeze" if config.get("lisa_step_interval") else "full"
     if adapter == "qlora" or config.get("load_in_4bit") or config.get("load_in_8bit"):
         return "qlora"
     if config.get("loraplus_lr_ratio"):
@@ -326,10 +328,8 @@ KEYS: Table = {
         refuse("A chain continues an adapter of a trainer before it.",
                "Leave it out, or put a trainer before this one that has `reuse`."), None
     ),
-    "peft.loftq_config.loftq_bits": (
-        refuse("LoftQ is not an initialisation here.", "--without peft.loftq_config"), None
-    ),
-    "peft_init_lora_weights": (refuse("An adapter begins at zero.", "--without peft_init_lora_weights"), None),
+    "peft.loftq_config.loftq_bits": (loftq_bits(), 4),
+    "peft_init_lora_weights": (first_weights(), "pissa_niter_16"),
     "unfrozen_parameters": (
         refuse("Trainable weights are whole last blocks: method freeze.",
                "--set 'method={\"type\": \"freeze\", \"blocks\": 2}'.", ours="method"), None
@@ -377,9 +377,7 @@ KEYS: Table = {
         note("The renderer knows which tokens end an answer; `trainyard renderers verify` shows them."), ["</s>"]
     ),
     **each(note(TOKEN), "</s>", "special_tokens", "special_tokens.*", "tokens.*"),
-    "tokens": (
-        refuse("Tokens are not added to a vocabulary.", "Add them to the base's tokenizer; --without tokens."), None
-    ),
+    "tokens": (to("added_tokens", texts, absent=(None, [])), ["<|plan|>"]),
     "resize_token_embeddings_to_32x": (note("Embeddings have the size of the base."), True),
     **each(always("The fast tokenizer of the base's folder."), True, "tokenizer_use_fast", "tokenizer_legacy"),
     "tokenizer_use_mistral_common": (note("The tokenizer of transformers is used, with the base's template."), True),
@@ -473,8 +471,9 @@ KEYS: Table = {
     ),
     "llmcompressor.*": (refuse("Weights are not pruned.", "Leave it out: --without llmcompressor."), None),
     **each(refuse("EAFT is not a loss here.", OTHER_LOSS), None, "use_eaft", "eaft_alpha", "eaft_k"),
-    **each(refuse("LISA is not a method here.", "--set method=freeze, or leave it out.", ours="method"), None,
-           "lisa_n_layers", "lisa_step_interval", "lisa_layers_attribute"),
+    "lisa_n_layers": (to("method.blocks", integer), 4),
+    "lisa_step_interval": (to("method.interval", integer), 20),
+    "lisa_layers_attribute": (note("The blocks of a model are found by their number."), "model.layers"),
     **each(refuse("ReLoRA is not a method here.", "Use method lora: leave it out by --without.", ours="method"), None,
            "relora", "relora_steps", "relora_prune_ratio", "relora_cpu_offload", "jagged_restart_steps",
            "jagged_restart_warmup_steps", "jagged_restart_anneal_steps"),

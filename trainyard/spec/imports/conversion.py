@@ -197,7 +197,7 @@ def result_of(found: Occurrence, row: KeyConverter | None, given: KeyAnswer, set
         kind = settings.get(f"{lost[0]}.type")
         because = f"The {lost[0]} {kind} does not read it, here as there." if kind else "No rows are held out for it."
         because = f"The {settings.get('backend')} backend has no such setting." if lost[0] == "engine" else because
-        return KeyResult(found.written, found.value, KeyStatus.NOTED, "", because)
+        return KeyResult(found.written, found.value, KeyStatus.NOTED, "", given.because or because)
     code = given.code if given.status is KeyStatus.REFUSED else ""
     return KeyResult(found.written, found.value, given.status, ours, given.because, given.do, code)
 

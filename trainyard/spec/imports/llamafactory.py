@@ -68,6 +68,18 @@ GENERATES = "Kept for answers after the training; an evaluator has `samples`."
 EXPORTS = "Kept for merging and exporting; `trainyard adapters convert` and a deployer do that."
 
 
+def pissa() -> KeyConverter:
+    """PiSSA by a few iterations of a randomised decomposition, or exact for `pissa_iter: -1`."""
+
+    def convert(given: Any, config: Config) -> KeyAnswer:
+        if given is None or not flag(given):
+            return mapped(because="An adapter changes nothing at first.")
+        iterations = integer(config.get("pissa_iter", 16))
+        return mapped({"method.init": "pissa" if iterations < 1 else f"pissa_niter_{iterations}"})
+
+    return KeyConverter("method.init", convert)
+
+
 def optimizer_switch(name: str) -> KeyConverter:
     ours = f"{HYPER}optimizer"
     return switch(mapped({ours: name}), ours=ours)
@@ -181,8 +193,12 @@ V0: Table = {
     "loraplus_lr_ratio": (to("method.ratio", number), 16.0),
     "loraplus_lr_embedding": (note("Embeddings are not adapted: no adapter on them has a rate."), 1e-6),
     "create_new_adapter": (agrees("A new adapter.", (True, False), mapped()), False),
-    **each(refuse("PiSSA is not an initialisation here.", "Adapters begin at zero: leave it out by --without."), False,
-           "pissa_init", "pissa_iter", "pissa_convert"),
+    "pissa_init": (pissa(), True),
+    "pissa_iter": (carried("method.init", integer), 16),
+    "pissa_convert": (
+        agrees("The saved adapter is a plain one of twice the rank.", (True,),
+               noted("The saved adapter is always a plain one, of twice the rank, that fits the base.")), True
+    ),
     "oft_block_size": (to("method.block_size", integer), 32),
     "oft_target": (target_modules(), "all"),
     "oft_rank": (note("The size of a block decides: method.block_size.", unless=(None, 0)), 0),
@@ -219,8 +235,7 @@ V0: Table = {
     "neat_packing": (switch(mapped({"engine.batching": "packed"}), ours="engine.batching"), False),
     "train_on_prompt": (agrees("Only answers are learned.", (False,), refused(
         "Prompts are not learned.", "Use stage cpt for whole texts.")), False),
-    "mask_history": (agrees("Every answer is learned.", (False,), refused(
-        "Every answer of a conversation is learned.", "Split the conversations, or --without mask_history.")), False),
+    "mask_history": (switch(mapped({"stage.turns": "last"}), ours="stage.turns"), True),
     "enable_thinking": (note("Reasoning is learned where the rows and the template have it."), True),
     "tool_format": (note("Tools are written by the base's own template."), None),
     "default_system": (refuse("A system message is part of the rows.", "Add it to them; --without it."), None),
@@ -255,9 +270,14 @@ V0: Table = {
         agrees("Scales are quantised as well.", (True,), noted("Scales are quantised as well.")), True
     ),
     "quantization_device_map": (note("The base is loaded on the training's device."), None),
-    "rope_scaling": (refuse("Positions are those of the base.", "Use a base that is as long."), None),
-    "resize_vocab": (refuse("A vocabulary stays as it is.", "Add tokens to the base; --without resize_vocab."), False),
-    "add_tokens": (refuse("A vocabulary stays as it is.", "Add tokens to the base."), None),
+    "rope_scaling": (
+        refuse("The factor is cutoff_len over the base's own length, which is not in the file.",
+               "Say it: --set 'rope={\"type\": \"yarn\", \"factor\": 4}'", ours="rope"), None
+    ),
+    "resize_vocab": (
+        switch(mapped(because="Embeddings grow by what added_tokens needs.")), True
+    ),
+    "add_tokens": (to("added_tokens", texts), "<|plan|>,<|act|>"),
     "shift_attn": (refuse("Shifted attention is not here.", "--without shift_attn"), False),
     "mixture_of_depths": (refuse("Mixture of depths is not here.", "--without mixture_of_depths"), None),
     "use_galore": (optimizer_switch("galore"), False),

@@ -43,6 +43,7 @@ from trainyard.spec.imports.words import (
     attention,
     checkpointing,
     dtype,
+    first_weights,
     fsdp_details,
     optimizer,
     same_seed,
@@ -183,8 +184,9 @@ TRAIN: Table = {
            "collator_kwargs.train_on_completions_only"),
     **each(refuse(TEXT_ONLY, NO_IMAGES), None, "collator_kwargs.process_individually",
         "collator_kwargs.processor_name"),
-    "train_target": (agrees("Every answer is learned.", ("ALL_ASSISTANT_TURNS",), refused(
-        "Every answer of a conversation is learned.", "Split the conversations.")), "ALL_ASSISTANT_TURNS"),
+    "train_target": (
+        word("stage.turns", {"all_assistant_turns": None, "final_assistant_turn": "last"}), "FINAL_ASSISTANT_TURN"
+    ),
     "pack": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
                     ours="engine.batching"), True),
     "stream": (note("A data set is read once, into the store.", unless=(None, False)), False),
@@ -214,8 +216,12 @@ OWN: Table = {
     "model.tokenizer_kwargs.*": (note("The tokenizer is used as its folder says."), "<pad>"),
     "model.freeze_layers": (refuse(TEXT_ONLY, NO_IMAGES, ours="method"), None),
     "model.shard_for_eval": (note(EVALUATION), True),
+    **each(word("rope.type", {"yarn": "yarn", "linear": "linear"}), "yarn",
+           "model.model_kwargs.rope_scaling.rope_type", "model.model_kwargs.rope_scaling.type"),
+    "model.model_kwargs.rope_scaling.factor": (to("rope.factor", number), 4.0),
+    "model.model_kwargs.rope_scaling.original_max_position_embeddings": (to("rope.original_length", integer), 32_768),
     "model.model_kwargs.rope_scaling.*": (
-        refuse("Positions are those of the base.", "Use a base that is as long."), None
+        refuse("The other numbers of YaRN are those of its paper.", "Leave it out by --without.", ours="rope"), None
     ),
     "model.model_kwargs.quantization_config.*": (note("How the base is stored is in its config.json."), "mxfp4"),
     "model.model_kwargs.max_position_embeddings": (
@@ -229,8 +235,7 @@ OWN: Table = {
     "peft.lora_exclude_modules": (note("Adapters are on the named layers of the text model."), None),
     "peft.lora_target_parameters": (refuse("Adapters are put on modules, not on single tensors.",
                                            "--without peft.lora_target_parameters"), None),
-    "peft.lora_init_weights": (agrees("An adapter begins at zero.", ("DEFAULT", "default"), refused(
-        "An adapter begins at zero.", "--without peft.lora_init_weights")), "DEFAULT"),
+    "peft.lora_init_weights": (first_weights(), "pissa"),
     "peft.lora_bias": (
         agrees("No bias is trained.", ("none",), refused("Biases are not trained.", "Write none.")), "none"
     ),

@@ -40,6 +40,7 @@ from trainyard.spec.imports.words import (
     checkpointing,
     dtype,
     held_out,
+    loftq_bits,
     optimizer,
     positive,
     save_every,
@@ -112,7 +113,7 @@ STUDIO: Table = {
     **{f"lora.{key}": row for key, row in LORA.items() if key != "lora_target_modules"},
     "lora.target_modules": (target_modules(), ["q_proj", "v_proj"]),
     "lora.use_dora": (carried("method", flag), False),
-    "lora.use_loftq": (refuse("LoftQ is not an initialisation here.", "--without lora.use_loftq"), False),
+    "lora.use_loftq": (switch(mapped({"method.init": "loftq"}), ours="method.init"), True),
     "lora.vision_all_linear": (vision_part(), False),
     "lora.finetune_vision_layers": (vision_part(), True),
     "lora.finetune_language_layers": (agrees("The text model is adapted.", (True,), refused(
@@ -146,7 +147,9 @@ SCRIPT: Table = {
     "random_state": (note("One seed, hyperparameters.seed."), 3407),
     "use_rslora": LORA["use_rslora"],
     "use_dora": (carried("method", flag), False),
-    "loftq_config": (refuse("LoftQ is not an initialisation here.", "--without loftq_config"), None),
+    "loftq_config": (note("Without bits it says nothing."), None),
+    "loftq_config.loftq_bits": (loftq_bits(), 4),
+    "loftq_config.loftq_iter": (note("Once: the base stays as it was quantised."), 1),
     **{key: ARGUMENTS[key] for key in (
         "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "warmup_steps",
         "max_steps", "learning_rate", "optim", "weight_decay", "lr_scheduler_type", "seed", "logging_steps",

@@ -17,13 +17,14 @@ from trainyard.spec.imports.keys import (
     WrongValue,
     agrees,
     always,
+    describe,
     flag,
     integer,
     mapped,
     note,
     noted,
     number,
-    refuse,
+    refused,
     steps_of_warmup,
     switch,
     text,
@@ -76,6 +77,8 @@ CLOSE_ATTENTION: dict[Any, tuple[Any, str]] = {
     name: ("auto", f"The best kernel that is here computes the same attention; {name} is none of them.")
     for name in ("xformers", "flex_attention", "s2", "paged|flash_attention_2")
 }
+FIRST_WEIGHTS = re.compile(r"pissa(_niter_[1-9]\d?)?|loftq")
+LOFTQ_BITS = "LoftQ corrects a base of 4 bits: method qlora."
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 EVALUATION = (
     "Kept for evaluation during training, for which a chain has nodes: put a validator before the trainer and an "
@@ -273,7 +276,7 @@ def trackers() -> KeyConverter:
             other = ", ".join(name for name in names if name not in TRACKERS)
             return noted(f"There is no tracker {other}; metrics are in `trainyard jobs metrics`.",
                          {"engine.trackers": known} if known else {})  # fmt: skip
-        return mapped({"engine.trackers": known} if known else {}, "No tracker.")
+        return mapped({"engine.trackers": known}) if known else mapped(because="No tracker.")
 
     return KeyConverter("engine.trackers", convert)
 
@@ -284,7 +287,8 @@ def tracker(name: str, *, flagged: bool = False) -> KeyConverter:
     def convert(given: Any, config: Config) -> KeyAnswer:
         on = given not in (None, "", False) and (not flagged or flag(given))
         others = [one for one in TRACKERS if one != name and one in config.overrides.get("engine.trackers", ())]
-        return mapped({"engine.trackers": [name, *others]} if on else {}, "No tracker.")
+        named = "" if flagged else f"{given!r} is not kept: the variables of {name} name project and server."
+        return mapped({"engine.trackers": [name, *others]}, named) if on else mapped(because="No tracker.")
 
     return KeyConverter("engine.trackers", convert)
 
@@ -374,6 +378,41 @@ def evaluate_by() -> KeyConverter:
     return KeyConverter("eval.steps", convert)
 
 
+def neftune() -> KeyConverter:
+    """Noise on the embeddings; the tools add it in every stage, this one in sft."""
+
+    def convert(given: Any, _config: Config) -> KeyAnswer:
+        if given is None or number(given) == 0:
+            return mapped(because="Off, as in a chain without it.")
+        return mapped({"stage.neftune_alpha": number(given)}, "Noise on the embeddings is a setting of stage sft.")
+
+    return KeyConverter("stage.neftune_alpha", convert)
+
+
+def first_weights() -> KeyConverter:
+    """PEFT's words for what a new adapter begins with."""
+
+    def convert(given: Any, _config: Config) -> KeyAnswer:
+        name = given.lower() if isinstance(given, str) else given
+        if name in (None, True, "default"):
+            return mapped(because="An adapter changes nothing at first.")
+        if isinstance(name, str) and FIRST_WEIGHTS.fullmatch(name):
+            return mapped({"method.init": name})
+        because = f"An adapter cannot begin with {describe(given)} here."
+        return refused(because, "Use pissa or loftq: --set method.init=pissa, or --without it.")
+
+    return KeyConverter("method.init", convert)
+
+
+def loftq_bits() -> KeyConverter:
+    def convert(given: Any, _config: Config) -> KeyAnswer:
+        if integer(given) == 4:
+            return mapped({"method.init": "loftq"})
+        return refused(LOFTQ_BITS, "Write 4, or --without loftq_config")
+
+    return KeyConverter("method.init", convert)
+
+
 ARGUMENTS: Table = {
     "learning_rate": (to(f"{HYPER}learning_rate", number), 2e-4),
     "per_device_train_batch_size": (to(f"{HYPER}batch_size", integer), 2),
@@ -455,11 +494,7 @@ ARGUMENTS: Table = {
                                     unless=(None, False)), False),
     "metric_for_best_model": (note("Kept for choosing between checkpoints; an evaluator's `primary` decides."), "loss"),
     "greater_is_better": (note("Kept for choosing between checkpoints: an evaluator knows it of its metrics."), False),
-    "neftune_noise_alpha": (
-        refuse("Noise on the embeddings is not trained with here.", "Leave it out: --without neftune_noise_alpha.",
-               unless=(None, 0)),
-        None,
-    ),
+    "neftune_noise_alpha": (neftune(), 5),
     "use_liger_kernel": (switch(mapped({"engine.head": "liger"}), ours="engine.head"), True),
     "torch_compile": (note("Modules run as they are, uncompiled: equal numbers.", unless=(None, False)), False),
     "push_to_hub": (note(HUB, unless=(None, False)), False),

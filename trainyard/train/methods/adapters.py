@@ -248,6 +248,24 @@ def write_sum(earlier: Path, folder: Path, base: str) -> None:
     sum_config(configs, modules, base).save_pretrained(str(folder))
 
 
+def write_difference(initial: Weights, folder: Path, base: str) -> None:
+    """Replace the adapter of `folder` by what it learned: the trained factors and, subtracted, those it began with.
+
+    B A - B0 A0 = [s B, -s B0] [A; A0], of twice the rank. While it trained, the base was W - s B0 A0 (PiSSA) or its
+    quantised form, which B0 A0 corrects (LoftQ); with this adapter it is the base as its files have it.
+    """
+    config = LoraConfig.from_pretrained(str(folder))
+    weights = load_file(folder / ADAPTER_WEIGHTS)
+    trained, begun = factors(weights), factors(initial)
+    for module, pair in trained.items():
+        a, b = scaled(pair, config, module)
+        a0, b0 = scaled(begun[module], config, module)
+        weights[f"{module}.lora_A.weight"] = torch.cat([a, a0]).contiguous()
+        weights[f"{module}.lora_B.weight"] = torch.cat([b, -b0], dim=1).contiguous()
+    save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    sum_config([config, config], sorted(trained), base).save_pretrained(str(folder))
+
+
 def factors(part: Weights) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Module -> (A, B)."""
     names = [name.removesuffix(".lora_A.weight") for name in part if name.endswith(".lora_A.weight")]

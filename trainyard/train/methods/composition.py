@@ -26,7 +26,9 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from trainyard.spec.axes.methods import adapter_settings
+from trainyard.spec.axes.methods import LowRankSettings, adapter_settings
+from trainyard.train.bases.initialization import initialize_adapter
+from trainyard.train.bases.vocabulary import grow_vocabulary
 from trainyard.train.methods import adapters
 from trainyard.train.methods.adapters import EARLIER, NEW, REFERENCE
 from trainyard.train.methods.contract import MethodSpec, Policy, PolicyRequest
@@ -44,7 +46,8 @@ def adapter_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: 
         require_same_base(request.adapter, request.base_sha256)
         model, active = COMPOSITIONS[request.config.adapter](request, spec, with_reference, warnings)
     reference = partial(adapter_reference, model, active) if with_reference else None
-    return Policy(model, reference, adapter_facts(model, request), lineage(request), warnings)
+    initial = initialize_adapter(model, request) if request.adapter is None else None
+    return Policy(model, reference, adapter_facts(model, request), lineage(request), warnings, initial)
 
 
 def whole_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bool) -> Policy:
@@ -58,8 +61,9 @@ def whole_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bo
         model, facts["earlier"] = merged_base(request, spec), "merge"
     model.requires_grad_(False)
     warnings = spec.choose(model, request)
+    rotation = spec.rotate(model, request) if spec.rotate is not None else None
     reference = partial(frozen_context, frozen_copy(model)) if with_reference else None
-    return Policy(model, reference, facts, lineage(request), warnings)
+    return Policy(model, reference, facts, lineage(request), warnings, rotation=rotation)
 
 
 def wanted_config(model: Any, request: PolicyRequest, spec: MethodSpec) -> Any:
@@ -130,6 +134,7 @@ def merged_base(request: PolicyRequest, spec: MethodSpec) -> Any:
     """Return base plus earlier adapter as one model: summed in float32, then cast to the dtype of the method."""
     model = load_model(request.base, request.head, load_options(request, torch.float32))
     model = adapters.written_in(with_earlier(model, request, EARLIER, "cpu"))
+    model = grow_vocabulary(model, request.base, request.config.added_tokens)
     if request.config.method.facts.quantised:
         with TemporaryDirectory(prefix="trainyard-merged-") as folder:
             model.save_pretrained(folder)
@@ -184,6 +189,7 @@ def frozen_copy(model: Any) -> Any:
 def adapter_facts(model: PeftModel, request: PolicyRequest) -> dict[str, Any]:
     """The adapter's shape as it is in the model, which for a continued adapter is the earlier one's."""
     config: Any = model.peft_config[NEW]
+    method = request.config.method
     return {
         "kind": "adapter",
         "earlier": request.config.adapter if request.adapter is not None else None,
@@ -197,13 +203,16 @@ def adapter_facts(model: PeftModel, request: PolicyRequest) -> dict[str, Any]:
         "layers": config.layers_to_transform,
         "dora": getattr(config, "use_dora", False),
         "rslora": getattr(config, "use_rslora", False),
+        **({"init": method.init} if isinstance(method, LowRankSettings) and method.changes_base else {}),
     }
 
 
 def saved_rank(model: PeftModel, request: PolicyRequest) -> int:
     """Rank of the adapter that `save` writes: of a stack or a merge, the sum of both."""
     own: Any = model.peft_config[NEW]
-    return int(own.r if summed(request) is None else own.r + earlier_config(request).r)
+    method = request.config.method
+    doubled = request.adapter is None and isinstance(method, LowRankSettings) and method.changes_base
+    return int(own.r * (2 if doubled else 1) + (earlier_config(request).r if summed(request) is not None else 0))
 
 
 def summed(request: PolicyRequest) -> Path | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from peft import PeftConfig
@@ -48,6 +48,21 @@ class Policy:
     lineage: list[dict[str, Any]]
     """Every model and adapter that this one comes from, oldest first: {stage, method, sha256, parents}."""
     warnings: list[str] = field(default_factory=list)
+    initial: dict[str, torch.Tensor] | None = None
+    """What a new adapter began with, by the names of a saved one, where that was not zero."""
+    rotation: BlockRotation | None = None
+    """Draws the blocks that are trainable, where they change while it trains."""
+
+
+class BlockRotation(Protocol):
+    """Other trainable blocks every few steps. What is trained at a step follows from its number alone."""
+
+    def show(self, step: int, optimizer: Any = None) -> None:
+        """Let the blocks of a step be trainable. The optimizer drops the states of all others, which begin at zero when
+        they are drawn again."""
+
+    def open(self) -> None:
+        """Let every weight that is trained at any step be trainable."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +75,5 @@ class MethodSpec:
     adapter_config: Callable[[Any, PolicyRequest], PeftConfig] | None = None
     choose: Callable[[Any, PolicyRequest], list[str]] | None = None
     """Mark the weights that move; returns warnings."""
+    rotate: Callable[[Any, PolicyRequest], BlockRotation | None] | None = None
+    """Which of them move at a step, where that changes."""

@@ -1,10 +1,17 @@
 """Freeze: the last blocks move with the final norm, everything before them stays.
 
 Cheaper than full training by the gradients and optimizer states of the frozen rest; the base is changed in place.
+
+With `interval` it is LISA (Pan et al. 2024, arXiv 2403.17919): embeddings, final norm and output layer are trained in
+every step, and of the blocks a random choice that is drawn again every `interval` steps. The optimizer's states of a
+block that goes out are dropped, as in the paper: when it is drawn again they begin at zero. The blocks of a step follow
+from the seed and its number, so a resumed run trains the same ones.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,13 +23,33 @@ from trainyard.train.methods.contract import PolicyRequest
 NORM_WORDS = ("norm", "ln_")
 
 
-def last_blocks(model: Any, request: PolicyRequest) -> list[str]:
-    """Let `blocks` last blocks and the final norm move, and with `head` the output layer.
+def chosen_blocks(model: Any, request: PolicyRequest) -> list[str]:
+    """Let `blocks` last blocks and the final norm move, and with `head` the output layer; with `interval` everything.
 
     A reward model's score always moves: it starts at random. Raises `InvalidInput` (`E-TRAINABLE`).
     """
     freeze = request.config.method
     assert isinstance(freeze, FreezeSettings), freeze
+    decoder, blocks = blocks_of(model, freeze)
+    if freeze.interval is not None:
+        model.requires_grad_(True)
+        return []
+    norms = [child for name, child in decoder.named_children() if any(word in name for word in NORM_WORDS)]
+    trainable = list(blocks)[-freeze.blocks :] + norms
+    warnings = []
+    if request.head == "reward":
+        trainable.append(model.score)
+    elif freeze.head:
+        trainable.append(model.get_output_embeddings())
+        if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
+            warnings.append("The output layer shares its weights with the input embedding, so both move.")
+    for module in trainable:
+        module.requires_grad_(True)
+    return warnings
+
+
+def blocks_of(model: Any, freeze: FreezeSettings) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
+    """The decoder and its blocks, of which there are as many as are to be trained. Raises as `chosen_blocks`."""
     config, found = model.config.get_text_config(), numbered_blocks(model)
     if found is None:
         raise InvalidInput(
@@ -38,18 +65,48 @@ def last_blocks(model: Any, request: PolicyRequest) -> list[str]:
             do=f"Use at most {len(blocks)}, or method full.",
             code="E-TRAINABLE",
         )
-    norms = [child for name, child in decoder.named_children() if any(word in name for word in NORM_WORDS)]
-    trainable = list(blocks)[-freeze.blocks :] + norms
-    warnings = []
-    if request.head == "reward":
-        trainable.append(model.score)
-    elif freeze.head:
-        trainable.append(model.get_output_embeddings())
-        if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
-            warnings.append("The output layer shares its weights with the input embedding, so both move.")
-    for module in trainable:
-        module.requires_grad_(True)
-    return warnings
+    return decoder, blocks
+
+
+class RandomBlocks:
+    """LISA's choice of blocks for each step."""
+
+    def __init__(self, blocks: Sequence[torch.nn.Module], count: int, interval: int, seed: int) -> None:
+        self.blocks, self.count, self.interval, self.seed = list(blocks), count, interval, seed
+        self.shown: frozenset[int] | None = None
+
+    def drawn(self, step: int) -> frozenset[int]:
+        """Indices of the blocks that are trained at a step."""
+        generator = random.Random(f"{self.seed}:blocks:{step // self.interval}")
+        return frozenset(generator.sample(range(len(self.blocks)), self.count))
+
+    def show(self, step: int, optimizer: Any = None) -> None:
+        """Let the blocks of a step be trainable, and drop gradients and optimizer states of the others."""
+        if (chosen := self.drawn(step)) == self.shown:
+            return
+        for index, block in enumerate(self.blocks):
+            block.requires_grad_(index in chosen)
+            for parameter in block.parameters() if index not in chosen else ():
+                parameter.grad = None
+                if optimizer is not None:
+                    optimizer.state.pop(parameter, None)
+        self.shown = chosen
+
+    def open(self) -> None:
+        """Let all blocks be trainable, as the first step finds them and a checkpoint keeps them."""
+        for block in self.blocks:
+            block.requires_grad_(True)
+        self.shown = None
+
+
+def rotation_of(model: Any, request: PolicyRequest) -> RandomBlocks | None:
+    """The rotation of a training with `interval`; None without."""
+    freeze = request.config.method
+    assert isinstance(freeze, FreezeSettings), freeze
+    if freeze.interval is None:
+        return None
+    _, blocks = blocks_of(model, freeze)
+    return RandomBlocks(blocks, freeze.blocks, freeze.interval, request.config.hyperparameters.seed)
 
 
 def numbered_blocks(model: Any) -> tuple[torch.nn.Module, torch.nn.ModuleList] | None:

@@ -18,6 +18,8 @@ from trainyard.errors import InvalidInput, LimitExceeded, Reason, Refused
 from trainyard.spec.axes.devices import Precision
 from trainyard.stores.models import count_parameters, weight_files
 from trainyard.stores.whole import file_sha256
+from trainyard.train.bases.positions import position_options
+from trainyard.train.bases.vocabulary import grow_vocabulary
 from trainyard.train.head import require_known_logits
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.precision import ATTENTION_NAMES, AttentionSupport, native_bf16
@@ -129,12 +131,14 @@ def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:
     `options` go to `from_pretrained`.
     """
     model = load_model(folder, request.head, {**load_options(request, base_dtype(request)), **options})
+    model = grow_vocabulary(model, folder, request.config.added_tokens)
     return model if "device_map" in options else model.to(request.device)
 
 
 def load_options(request: PolicyRequest, dtype: torch.dtype) -> dict[str, Any]:
     """What `load_model` gets for a request."""
     given = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
+    given |= position_options(request.base, request.config.rope)
     return {**given, "attn_implementation": request.attention} if request.attention is not None else given
 
 

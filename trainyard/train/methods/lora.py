@@ -12,7 +12,15 @@ from peft import LoraConfig, TaskType
 from transformers.pytorch_utils import Conv1D
 
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes.methods import AdapterSettings, LoraPlusSettings, LowRankSettings, Method, adapter_settings
+from trainyard.spec.axes.methods import (
+    DEFAULT_INIT,
+    LOFTQ,
+    AdapterSettings,
+    LoraPlusSettings,
+    LowRankSettings,
+    Method,
+    adapter_settings,
+)
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.contract import Groups, Head, PolicyRequest
 from trainyard.train.methods.full import make_group
@@ -48,7 +56,13 @@ def adapter_shape(config: TrainerConfig, task: TaskType, target_modules: str | l
         layers_to_transform=list(lora.layers) if lora.layers is not None else None,
         use_rslora=lora.rslora,
         use_dora=lora.type is Method.DORA,
+        init_lora_weights=first_weights(lora),
     )
+
+
+def first_weights(lora: LowRankSettings) -> Any:
+    """PEFT's word for the first weights. Those of LoftQ are set afterwards: PEFT would change the base."""
+    return True if lora.init in (DEFAULT_INIT, LOFTQ) else lora.init
 
 
 def targets(model: Any, adapter: AdapterSettings) -> str | list[str]:

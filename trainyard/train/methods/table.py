@@ -10,10 +10,10 @@ from peft import PeftModel
 
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.methods.adapters import save_adapter
+from trainyard.train.methods.adapters import save_adapter, write_difference
 from trainyard.train.methods.composition import adapter_policy, summed, whole_policy
 from trainyard.train.methods.contract import Groups, MethodSpec, Policy, PolicyRequest
-from trainyard.train.methods.freeze import last_blocks
+from trainyard.train.methods.freeze import chosen_blocks, rotation_of
 from trainyard.train.methods.full import all_weights, plain_groups
 from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.lora import lora_config, lora_plus_groups
@@ -27,7 +27,7 @@ METHODS: dict[Method, MethodSpec] = {
     Method.DORA: MethodSpec(load_base, plain_groups, adapter_config=lora_config),
     Method.LORA_PLUS: MethodSpec(load_base, lora_plus_groups, adapter_config=lora_config),
     Method.OFT: MethodSpec(load_base, plain_groups, adapter_config=oft_config),
-    Method.FREEZE: MethodSpec(load_base, plain_groups, choose=last_blocks),
+    Method.FREEZE: MethodSpec(load_base, plain_groups, choose=chosen_blocks, rotate=rotation_of),
 }
 
 
@@ -67,6 +67,8 @@ def save(policy: Policy, request: PolicyRequest, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(policy.model, PeftModel):
         save_adapter(policy.model, request.base, summed(request), folder)
+        if policy.initial is not None:
+            write_difference(policy.initial, folder, request.base)
     else:
         policy.model.save_pretrained(folder)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from trainyard.train.head import IGNORED
+from trainyard.train.head import IGNORED, SEQUENCES
+from trainyard.train.layout.segments import sequence_lengths
 from trainyard.train.stages.contract import Batch
 from trainyard.train.tokens import TokenLedger
 
@@ -65,8 +66,14 @@ def account_fields(counted: Mapping[str, int], origin: Origin) -> dict[str, Any]
 
 
 def count_batch(batch: Batch, rows: int) -> Counted:
-    """Count a batch of `rows` examples. The label of a row's first position has no predecessor and takes no part."""
+    """Count a batch of `rows` examples. The label of a row's first position has no predecessor and takes no part.
+
+    A prompt that several answers share counts once for each, as it does where each answer is a row.
+    """
     labels_BT = batch.get("row_labels", batch["labels"])
     trained = int((labels_BT[:, 1:] != IGNORED).sum())
+    if SEQUENCES in batch:
+        learned_S = batch[SEQUENCES][batch["labels"] != IGNORED].unique()
+        return Counted(trained, int(sequence_lengths(batch)[learned_S].sum()) - trained, rows)
     shown = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
     return Counted(trained, int(shown.count_nonzero()) - trained, rows)

@@ -21,8 +21,9 @@ class Forward:
     """Reply of `forward`."""
 
     forward_id: str
+    """Empty for a batch without labels, which has no graph."""
     loss: torch.Tensor
-    """Detached, on the device: reading it is a synchronisation, which is left to the caller."""
+    """Detached, on the device: reading it is a synchronisation, which is left to the caller. NaN without labels."""
     units: int
     """What the loss is a mean over, unless a normalizer was given."""
     metrics: Metrics

@@ -27,15 +27,20 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
 from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.bases.positions import context_of
 from trainyard.train.head import Head, require_known_logits
+from trainyard.train.methods.contract import BlockRotation
 from trainyard.train.optimizers import on_eval, on_train
 from trainyard.train.resume import snapshot as snapshots
 from trainyard.train.resume import state
 from trainyard.train.resume.snapshot import Snapshot
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.determinism import strict_kernels
+from trainyard.train.session.generators import OwnGenerators, draw_own
+from trainyard.train.session.noise import EmbeddingNoise
 from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
 from trainyard.train.session.parallelism import Found, SingleProcess
 from trainyard.train.session.replies import Backward, Evaluated, Forward, Replies, Stepped
@@ -62,6 +67,8 @@ class TrainState:
     device: str = "cpu"
     precision: Precision = Precision.FP32
     head: Head = Head.FULL
+    rotation: BlockRotation | None = None
+    """Draws the blocks that are trainable, where they change."""
     parallelism: SingleProcess = field(default_factory=SingleProcess)
     """How the work is shared with other processes."""
     strict: bool = False
@@ -87,7 +94,11 @@ class Session:
         self._replies = Replies()
         if engine.stage.head == "causal":
             self.parallelism.run(engine.model, require_known_logits)
+        stage = engine.config.stage
+        if isinstance(stage, SftSettings) and stage.neftune_alpha is not None:
+            EmbeddingNoise(engine.model, stage.neftune_alpha)
         self._train()
+        self.generators = OwnGenerators(engine.device)
 
     # The eight verbs
 
@@ -105,6 +116,8 @@ class Session:
         `normalizer` is what the sum over the units is divided by; default the batch's own units. A step that is cut
         into micro-batches gives the units of the whole step. `outputs` may name `logits` and `hidden_states` of the
         batch's `input_ids`, from a pass of their own that draws the same dropout; they go by file unless `inline`.
+        A batch without `labels` has no loss to keep a graph for: the reply contains its outputs (by default `logits`),
+        an empty id and NaN as its loss; a pending graph stays.
         Raises `InvalidInput` (`E-DATA-EMPTY`, `E-STEP`, `E-NAME`), and then nothing has changed.
         """
         given = (batch, normalizer, list(outputs), inline)
@@ -179,9 +192,14 @@ class Session:
         """Carry out a verb; in distributed training, on all ranks."""
         return verb(self, *given)
 
+    @draw_own
     def _forward(self, batch: Batch, normalizer: float | None, outputs: Sequence[str], inline: bool) -> Forward:
         engine = self.engine
         on_device = {name: value.to(engine.device, non_blocking=True) for name, value in batch.items()}
+        if "labels" not in batch:
+            found = self._outputs(on_device, outputs or ("logits",), inline)
+            self._forwards += 1
+            return Forward("", torch.tensor(math.nan), 0, {}, found)
         units = engine.stage.units(batch)
         if not units:
             raise InvalidInput(
@@ -190,6 +208,8 @@ class Session:
                 code="E-DATA-EMPTY",
             )
         found = self._outputs(on_device, outputs, inline) if outputs else {}
+        if engine.rotation is not None:
+            engine.rotation.show(self.global_step, engine.optimizer)
         reference = self._reference_scores(on_device)
         with strict_kernels(engine.strict), self.autocast():
             scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
@@ -217,8 +237,7 @@ class Session:
     @property
     def context(self) -> int | None:
         """Tokens that the model can see at once; None where its config does not say."""
-        found = getattr(self.engine.model.config.get_text_config(), "max_position_embeddings", None)
-        return int(found) if found else None
+        return context_of(self.engine.model.config)
 
     def generate_by_reference(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
         """Continue token prompts with the frozen reference, as `generate` does with the model."""
@@ -250,6 +269,7 @@ class Session:
             for name, value in found.items()
         }
 
+    @draw_own
     def _backward(self, forward_id: str, scale: float, measure: bool) -> Backward:
         if self.stale:
             raise Conflict(
@@ -281,6 +301,7 @@ class Session:
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1
         return float(self.parallelism.norm(self.parameters)) / scale
 
+    @draw_own
     def _step(self, max_grad_norm: float | None, learning_rate: float | None, metric: float | None) -> Stepped:
         if not self.accumulated:
             raise Conflict("There is no gradient to step with.", do="Call forward and backward first.", code="E-STEP")
@@ -361,9 +382,11 @@ class Session:
 
     # State
 
+    @draw_own
     def snapshot(self) -> Snapshot:
         """Everything that decides the next number, as live tensors and plain values. Nothing is copied."""
         engine, parallelism = self.engine, self.parallelism
+        self._open_blocks()
         parts = {
             "weights": parallelism.weights(engine.model),
             "optimizer": engine.optimizer.state_dict(),
@@ -391,6 +414,7 @@ class Session:
     def require_fit(self, snapshot: Snapshot, *, everything: bool) -> None:
         """Raise `Corrupt` for parts that do not belong to this session's model, schedule or devices."""
         parts = snapshot.parts
+        self._open_blocks()
         if "weights" in parts:
             state.require_same_weights(self.engine.model, parts["weights"])
         if everything and "rate" in parts:
@@ -398,9 +422,11 @@ class Session:
         if everything and "random" in parts:
             state.require_same_devices(parts["random"])
 
+    @draw_own
     def _take_over(self, parts: Mapping[str, Any], *, everything: bool) -> None:
         """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
         engine = self.engine
+        self._open_blocks()
         if "weights" in parts:
             self.parallelism.take_weights(engine.model, parts["weights"])
         if not everything:
@@ -418,6 +444,11 @@ class Session:
                 setattr(self, name, value)
         if "random" in parts:
             state.restore_random_state(parts["random"])
+
+    def _open_blocks(self) -> None:
+        """Let every weight that is trained at some step count as trainable; the next forward closes the others."""
+        if self.engine.rotation is not None:
+            self.engine.rotation.open()
 
     def show_served(self) -> None:
         """Put the weights in place that are served: schedule-free AdamW's average, not the point that it trains at."""

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.spec.axes.stages import StageFacts
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head
+from trainyard.train.layout.segments import RowLayout
 from trainyard.train.session.sampling import Generated, Sampling
 from trainyard.train.tokens import Encoded, TokenLedger
 
@@ -71,6 +72,10 @@ class StageSpec:
     """(session, batch, config, padding id, place in the run) -> the batch with the completions that it learns from.
 
     What is drawn follows from the weights, the seed and the place alone, so that a resumed run draws the same."""
+    choose: Callable[[TrainerConfig], StageSpec] | None = None
+    """Another form of the stage by its settings, where they change more than a number."""
+    layout: RowLayout | None = None
+    """How answers lie in a row with others: behind the prompt that they share, or packed."""
     reference_per_example: bool = False
     """Whether the reference's scores belong to one example each, so that they can be computed once."""
 
@@ -81,6 +86,10 @@ class StageSpec:
     @property
     def sequences(self) -> int:
         return self.facts.sequences
+
+    def chosen(self, config: TrainerConfig) -> StageSpec:
+        """The same stage as the settings of a training choose it."""
+        return self if self.choose is None else self.choose(config)
 
     def needs_reference(self, config: TrainerConfig) -> bool:
         """Whether a frozen model scores each batch too: the model as it was, or a teacher."""

@@ -15,10 +15,12 @@ rejected one; a bar marks means per token.
     simpo     -log sigmoid(beta (log pi-bar chosen - rejected) - gamma); no reference
                                                                                Meng et al. 2024, arXiv 2405.14734
 
+A pair may lie in one row, behind the prompt that its answers share, and several pairs in one packed row.
+
 Every loss is a sum over pairs, so that the cut of a step into micro-batches does not move the gradient; kto_pair's KL
 alone is a mean over the micro-batch.
 
-Shapes: P pairs, B = 2P rows (chosen first), T positions, N labelled positions.
+Shapes: P pairs, B rows, 2P (chosen first) unless a row has several sequences, T positions, N labelled positions.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.data.rows import PreferenceRow
 from trainyard.spec.axes.stages import DpoSettings, PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import IGNORED, Head, LabelLogprobs, label_logprobs
+from trainyard.train.head import IGNORED, SEQUENCES, Head, LabelLogprobs, label_logprobs
+from trainyard.train.layout.segments import RowLayout
 from trainyard.train.stages import pairs
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 from trainyard.train.tokens import Encoded, TokenLedger
@@ -70,12 +73,20 @@ def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     return batch
 
 
+def complete(batch: Batch, examples: Sequence[Encoded]) -> Batch:
+    """The same for rows that have several sequences; the first token of one has no predecessor."""
+    if IMITATE in examples[0]:
+        learned_BT = (batch[SEQUENCES] < len(examples)) & (batch[SEQUENCES] >= 0) & (batch["position_ids"] > 0)
+        batch["row_labels"] = torch.where(learned_BT, batch["input_ids"], batch["labels"])
+    return batch
+
+
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """Sums of the answers' log-probabilities and their numbers of tokens, by side (P,).
 
     With `row_labels` also `chosen_nll_P`, the mean cross-entropy of the chosen rows with their prompts.
     """
-    rows = batch["input_ids"].shape[0]
+    rows = pairs.sequences(batch)
     if "row_labels" not in batch:
         return by_side(label_logprobs(model, batch, head), rows)
     labels_BT, row_labels_BT = batch["labels"][:, 1:], batch["row_labels"][:, 1:]
@@ -190,4 +201,7 @@ LOSSES: dict[PreferenceLoss, PairLoss] = {
     PreferenceLoss.SIMPO: simpo,
 }
 
-DPO = StageSpec(Stage.DPO.facts, encode, pairs.width, collate, pairs.units, score, loss, reference_per_example=True)
+DPO = StageSpec(
+    Stage.DPO.facts, encode, pairs.width, collate, pairs.units, score, loss,
+    layout=RowLayout(pairs.groups, complete), reference_per_example=True,
+)  # fmt: skip

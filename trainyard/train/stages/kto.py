@@ -5,7 +5,9 @@
 
 KL is how far the policy has moved from the reference in general: the mean log-ratio of answers to prompts they do not
 belong to, at least 0, without a gradient. The answers of a batch move on by one prompt to make those rows, so a batch
-needs two rows or more. The estimate belongs to the micro-batch: unlike the other losses, this one depends on the cut.
+needs two rows or more. Where prompts are shared, each lies in one row with its own completions and the mismatched ones,
+whose positions then have a graph that no gradient reaches. The estimate belongs to the micro-batch: unlike the other
+losses, this one depends on the cut.
 
 Shapes: B rows, T positions of the longest row, U positions of the longest mismatched row.
 """
@@ -24,7 +26,8 @@ from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import KtoSettings, Stage
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import Head, label_logprobs
+from trainyard.train.head import IGNORED, SEQUENCES, Head, label_logprobs
+from trainyard.train.layout.segments import PromptGroup, RowLayout
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec, mean_over_units
 from trainyard.train.stages.lengths import TokenShare, within_length
@@ -100,14 +103,7 @@ def share(example: Encoded) -> TokenShare:
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     """The rows (B, T), `desirable_B`, and as `kl_…` (B, U) each prompt with the completion of the row before it."""
-    smallest = Stage.KTO.facts.smallest_batch
-    if len(examples) < smallest:
-        raise InvalidInput(
-            "Stage kto compares the rows of a batch, and this batch has one.",
-            why="The mismatched rows of its reference point pair each prompt with another row's completion.",
-            do=f"Use a batch_size of at least {smallest}.",
-            code="E-BATCH",
-        )
+    require_several(examples)
     rows = [join_answer(example["prompt_ids"], example["completion_ids"]) for example in examples]
     others = [examples[-1], *examples[:-1]]
     mismatched = [
@@ -117,7 +113,49 @@ def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     return {
         **sft.collate(rows, pad_id),
         **{MISMATCHED + name: value for name, value in sft.collate(mismatched, pad_id).items()},
-        "desirable_B": torch.tensor([bool(example["desirable"][0]) for example in examples]),
+        "desirable_B": desirable(examples),
+    }
+
+
+def require_several(examples: Sequence[Encoded]) -> None:
+    """Raise `InvalidInput` (`E-BATCH`) for a batch without other rows to compare with."""
+    smallest = Stage.KTO.facts.smallest_batch
+    if len(examples) < smallest:
+        raise InvalidInput(
+            "Stage kto compares the rows of a batch, and this batch has one.",
+            why="The mismatched rows of its reference point pair each prompt with another row's completion.",
+            do=f"Use a batch_size of at least {smallest}.",
+            code="E-BATCH",
+        )
+
+
+def desirable(examples: Sequence[Encoded]) -> torch.Tensor:
+    return torch.tensor([bool(example["desirable"][0]) for example in examples])
+
+
+def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
+    """Each prompt of the batch once, with the completions of its rows (sequences 0..B-1) and then the mismatched ones
+    (B..2B-1)."""
+    answers: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
+    others = [examples[-1], *examples[:-1]]
+    for at, example in enumerate(examples):
+        answers.setdefault(tuple(example["prompt_ids"]), []).append((at, example["completion_ids"]))
+    for at, (example, other) in enumerate(zip(examples, others, strict=True), len(examples)):
+        prompt = example["prompt_ids"]
+        kept = other["completion_ids"][: example["limit"][0] - len(prompt)]
+        answers[tuple(prompt)].append((at, kept))
+    return [PromptGroup(list(prompt), own) for prompt, own in answers.items()]
+
+
+def complete(batch: Batch, examples: Sequence[Encoded]) -> Batch:
+    """The labels of the mismatched completions as `kl_labels`, and `desirable_B`."""
+    require_several(examples)
+    own_BT = batch[SEQUENCES] < len(examples)
+    return {
+        **batch,
+        "labels": batch["labels"].where(own_BT, IGNORED),
+        MISMATCHED + "labels": batch["labels"].where(~own_BT, IGNORED),
+        "desirable_B": desirable(examples),
     }
 
 
@@ -127,13 +165,17 @@ def cut(row: Encoded, limit: int) -> Encoded:
 
 
 def units(batch: Batch) -> int:
-    """Rows."""
-    return batch["input_ids"].shape[0]
+    """Rows of the data; one row of the batch may have the answers of several."""
+    return len(batch["desirable_B"]) if SEQUENCES in batch else batch["input_ids"].shape[0]
 
 
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """`logprobs_B` of the rows' completions, and `kl_B` of the mismatched ones, without a graph."""
     rows = units(batch)
+    if SEQUENCES in batch:
+        labels_BT = torch.maximum(batch["labels"], batch[MISMATCHED + "labels"])
+        both_S = label_logprobs(model, {**batch, "labels": labels_BT}, head).sums(2 * rows)
+        return {"logprobs_B": both_S[:rows], "kl_B": both_S[rows:].detach()}
     with torch.no_grad():
         mismatched = {name.removeprefix(MISMATCHED): batch[name] for name in batch if name.startswith(MISMATCHED)}
         kl_B = label_logprobs(model, mismatched, head).sums(rows)
@@ -165,7 +207,7 @@ def metrics(reward_B: torch.Tensor, gain_B: torch.Tensor, kl: torch.Tensor, desi
 
 
 KTO = StageSpec(
-    Stage.KTO.facts, encode, width, collate, units, score, loss,
+    Stage.KTO.facts, encode, width, collate, units, score, loss, layout=RowLayout(groups, complete),
     encode_held_out=lambda rows, tokenizer, config: encode_any_labels(rows, tokenizer, config)[0],
     summarize=summarize,
 )  # fmt: skip

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import PreferenceRow
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import IGNORED
+from trainyard.train.head import IGNORED, SEQUENCES
+from trainyard.train.layout.segments import PromptGroup
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import Batch
 from trainyard.train.stages.lengths import TokenShare, within_length
@@ -49,6 +50,20 @@ def join_answer(prompt: list[int], answer: list[int]) -> Encoded:
     return {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}
 
 
+def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
+    """Each pair as a prompt with two answers: sequences 0..P-1 are chosen, P..2P-1 rejected."""
+    pairs = len(examples)
+    return [
+        PromptGroup(example["prompt_ids"], [(at, example["chosen_ids"]), (pairs + at, example["rejected_ids"])])
+        for at, example in enumerate(examples)
+    ]
+
+
+def sequences(batch: Batch) -> int:
+    """Chosen and rejected answers, whether each is a row or several are in one."""
+    return int(batch[SEQUENCES].max()) + 1 if SEQUENCES in batch else batch["input_ids"].shape[0]
+
+
 def units(batch: Batch) -> int:
     """Pairs."""
-    return batch["input_ids"].shape[0] // 2
+    return sequences(batch) // 2

@@ -2,12 +2,16 @@
 
 loss = - sum over labelled tokens of log p(token | everything before it)
 
-The unit is the token, so a token counts the same in a short row and in a long one, however a step is cut.
+The unit is the token, so a token counts the same in a short row and in a long one, however a step is cut. With
+`average: row` the unit is the row: each counts the same, with the mean over its labelled tokens.
+
+Shapes: B rows, T positions, N labelled tokens, R rows with a labelled token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import SftRow
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.stages import SftSettings, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head, label_logprobs
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
@@ -27,7 +31,13 @@ def encode(
     rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
 ) -> tuple[list[Encoded], TokenLedger]:
     """Conversations as {input_ids, labels}."""
-    return within_length(lambda limit: encode_sft(rows, tokenizer, limit), width, share, config)
+    last = learns_last(config)
+    return within_length(lambda limit: encode_sft(rows, tokenizer, limit, last_turn=last), width, share, config)
+
+
+def learns_last(config: TrainerConfig) -> bool:
+    """Whether only the last turn of the assistant is learned."""
+    return isinstance(config.stage, SftSettings) and config.stage.turns == "last"
 
 
 def width(example: Encoded) -> int:
@@ -67,4 +77,35 @@ def loss(
     return -policy["logprobs_N"].sum(), {}
 
 
-SFT = StageSpec(Stage.SFT.facts, encode, width, collate, units, score, loss)
+def labelled_rows(batch: Batch) -> torch.Tensor:
+    """The row of every labelled token, counted over the rows that have one: (N,). Packed rows begin where their
+    positions do."""
+    labels_BT = batch["labels"]
+    starts_BT = torch.zeros_like(labels_BT)
+    starts_BT[:, 0] = 1
+    if "position_ids" in batch:
+        starts_BT = (batch["position_ids"] == 0).long()
+    rows_BT = starts_BT.flatten().cumsum(0).view_as(labels_BT)
+    return torch.unique(rows_BT[:, 1:][labels_BT[:, 1:] != IGNORED], return_inverse=True)[1]
+
+
+def row_units(batch: Batch) -> int:
+    """Rows with something to learn."""
+    rows_N = labelled_rows(batch)
+    return int(rows_N.max()) + 1 if len(rows_N) else 0
+
+
+def row_loss(
+    batch: Batch, policy: Scores, _reference: Scores | None, _config: TrainerConfig
+) -> tuple[torch.Tensor, Metrics]:
+    """The mean cross-entropy of each row, summed over the rows."""
+    rows_N = labelled_rows(batch)
+    return -(policy["logprobs_N"] / rows_N.bincount()[rows_N]).sum(), {}
+
+
+def by_settings(config: TrainerConfig) -> StageSpec:
+    by_row = isinstance(config.stage, SftSettings) and config.stage.average == "row"
+    return replace(SFT, units=row_units, loss=row_loss) if by_row else SFT
+
+
+SFT = StageSpec(Stage.SFT.facts, encode, width, collate, units, score, loss, choose=by_settings)

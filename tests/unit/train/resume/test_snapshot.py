@@ -209,10 +209,10 @@ def test_weights_alone_are_saved_and_taken(tmp_path: Path) -> None:
     other = session_of(tmp_path, config_of(learning_rate=5e-4), seed=5)  # another config may take weights
     train_step(other, [batch_of()])
     state = other.engine.optimizer.state_dict()["state"][0]["exp_avg"].clone()
-    before = torch.get_rng_state()
+    before = other.generators.states.torch
     other.load("small", optimizer=False)
     assert same(weights_of(other), weights_of(session))
-    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(before, other.generators.states.torch)
     assert torch.equal(other.engine.optimizer.state_dict()["state"][0]["exp_avg"], state)
     assert other.global_step == 1
 
@@ -269,10 +269,10 @@ def busy(tmp_path: Path) -> Session:
 def refuse(session: Session, error: type[TrainyardError], message: str, *, optimizer: bool = True) -> TrainyardError:
     """Loading `here` fails with a message, and neither weights nor gradients nor a pending graph are touched."""
     pending = session.forward(batch_of())
-    before = [*weights_of(session), *gradients_of(session), torch.get_rng_state()]
+    before = [*weights_of(session), *gradients_of(session), session.generators.states.torch]
     with pytest.raises(error, match=message) as found:
         session.load("here", optimizer=optimizer)
-    assert same(before, [*weights_of(session), *gradients_of(session), torch.get_rng_state()])
+    assert same(before, [*weights_of(session), *gradients_of(session), session.generators.states.torch])
     session.backward(pending.forward_id)
     return found.value
 

@@ -113,12 +113,12 @@ def test_the_reference_draws_no_random_number_and_gets_no_gradient(tmp_path: Pat
     session, batch = session_of(tmp_path, config_of(Stage.DPO)), batch_of(Stage.DPO)
     scores = session.reference_scores(batch)
     assert not any(value.requires_grad for value in scores.values())
-    before = torch.get_rng_state()
+    before = session.generators.states
     assert same(list(scores.values()), list(session.reference_scores(batch).values()))
-    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(before.torch, session.generators.states.torch)
     known = {f"reference/{name}": value for name, value in scores.items()}
     computed = session.forward(batch)
-    torch.set_rng_state(before)
+    session.generators.states = before
     assert torch.equal(session.forward({**batch, **known}).loss, computed.loss)
 
 
@@ -153,14 +153,32 @@ def test_asking_for_outputs_changes_nothing_else(tmp_path: Path) -> None:
 
 
 def test_outputs_that_cannot_be_given_are_refused_before_anything_happens(session: Session) -> None:
-    pending, before = session.forward(batch_of()), torch.get_rng_state()
+    pending, before = session.forward(batch_of()), session.generators.states.torch
     with pytest.raises(InvalidInput, match=r"E-NAME: forward has no output 'attentions'.*logits or hidden_states"):
         session.forward(batch_of(), outputs=["attentions"])
     rows = INLINE_BYTES // (session.engine.model.config.vocab_size * 4 * batch_of()["input_ids"].shape[1]) + 1
     large = STAGES[Stage.SFT].collate([examples_of(config_of())[0]] * (4 * rows), PAD)
     with pytest.raises(InvalidInput, match=r"E-STEP: logits takes [\d,]+ bytes, .* at most 8,388,608\..*a file"):
         session.forward(large, outputs=["logits"], inline=True)
-    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(before, session.generators.states.torch)
+    assert session.backward(pending.forward_id).accumulated == 1
+
+
+def test_without_labels_the_reply_has_the_logits_and_a_pending_graph_stays(tmp_path: Path) -> None:
+    session, batch = session_of(tmp_path, dropout=0.0), batch_of()
+    pending = session.forward(batch)
+    asked = {name: value for name, value in batch.items() if name != "labels"}
+    reply = session.forward(asked)
+    assert (reply.forward_id, reply.units, reply.loss.isnan().item()) == ("", 0, True)
+    logits = load_file(reply.outputs["logits"]["file"])["logits"]
+    with torch.no_grad():
+        expected = session.engine.model(**asked).logits
+    torch.testing.assert_close(logits, expected)
+    again = session.forward(asked, outputs=("hidden_states", "logits")).outputs
+    assert again.keys() == {"hidden_states", "logits"}
+    assert again["logits"]["file"] != reply.outputs["logits"]["file"]
+    with pytest.raises(Conflict, match="E-STEP"):
+        session.backward(reply.forward_id)
     assert session.backward(pending.forward_id).accumulated == 1
 
 

@@ -165,6 +165,13 @@ def find_trained(name: str, settings: Settings) -> TrainedNode:
     trainers = [node for node in result.nodes if node.type == "trainer"]
     controls = {one for one, node in nodes.items() if node["config"].get("control")}
     found = [node for node in trainers if (node.id == wanted if wanted else node.id not in controls)]
+    if len(found) == 1 and found[0].id not in nodes:
+        raise InvalidInput(
+            f"{run}/{found[0].id} is a trial of a sweep.",
+            why="Its run has a report and a chain for all trials, and none for this one.",
+            do=f"Look at `trainyard sweep show {result.name}`, or run the chain of its best trial and compare that.",
+            code="E-NODE",
+        )
     if len(found) == 1:
         return TrainedNode(result, folder, nodes, found[0])
     names = ", ".join(f"{run}/{node.id}" for node in trainers)

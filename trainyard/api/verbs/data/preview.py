@@ -244,7 +244,7 @@ class Lengths:
         shown: list[RenderedRow] = []
         for number, (row, sides) in enumerate(rendered):
             counted = {name: next(sizes) for name in sides}
-            self.count(counted)
+            self.count(counted, is_document=isinstance(row, DocumentRow))
             if number < keep:
                 shown += [
                     RenderedRow(
@@ -267,11 +267,12 @@ class Lengths:
         self.seen.add(key)
         return sides
 
-    def count(self, counted: dict[str, tuple[int, int, int]]) -> None:
+    def count(self, counted: dict[str, tuple[int, int, int]], *, is_document: bool = False) -> None:
+        """Add a row. A document has no loss and no greatest length: rows are made of it, or blocks."""
         total, learned, kept = (max(column) for column in zip(*counted.values(), strict=True))
-        if total and not kept:
+        if not kept and total and not is_document:
             self.drop(f"nothing to learn within {self.max_length} tokens")
-        else:
+        elif not is_document:
             self.truncated += total > self.max_length
         self.tokens.append(total)
         self.learned += learned

@@ -1,0 +1,97 @@
+"""LISA: which blocks are trained at a step, what happens to optimizer states, and that a restored session goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.train.session.engines import batch_of, config_of, same, session_of, train_step, weights_of
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.methods.freeze import RandomBlocks
+from trainyard.train.session.session import Session
+
+INTERVAL = 2
+
+
+def rotating(folder: Path, **hyperparameters: Any) -> tuple[Session, RandomBlocks]:
+    """A session on two blocks, one of which is trained at a time."""
+    session = session_of(folder, config_of(**hyperparameters))
+    blocks = RandomBlocks(session.engine.model.model.layers, 1, INTERVAL, seed=4)
+    session.engine.rotation = blocks
+    return session, blocks
+
+
+def block_of(session: Session, index: int) -> list[torch.Tensor]:
+    return [value.detach().clone() for value in session.engine.model.model.layers[index].parameters()]
+
+
+def test_only_the_drawn_blocks_and_what_is_no_block_moves(tmp_path: Path) -> None:
+    session, blocks = rotating(tmp_path, warmup_ratio=0.0)
+    for step in range(6):
+        (chosen,) = blocks.drawn(step)
+        before = [block_of(session, index) for index in range(2)]
+        embeddings = session.engine.model.get_input_embeddings().weight.detach().clone()
+        train_step(session, [batch_of(), batch_of()])
+        assert [same(before[index], block_of(session, index)) for index in range(2)] == [chosen != 0, chosen != 1]
+        assert not torch.equal(embeddings, session.engine.model.get_input_embeddings().weight)
+    assert {blocks.drawn(step) for step in range(6)} == {frozenset({0}), frozenset({1})}
+
+
+def test_a_choice_lasts_for_its_interval_and_follows_from_seed_and_step() -> None:
+    layers = [torch.nn.Linear(2, 2) for _ in range(8)]
+    blocks, again, other = (RandomBlocks(layers, 3, 5, seed) for seed in (1, 1, 2))
+    drawn = [blocks.drawn(step) for step in range(50)]
+    assert all(len(one) == 3 for one in drawn)
+    assert all(drawn[step] == drawn[step - step % 5] for step in range(50))
+    assert drawn == [again.drawn(step) for step in range(50)]
+    assert drawn != [other.drawn(step) for step in range(50)]
+
+
+def test_states_of_a_block_that_goes_out_are_dropped(tmp_path: Path) -> None:
+    session, blocks = rotating(tmp_path)
+    for step in range(6):
+        train_step(session, [batch_of()])
+        layers, (chosen,) = session.engine.model.model.layers, blocks.drawn(step)
+        with_state = [
+            index for index in range(2) if any(p in session.engine.optimizer.state for p in layers[index].parameters())
+        ]
+        assert with_state == [chosen]
+        counts = {int(session.engine.optimizer.state[p]["step"]) for p in layers[chosen].parameters()}
+        since = next(back for back in range(step + 2) if back > step or blocks.drawn(step - back) != {chosen})
+        assert counts == {since}  # begun again when it was drawn
+
+
+@pytest.mark.parametrize("after", range(1, 6))
+def test_a_restored_session_goes_on_to_the_same_bits(after: int, tmp_path: Path) -> None:
+    session, _ = rotating(tmp_path)
+    losses = []
+    for step in range(6):
+        if step == after:
+            first = session.forward(batch_of())  # inside an accumulation
+            session.backward(first.forward_id)
+            session.save("here")
+            forward = session.forward(batch_of())
+            session.backward(forward.forward_id)
+            session.step()
+            session.zero_grad()
+            losses.append([float(forward.loss)])
+        else:
+            losses.append(train_step(session, [batch_of(), batch_of()]))
+    again, _ = rotating(tmp_path)
+    again.load("here")
+    forward = again.forward(batch_of())
+    again.backward(forward.forward_id)
+    again.step()
+    again.zero_grad()
+    assert [float(forward.loss)] == losses[after]
+    for step in range(after + 1, 6):
+        assert train_step(again, [batch_of(), batch_of()]) == losses[step]
+    assert same(weights_of(again), weights_of(session))
+
+
+def test_an_interval_is_not_written_where_there_is_none() -> None:
+    config = TrainerConfig.model_validate({"method": "freeze"})
+    assert config.method.model_dump(mode="json") == {"type": "freeze", "blocks": 2, "head": False}

@@ -1,0 +1,1 @@
+"""How the sequences of a batch lie in its rows."""
