@@ -97,7 +97,8 @@ def hidden_states(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Ten
 
 def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What a transformers model takes of a batch; answers that share a prompt get a mask that keeps them apart."""
-    given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+    names = ("input_ids", "attention_mask", "position_ids")
+    given: dict[str, torch.Tensor] = {name: batch[name] for name in names if name in batch}
     if MASK_GROUPS in batch:
         given["attention_mask"] = attention_mask(batch, base)
     return given

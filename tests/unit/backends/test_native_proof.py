@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from trainyard.backends.native.proof import (
-    DIGESTS, SHARED_LOSSES, STAGES, VARIATIONS, Cell, build_world, cells, train_cell,
+    DIGESTS,
+    SHARED_LOSSES,
+    STAGES,
+    VARIATIONS,
+    Cell,
+    build_world,
+    cells,
+    train_cell,
 )  # fmt: skip
 from trainyard.backends.results import DECISIONS_FILE
 from trainyard.spec.axes.methods import TRAINED_METHODS, Method

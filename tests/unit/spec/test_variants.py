@@ -35,7 +35,7 @@ EARLIER = {
     "head": "engine.freeze_head", "centering": "engine.reward_centering", "gamma": "preference.simpo_gamma",
 }  # fmt: skip
 """Setting -> where earlier versions had it; the others were below `lora`, `preference` or `rollouts`."""
-NEWER = {"init", "interval", "average", "turns", "neftune_alpha"}
+NEWER = {"init", "interval", "average", "turns", "neftune_alpha", "shared_prompt"}
 """Settings that no earlier version had; the script backend, which reads the groups, takes their defaults only."""
 DRAWN: dict[str, tuple[Any, ...]] = {
     "rewards": ([{"type": "exact_match", "weight": 2.0, "ignore_case": True}],), "num_generations": (4,),
@@ -102,10 +102,8 @@ def test_the_schema_of_a_variant_has_its_settings_alone() -> None:
     schema = TrainerConfig.model_json_schema()
     mapping = schema["properties"]["method"]["anyOf"][1]["discriminator"]["mapping"]
     freeze = schema["$defs"][mapping["freeze"].rpartition("/")[2]]
-    assert (set(freeze["properties"]), freeze["additionalProperties"]) == (
-        {"type", "blocks", "head", "interval"},
-        False,
-    )
+    assert set(freeze["properties"]) == {"type", "blocks", "head", "interval"}
+    assert freeze["additionalProperties"] is False
 
 
 @pytest.mark.parametrize(("axis", "value"), GROUPED)

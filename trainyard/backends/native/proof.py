@@ -56,7 +56,10 @@ STOP_AFTER, KILL_AFTER = 7, 10
 """Micro-batches: a stop inside the third step, a kill inside the fourth, after the checkpoint of the second."""
 LIMIT_S = 300
 TEACHER = "teacher"
-STAGE_SETTINGS = {Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8}, Stage.KTO: {"shared_prompt": True}}
+STAGE_SETTINGS: dict[Stage, dict[str, Any]] = {
+    Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8},
+    Stage.KTO: {"shared_prompt": True},
+}
 """Settings besides the defaults: half of the completions of a distillation are drawn."""
 SHARED_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.IPO, PreferenceLoss.ORPO)
 PACKED_LOSSES = (PreferenceLoss.IPO, PreferenceLoss.KTO_PAIR)

@@ -38,7 +38,8 @@ class PromptSharing:
         """Whether a batch of this layout is computed with clearly fewer operations than rows of that shape."""
         assert self.cost is not None, "a sharing that is used"
         apart = self.cost.of_rows(shape[0], shape[1], 0)
-        return apart >= self.least_gain * self.cost.of_rows(*batch["input_ids"].shape, 0)
+        rows, width = batch["input_ids"].shape
+        return apart >= self.least_gain * self.cost.of_rows(rows, width, 0)
 
 
 def choose_sharing(asked: Literal["auto"] | bool, model: Any, longest: int) -> PromptSharing:

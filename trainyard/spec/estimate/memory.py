@@ -214,8 +214,9 @@ def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> floa
 
 def reached(shape: ModelShape, config: TrainerConfig) -> int:
     """Blocks that the backward pass goes through: frozen ones before the first that moves keep nothing."""
-    last = isinstance(config.method, FreezeSettings) and config.method.interval is None
-    return min(config.method.blocks, shape.layers) if last else shape.layers
+    if isinstance(config.method, FreezeSettings) and config.method.interval is None:
+        return min(config.method.blocks, shape.layers)
+    return shape.layers
 
 
 def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:

@@ -106,7 +106,7 @@ def rotation_of(model: Any, request: PolicyRequest) -> RandomBlocks | None:
     if freeze.interval is None:
         return None
     _, blocks = blocks_of(model, freeze)
-    return RandomBlocks(blocks, freeze.blocks, freeze.interval, request.config.hyperparameters.seed)
+    return RandomBlocks(list(blocks), freeze.blocks, freeze.interval, request.config.hyperparameters.seed)
 
 
 def numbered_blocks(model: Any) -> tuple[torch.nn.Module, torch.nn.ModuleList] | None:
