@@ -17,6 +17,7 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import check_adapter_folder
 from trainyard.train.bases.positions import context_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 OPTIONS: dict[str, dict[str, Any]] = {
     "neftune": {"stage": {"type": "sft", "neftune_alpha": 5, "turns": "last"}},
     "pissa": {"method": {"type": "lora", "rank": 4, "init": "pissa"}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import DECISIONS_FILE
-from trainyard.backends.rows import evaluation_rows, rows_of
+from trainyard.backends.rows import evaluation_rows, mixed_sets, rows_of
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
@@ -24,6 +25,7 @@ from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.stages import DistillSettings
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
@@ -44,6 +46,7 @@ from trainyard.train.precision import KernelChoice, PrecisionChoice, choose_atte
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.determinism import refusal_of
+from trainyard.train.served_teacher import ServedTeacher
 from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import Session, TrainState
 from trainyard.train.stages.contract import Scores, StageSpec
@@ -118,6 +121,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     tokenizer = tokenizer_of(job, events)
     began = time.perf_counter()
     examples, ledger = stage.encode(rows_of(job), tokenizer, config)
+    ledger.keep_sets(mixed_sets(job))
     by_rows_s = time.perf_counter() - began
     frame.report_ledger(events, ledger)
     require_targets(ledger)
@@ -234,6 +238,11 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         events.emit(
             "teacher", text=f"the teacher {config.stage.teacher_model} has {teacher.num_parameters():,} weights"
         )
+    if (server := job.teacher_server) is not None:
+        assert isinstance(config.stage, DistillSettings), config.stage
+        key = os.environ.get(server.api_key_env) if server.api_key_env else None
+        policy.reference = ServedTeacher(server.base_url, server.model, config.stage.likeliest, tokenizer, key)
+        events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
     for warning in [*advice(config, Device(device)), *policy.warnings]:
         events.emit("warning", text=warning)
     if fp8 := choose_fp8(config.engine.fp8, device, capability=capability(device)):

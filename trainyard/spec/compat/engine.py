@@ -86,7 +86,7 @@ STAGE_READERS = (
     Reader("stage.epsilon", "a training with stage.num_iterations above 1", clips),
     Reader(
         "stage.shared_prompt", "backend native in stages dpo and kto, and backend trl in stage grpo",
-        lambda config: config.stage.type in config.backend.facts.shared_prompts,
+        lambda config: config.backend.facts.is_stage("shared_prompts", config.stage.type),
     ),
     Reader("stage.label_weight", "a stage distill with lmbda below 1", lambda config: labels_count(config.stage)),
     Reader("stage.max_completion_length", "a stage distill with lmbda or seq_kd", lambda config: draws(config.stage)),

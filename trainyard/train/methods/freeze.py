@@ -11,7 +11,7 @@ from the seed and its number, so a resumed run trains the same ones.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ def blocks_of(model: Any, freeze: FreezeSettings) -> tuple[torch.nn.Module, torc
 class RandomBlocks:
     """LISA's choice of blocks for each step."""
 
-    def __init__(self, blocks: Sequence[torch.nn.Module], count: int, interval: int, seed: int) -> None:
+    def __init__(self, blocks: Iterable[torch.nn.Module], count: int, interval: int, seed: int) -> None:
         self.blocks, self.count, self.interval, self.seed = list(blocks), count, interval, seed
         self.shown: frozenset[int] | None = None
 

@@ -103,7 +103,7 @@ def share(example: Encoded) -> TokenShare:
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     """The rows (B, T), `desirable_B`, and as `kl_…` (B, U) each prompt with the completion of the row before it."""
-    require_several(examples)
+    require_two(examples)
     rows = [join_answer(example["prompt_ids"], example["completion_ids"]) for example in examples]
     others = [examples[-1], *examples[:-1]]
     mismatched = [
@@ -117,7 +117,7 @@ def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     }
 
 
-def require_several(examples: Sequence[Encoded]) -> None:
+def require_two(examples: Sequence[Encoded]) -> None:
     """Raise `InvalidInput` (`E-BATCH`) for a batch without other rows to compare with."""
     smallest = Stage.KTO.facts.smallest_batch
     if len(examples) < smallest:
@@ -149,7 +149,7 @@ def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
 
 def complete(batch: Batch, examples: Sequence[Encoded]) -> Batch:
     """The labels of the mismatched completions as `kl_labels`, and `desirable_B`."""
-    require_several(examples)
+    require_two(examples)
     own_BT = batch[SEQUENCES] < len(examples)
     return {
         **batch,
