@@ -45,8 +45,8 @@ from trainyard.train.parallel.team import Team
 from trainyard.train.precision import KernelChoice, PrecisionChoice, choose_attention, choose_fp8, convert_to_fp8
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session.determinism import refusal_of
 from trainyard.train.served_teacher import ServedTeacher
+from trainyard.train.session.determinism import refusal_of
 from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import Session, TrainState
 from trainyard.train.stages.contract import Scores, StageSpec
@@ -154,8 +154,12 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
 def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events) -> None:
     """Compute every step with deterministic kernels alone, unless the first one shows that the model has others.
 
-    The step leaves no trace but its time: no gradient, and no random number.
+    The step leaves no trace but its time: no gradient, and no random number. A stage that draws completions is left as
+    it is: its batches are whole only inside a step.
     """
+    if feed.stage.draw is not None:
+        policy.facts["deterministic"] = f"not looked for with stage {feed.stage.facts.word}, which draws completions"
+        return
 
     def step() -> None:
         session.engine.strict = True
