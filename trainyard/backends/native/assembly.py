@@ -56,6 +56,7 @@ from trainyard.train.precision import (
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
 from trainyard.train.served_teacher import ServedTeacher
+from trainyard.train.session.determinism import refusal_of
 from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import Session, TrainState
 from trainyard.train.stages.contract import Scores, StageSpec
@@ -154,8 +155,33 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
             each.reference = reference_scores(session, each)
         session.drop_reference()
         policy.reference = None  # a second model in memory has done its work
+    if device == Device.CUDA and team is None:
+        settle_kernels(session, feed, policy, events)
     events.emit("prepared", rows=len(examples), seconds=round(by_rows_s + time.perf_counter() - began, 3))
     return NativeRun(job, device, prepared, policy, feed, cut, total, precision, session, SavedProgress(), held_out)
+
+
+def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events) -> None:
+    """Compute every step with deterministic kernels alone, unless the first one shows that the model has others.
+
+    The step leaves no trace but its time: no gradient, and no random number. A stage that draws completions is left as
+    it is: its batches are whole only inside a step.
+    """
+    if feed.stage.draw is not None:
+        policy.facts["deterministic"] = f"not looked for with stage {feed.stage.facts.word}, which draws completions"
+        return
+
+    def step() -> None:
+        session.engine.strict = True
+        session.backward(session.forward(feed.batch(feed.plan.steps(0)[0][0])).forward_id, measure=False)
+
+    before = session.snapshot()
+    refused = refusal_of(step)
+    session.restore(replace(before, parts={"random": before.parts["random"]}))
+    session.engine.strict = not refused
+    policy.facts["deterministic"] = refused or "every kernel of a step"
+    if refused:
+        events.emit("warning", text=f"A resumed run may differ in its last bits: {refused}")
 
 
 def keep_layout(folder: Path, cut: Cut) -> Cut:
