@@ -24,7 +24,7 @@ from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
-from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.stages import DistillSettings
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
