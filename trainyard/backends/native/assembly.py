@@ -245,9 +245,9 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     config = job.config
     set_seed(config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
     policy = build(policy_request(job, device), with_reference=config.stage.needs_reference)
-    if job.teacher is not None:
+    if job.teacher_folder is not None:
         require_other_teacher(job)
-        teacher = load_teacher(job.teacher, tokenizer, device, config.hyperparameters.precision)
+        teacher = load_teacher(job.teacher_folder, tokenizer, device, config.hyperparameters.precision)
         policy.reference = partial(frozen_context, teacher)
         events.emit(
             "teacher", text=f"the teacher {config.stage.teacher_model} has {teacher.num_parameters():,} weights"

@@ -104,9 +104,9 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
 
 def teacher_shape(job: TrainingJob) -> ModelShape | None:
     """The shape of the frozen model that is loaded too, if there is one."""
-    if job.teacher is None:
+    if job.teacher_folder is None:
         return None
-    return ModelShape.from_config(AutoConfig.from_pretrained(job.teacher, trust_remote_code=False).to_dict())
+    return ModelShape.from_config(AutoConfig.from_pretrained(job.teacher_folder, trust_remote_code=False).to_dict())
 
 
 def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
