@@ -60,7 +60,7 @@ def train(config: TrainerConfig, base: str, rows: list[SftRow], device: str = "c
     rows_per_step = hyper.batch_size * hyper.gradient_accumulation
     steps_per_epoch = math.ceil(len(examples) / rows_per_step)
     total_steps = hyper.max_steps or math.ceil((hyper.epochs or 3.0) * steps_per_epoch)
-    warmup_steps = math.ceil(hyper.warmup_ratio * total_steps)
+    warmup_steps = hyper.warmup(total_steps)
 
     torch.manual_seed(hyper.seed)
     losses = []

@@ -86,7 +86,9 @@ def evaluation(output: NodeOutput) -> str:
 
 
 def deployment(output: NodeOutput) -> str:
-    return f"{output.facts.get('version', 'the adapter')} is live"
+    parts = [one["merged"] for one in output.facts.get("targets") or () if one.get("merged")]
+    merged = [f"; merged as {one['format']}, largest difference of a logit {one['divergence']:.3g}" for one in parts]
+    return f"{output.facts.get('version', 'the adapter')} is live{''.join(dict.fromkeys(merged))}"
 
 
 SUMMARIES: dict[str, Callable[[NodeOutput], str]] = {

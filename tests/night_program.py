@@ -18,6 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from trainyard.compute.child import faultpoint
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.service import kept_service
@@ -82,7 +85,7 @@ class QuickServer:
 
 
 class QuickTrainer:
-    """Weights are the digest of the tuples."""
+    """Weights are the digest of the tuples, in files as an adapter has them."""
 
     def __init__(self, versions: AdapterRegistry) -> None:
         self.versions = versions
@@ -94,7 +97,9 @@ class QuickTrainer:
         folder = order.work / "adapter"
         folder.mkdir(parents=True, exist_ok=True)
         digests = " ".join(one.digest for one in order.tuples)
-        (folder / "adapter_model.safetensors").write_bytes(hashlib.sha256(digests.encode()).digest())
+        weights = np.frombuffer(hashlib.sha256(digests.encode()).digest(), np.uint8)
+        save_file({"base_model.model.layers.0.q_proj.lora_A.weight": weights}, folder / "adapter_model.safetensors")
+        write_json_durably(folder / "adapter_config.json", {"peft_type": "LORA"})
         write_json_durably(folder / "training.json", {"final_loss": 1.0})
         order.renew_if_due()
         return Trained(folder, {"final_loss": 1.0})

@@ -94,6 +94,9 @@ class MachineSettings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         "text", description="Of the logs of server, worker, watchdog and flows: lines for people, or JSON objects."
     )
+    alerts: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")], ...] = Field(
+        (), description="Prefect blocks that get alerts, as TYPE/NAME: webhook/ops, sendgrid-email/team; empty: none."
+    )
     min_free_mb: int = Field(
         1024, ge=0, description="Free MiB on the disk of TRAINYARD_HOME below which nothing is started; 0: no floor."
     )
@@ -120,6 +123,9 @@ class Settings(MachineSettings):
     databases: dict[str, Variable] = Field(
         default_factory=dict,
         description="Name -> environment variable with the URL of a database.",
+    )
+    converters: dict[str, Annotated[str, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]] = Field(
+        default_factory=dict, description="Name -> `FILE.py:function` or `module:function` that converts a row of data."
     )
     endpoints: dict[str, Endpoint] = Field(default_factory=dict, description="Name -> where it answers.")
     tenant: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")

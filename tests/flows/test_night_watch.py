@@ -17,7 +17,7 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.states import Completed, Failed, Scheduled
 
-from trainyard.api.runs.night_watch import NightWatch, last_due
+from trainyard.api.runs.alerts.night_watch import NightWatch, last_due
 from trainyard.api.runs.server import NIGHT_MISSING, NO_SUCCESS, ensure_automations, night_automations
 from trainyard.settings import settings
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import trainyard
 from trainyard.backends import environments
 from trainyard.backends.script.templates import template_digest
+from trainyard.data.formats.converters import converter_digest
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.remote.pins import read_pin
 from trainyard.settings import Settings
@@ -73,6 +74,9 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
         for n, (prefix, _, given) in enumerate(config.named_sets()):
             field = f"config.{prefix}{'repository' if given.repository else 'path'}"
             yield Dependency(f"source/{n}", field, partial(source_digest, given, settings, run_id))
+            if given.converter is not None:
+                digest = partial(converter_digest, given.converter, settings)
+                yield Dependency(f"converter/{n}", f"config.{prefix}converter", digest)
     if isinstance(config, ValidatorConfig):
         for n, path in enumerate(config.evaluation_sets):
             field = f"config.evaluation_sets.{n}"
@@ -85,6 +89,8 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
         if config.stage.teacher_model:
             teacher = config.stage.teacher_model
             yield Dependency("teacher", "config.stage.teacher", partial(model_digest, teacher, settings))
+        if config.stage.teacher_server:  # what a server answers cannot be pinned
+            yield Dependency("teacher_server", "", lambda: run_id)
         yield from trainer_identity(config, settings)
         if not config.reuse:
             yield Dependency("run", "", lambda: run_id)

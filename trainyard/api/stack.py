@@ -483,10 +483,12 @@ def other_pool(settings: Settings) -> list[str]:
 def bootstrap_digest(settings: Settings, url: str) -> str:
     """Changes when the pool, the deployments or the forms of the flows would: then they are written again."""
     root = checkout()
-    files = [root / "prefect.yaml", PACKAGE / "api" / "runs" / "server.py"]
+    runs = PACKAGE / "api" / "runs"
+    files = [root / "prefect.yaml", runs / "server.py", runs / "alerts" / "blocks.py"]
     for folder in (root / "deployments", root / "flows", PACKAGE / "spec"):
         files += sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".yaml"))
-    hasher = hashlib.sha256(f"{root}|{url}|{settings.work_pool}|{version('prefect')}|{settings.prefect_home}".encode())
+    own = (root, url, settings.work_pool, version("prefect"), settings.prefect_home, settings.alerts)
+    hasher = hashlib.sha256("|".join(map(str, own)).encode())
     for path in files:
         hasher.update(path.read_bytes())
     return hasher.hexdigest()

@@ -23,6 +23,16 @@ from trainyard.stores.models import resolve_model
 from trainyard.stores.whole import move_folder, write_json_durably
 
 
+class TeacherServer(BaseModel):
+    """The endpoint of a teacher as a training child asks it; the key is in the child's environment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base_url: str
+    model: str
+    api_key_env: str | None = None
+
+
 class TrainingJob(BaseModel):
     """One training execution, resolved: nothing in it needs a lookup any more."""
 
@@ -42,6 +52,8 @@ class TrainingJob(BaseModel):
     teacher: str | None = Field(None, exclude_if=lambda given: given is None)
     """Folder of the frozen model that a distillation imitates, or its name on the Hub."""
     teacher_sha256: str = Field("", exclude_if=lambda given: not given)
+    teacher_server: TeacherServer | None = Field(None, exclude_if=lambda given: given is None)
+    """Where the teacher answers, in place of one that is loaded."""
     parents: tuple[str, ...] = ()
     """Digests of the earlier adapter's or model's references."""
     threads: int = 1
@@ -82,6 +94,10 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any)
     if config.stage.teacher_model is not None:
         teacher = resolve_model(config.stage.teacher_model, settings)
         inputs |= {"teacher": teacher.location, "teacher_sha256": teacher.sha256}
+    if config.stage.teacher_server is not None:
+        found = settings.endpoint(config.stage.teacher_server)
+        name = found.model or config.stage.teacher_server
+        inputs["teacher_server"] = TeacherServer(base_url=found.base_url, model=name, api_key_env=found.api_key_env)
     return TrainingJob(
         config=locate_mirror(config, settings.working_folder),
         base=model.location,
@@ -101,7 +117,7 @@ def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
     return config.model_copy(update={"engine": config.engine.model_copy(update={"mirror": place})})
 
 
-PLACES = {"threads", "locks", "devices", "run", "node", "until", "data", "base", "adapter", "teacher"}
+PLACES = {"threads", "locks", "devices", "run", "node", "until", "data", "base", "adapter", "teacher", "teacher_server"}
 """Where things lie, who runs it and how far for now: no part of what is trained."""
 
 

@@ -95,11 +95,14 @@ def environment(job: TrainingJob) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "FLASH_ATTENTION_DETERMINISTIC": "1",
     }
     if Path(job.base).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"
     if settings().may_mirror(job.config.engine.mirror or ""):
         variables |= cloud_variables()
+    if job.teacher_server is not None and (name := job.teacher_server.api_key_env) in os.environ:
+        variables[str(name)] = os.environ[str(name)]
     if job.config.launch.processes > 1:
         variables |= distributed_variables(job)
     # The visible devices of the job, in the notation of the variable that is set; any other choice is kept.

@@ -18,6 +18,7 @@ import orjson
 from trainyard.backends.job import TrainingJob
 from trainyard.data import rows as shapes
 from trainyard.data.quality.sets import first_rows, row_order
+from trainyard.data.quarantine import REPORT_FILE
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
 from trainyard.stores.whole import new_file
@@ -102,6 +103,13 @@ def held_out_set(job: TrainingJob, name: str) -> Iterable[Any]:
 def plain_text(row: Any) -> Any:
     """A document as the text that is learned from; any other row as it is."""
     return shapes.TextRow(row.text, row.doc_id, row.source) if isinstance(row, shapes.DocumentRow) else row
+
+
+def mixed_sets(job: TrainingJob) -> list[str]:
+    """The sets of the mixture that the job trains on, as the report next to its rows names them; none otherwise."""
+    path = Path(job.data[port_of(job)]) / REPORT_FILE
+    report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return list(report.get("mixture") or ())
 
 
 def stage_rows(job: TrainingJob) -> Iterable[Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainyard.data.formats.converters import find_reference
 from trainyard.data.limited.requests import SetReadResult, SetRequest
 from trainyard.data.limited.service import ReadingService, reading_service
 from trainyard.data.mixing import Share, write_mixture
@@ -162,6 +163,7 @@ class SetReading:
             request = SetRequest(
                 files[0].parent, roots, folder.absolute(), FileSelection(max_rows=given.max_rows), False,
                 self.wanted, self.named, remote.address, self.limits, files=files, expected=kinds_of_set(given),
+                converter=self.converter,
             )  # fmt: skip
             result = service.read_set(request, lambda fraction, text: report(0.5 + fraction / 2, text))
             if amount == len(remote) or result.balance.read - result.balance.bad >= (given.max_rows or 0):
@@ -178,7 +180,7 @@ class SetReading:
         place = files[0] if remote.alone else scratch.absolute() / "fetched"
         request = SetRequest(
             place, roots, folder.absolute(), FileSelection(max_rows=self.given.max_rows), False, self.wanted,
-            self.named, remote.address, self.limits, expected=kinds_of_set(self.given),
+            self.named, remote.address, self.limits, expected=kinds_of_set(self.given), converter=self.converter,
         )  # fmt: skip
         result = service.read_set(request, lambda fraction, text: report(0.5 + fraction / 2, text))
         result.facts |= remote.facts
@@ -189,6 +191,12 @@ class SetReading:
         """The format; a set that is named by a port of texts or documents has it unsaid."""
         named = self.given.format is DataFormat.AUTO and self.named in AS_NAMED
         return AS_NAMED[self.named] if named and self.named is not None else self.given.format
+
+    @property
+    def converter(self) -> tuple[str, str] | None:
+        """Name and reference of the operator's function that converts each row."""
+        name = self.given.converter
+        return None if name is None else (name, find_reference(name, self.settings))
 
     def request(self, scratch: Path, folder: Path, report: Report) -> SetRequest:
         """What is to be read. Refuses what leaves its roots or the public internet; fetches an address."""
@@ -216,7 +224,7 @@ class SetReading:
         return SetRequest(
             place.absolute(), roots, folder.absolute(), FileSelection(given.include, given.exclude, given.max_rows),
             given.repository is not None, self.wanted, self.named, name, self.limits, expected=kinds_of_set(given),
-            query=query, tables=tables,
+            query=query, tables=tables, converter=self.converter,
         )  # fmt: skip
 
     def fetch(self, url: str, scratch: Path, report: Report) -> Fetched:

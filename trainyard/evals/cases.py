@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 Turn = dict[str, Any]
 """One message as chat templates take it: role, content and perhaps tool_calls."""
@@ -71,3 +71,11 @@ class ScoredModel(Protocol):
 
     def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str]:
         """Answer each case's prompt, greedily."""
+
+
+@runtime_checkable
+class RewardScorer(Protocol):
+    """A reward model under evaluation."""
+
+    def rewards(self, cases: Sequence[tuple[Case, Turn]]) -> list[Value]:
+        """The score of each answer after its prompt, higher for a better one."""

@@ -15,7 +15,8 @@ from trainyard.evals.benchmarks.table import LM_EVAL_PREFIX, benchmark
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.nodes import BenchmarkSpec, EvaluatorConfig
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.nodes import REWARD_BENCHMARK, BenchmarkSpec, EvaluatorConfig
 from trainyard.stores.artifacts import Reference
 
 TRAINING_FILE = "training.json"
@@ -58,6 +59,7 @@ class EvaluationJob(Strict):
     heldout: tuple[HeldOutSet, ...] = ()
     config: EvaluatorConfig = Field(default_factory=EvaluatorConfig)
     general_set: str | None = Field(None, description="JSONL of {text}; default: the one in the package.")
+    head: Literal["causal", "reward"] = Field("causal", description="What the candidate gives: text, or one score.")
     threads: int = Field(1, ge=1)
     device: Device = Device.AUTO
     seed: int = Field(42, ge=0)
@@ -88,12 +90,15 @@ def job_from_inputs(
         )
     candidate = candidates[0]
     training = facts[candidate.uri]
+    head = Stage(str(training.get("stage") or Stage.SFT.value)).facts.head
+    known = baseline(config, live, str(training.get("base_sha256") or ""))
     return EvaluationJob(
+        head=head,
         base_model=str(training.get("base_model", "")),
         base_path=str(training.get("base_path") or training.get("base_model", "")),
         candidate=participant("candidate", candidate),
         candidate_sha256=candidate.sha256,
-        baseline=baseline(config, live, str(training.get("base_sha256") or "")),
+        baseline=known if head == "causal" else Participant(name="chance (a base gives no scores)"),
         control=participant("control", controls[0]) if controls else None,
         heldout=heldout_sets(inputs),
         config=config,
@@ -163,13 +168,17 @@ def gold_origin(reference: Reference) -> str:
 def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
     """The benchmarks to run, each with its set named.
 
-    A listed benchmark without a set and a path runs on every held-out set. Without a list: the pairwise reward
-    accuracy of preference sets, loss and token accuracy of the others, and forgetting, each with the margin of its row.
+    A listed benchmark without a set and a path runs on every held-out set. Without a list: the accuracy of a reward
+    model on pairs; of others the pairwise reward accuracy of preference sets, loss and token accuracy of the other
+    sets, and forgetting, each with the margin of its row.
     """
     if job.config.benchmarks:
         listed = tuple(line for given in job.config.benchmarks for line in over_sets(given, job))
         return (*listed, *quote_lines(job))
     lines: list[BenchmarkSpec] = []
+    if job.head == "reward":
+        pairs = [one.name for one in job.heldout if one.port is Port.PREFERENCE]
+        return tuple(by_default(REWARD_BENCHMARK, job.config.tolerance, name) for name in pairs)
     for one in job.heldout:
         names = ("pairwise_reward_accuracy",) if one.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
         lines += [by_default(name, job.config.tolerance, one.name) for name in names]

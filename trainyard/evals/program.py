@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from trainyard.evals.benchmarks.table import benchmark
 from trainyard.evals.cases import Case, Value
 from trainyard.evals.job import SCORES_FILE, EvaluationJob, label, listed_benchmarks
 from trainyard.evals.model import HuggingFaceModel, load_participants, pick_device
+from trainyard.evals.reward_model import load_reward_participants
 from trainyard.evals.tasks import cases_of, gold_of
 from trainyard.spec.nodes import BenchmarkSpec
 from trainyard.stores.whole import write_json_durably
@@ -36,21 +37,21 @@ def main(folder: Path, events: Events) -> None:
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
     lines = [(line, cases_of(line, job)) for line in listed_benchmarks(job)]
-    participants = load_participants(job)
+    participants: dict[str, Any] = load_reward_participants(job) if job.head == "reward" else load_participants(job)
     scored = []
     for step, (line, cases) in enumerate(lines, 1):
         if events.stop_requested():
             raise Stopped("asked to stop between two benchmarks; an evaluation starts over")
         scored.append(score_line(line, cases, participants, job))
         events.emit("progress", step=step, total_steps=len(lines), text=label(line), seconds=time.monotonic() - started)
-    samples = answer_samples(lines, participants, job)
+    samples = answer_samples(lines, participants, job) if job.head == "causal" else []
     facts = {"device": pick_device(job.device), "threads": job.threads, "versions": versions()}
     facts["seconds"] = round(time.monotonic() - started, 3)
     write_json_durably(folder / SCORES_FILE, {"benchmarks": scored, "samples": samples, "facts": facts})
 
 
 def score_line(
-    line: BenchmarkSpec, cases: list[Case], participants: dict[str, HuggingFaceModel], job: EvaluationJob
+    line: BenchmarkSpec, cases: list[Case], participants: Mapping[str, Any], job: EvaluationJob
 ) -> dict[str, Any]:
     """One benchmark on one set: each participant's value per row, and what was left out, counted."""
     score = benchmark(line.name).score
@@ -83,7 +84,7 @@ def score_line(
 
 
 def answered_line(
-    line: BenchmarkSpec, cases: list[Case], participants: dict[str, HuggingFaceModel], job: EvaluationJob
+    line: BenchmarkSpec, cases: list[Case], participants: Mapping[str, HuggingFaceModel], job: EvaluationJob
 ) -> dict[str, Any]:
     """Each participant's answers, which a judge scores outside of this child."""
     assert job.config.judge is not None, "a judged benchmark has a judge"

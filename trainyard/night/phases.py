@@ -31,11 +31,12 @@ from trainyard.night.publish import sync_snapshot
 from trainyard.night.report import BucketReport, Failure, NightReport, Phase1Report, Phase2Report, TrainingReport
 from trainyard.night.streams import StreamDocument
 from trainyard.serve.extraction.extraction import SCHEMA
+from trainyard.serve.versions.bucket import fetch_published
+from trainyard.serve.versions.publication import Destination
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name
 from trainyard.stores.adapters import AdapterVersion
 from trainyard.stores.files import Files, make_folders, translate_os_errors
 from trainyard.stores.markers.records import Marker, MarkerRecord, MarkerState
-from trainyard.stores.objects.fetching import fetch_version
 from trainyard.stores.objects.versions import published_number
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_whole
@@ -405,7 +406,7 @@ def wait_for_workers(night: Night, markers: list[Marker], deadline: float) -> li
 def follow_store(world: NightDeps, tenant: str, roles: Iterable[str]) -> list[AdapterVersion]:
     """Deploy what the object store says is live, where an older version or none is live here. Returns what changed.
 
-    Raises `Unavailable`, `Corrupt` (`E-PUBLISH`), and what a deployment raises; a later call tries again.
+    Raises `Unavailable`, `Corrupt` (`E-CORRUPT`), and what a deployment raises; a later call tries again.
     """
     objects, registry = world.stores.objects, world.stores.versions
     if objects is None:
@@ -414,7 +415,8 @@ def follow_store(world: NightDeps, tenant: str, roles: Iterable[str]) -> list[Ad
     for role in roles:
         number = published_number(objects, tenant, role)
         if number is not None and number > (registry.live(tenant, role).version or 0):
-            version = fetch_version(objects, registry, f"{tenant}/{role}", number, world.root / "fetched")
+            to = Destination(registry, world.root / "fetched", number=number)
+            version = fetch_published(objects, f"{tenant}/{role}", number, to=to)
             world.trainer.deploy(version)
             changed.append(version)
     return changed

@@ -135,14 +135,17 @@ class BaseAnswers:
 
     async def completion(self, request: Request, asked: CompletionRequest, adapter: str | None) -> Response:
         prompts = asked.prompts()
-        if not prompts or (asked.stream and (len(prompts) > 1 or asked.echo)):
-            raise ApiError(400, "prompt is empty, or a stream has more than one prompt or echo.", param="prompt")
+        whole = len(prompts) > 1 or asked.echo or asked.prompt_logprobs is not None
+        if not prompts or (asked.stream and whole):
+            text = "prompt is empty, or a stream has more than one prompt, echo or prompt_logprobs."
+            raise ApiError(400, text, param="prompt")
         if len(prompts) > MAX_PROMPTS:
             raise ApiError(400, f"prompt has {len(prompts):,} texts; one request takes {MAX_PROMPTS}.", param="prompt")
         options = self.options(asked, adapter)
         options["top_logprobs"] = asked.logprobs
         wanted = 16 if asked.max_tokens is None else asked.max_tokens
-        scored = asked.echo and asked.logprobs is not None
+        scored = asked.prompt_logprobs is not None or (asked.echo and asked.logprobs is not None)
+        top = max(asked.logprobs or 0, asked.prompt_logprobs or 0)
 
         def work(ticket: Ticket) -> None:
             tokenised = [self.text_prompt(prompt) for prompt in prompts]
@@ -151,7 +154,7 @@ class BaseAnswers:
             for ids, budget in zip(tokenised, budgets, strict=True):
                 for seed in self.wanted_seeds(asked, ticket):
                     generation = Generation(ids, budget, cancelled=ticket.cancelled, seed=seed, **options)
-                    self.generate(ticket, generation, self.engine.score(generation) if scored else None)
+                    self.generate(ticket, generation, self.engine.score(generation, top) if scored else None)
 
         ticket = Ticket(self.worker, work)
         shape = CompletionShape(asked, self.engine)
@@ -403,7 +406,29 @@ class CompletionShape(AnswerShape):
         echo = isinstance(self.asked, CompletionRequest) and self.asked.echo
         start = self.engine.tokenizer.decode(generation.prompt) if echo else ""
         text = start + "".join(step.text for step in steps)
-        return {"text": text, "logprobs": self.logprobs(generation, steps, self.echoed[number])}
+        echoed = self.echoed[number]
+        found = {"text": text, "logprobs": self.logprobs(generation, steps, echoed if echo else None)}
+        return found | self.prompt_logprobs(echoed)
+
+    def prompt_logprobs(self, scored: list[TokenLogprob | None] | None) -> dict[str, Any]:
+        """The field of that name, if it was asked for, as vLLM writes it: id -> logprob, rank, text."""
+        most = self.asked.prompt_logprobs if isinstance(self.asked, CompletionRequest) else None
+        if most is None or scored is None:
+            return {}
+        places: list[dict[str, Any] | None] = []
+        for entry in scored:
+            best = entry.top[:most] if entry else []
+            ranked: dict[int, tuple[int | None, float]] = {
+                token: (rank, value) for rank, (token, value) in enumerate(best, 1)
+            }
+            if entry is not None and entry.token not in ranked:
+                ranked[entry.token] = (None, entry.logprob)
+            shown = {
+                str(token): {"logprob": max(value, LOWEST_LOGPROB), "rank": rank, "decoded_token": self.text(token)}
+                for token, (rank, value) in ranked.items()
+            }
+            places.append(shown if entry is not None else None)
+        return {"prompt_logprobs": places}
 
     def logprobs(
         self, generation: Generation, steps: list[Step], echoed: list[TokenLogprob | None] | None = None
@@ -414,7 +439,8 @@ class CompletionShape(AnswerShape):
         entries = [*(echoed or []), *(step.logprob for step in steps if step.token >= 0)]
         texts = [self.text(token) for token in tokens]
         offsets = [0, *itertools.accumulate(map(len, texts))][: len(texts)]
-        tops = [entry and {self.text(t): max(p, LOWEST_LOGPROB) for t, p in entry.top} for entry in entries]
+        most = generation.top_logprobs
+        tops = [entry and {self.text(t): max(p, LOWEST_LOGPROB) for t, p in entry.top[:most]} for entry in entries]
         values = [entry and max(entry.logprob, LOWEST_LOGPROB) for entry in entries]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 

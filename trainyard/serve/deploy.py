@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,7 @@ import httpx
 
 from trainyard.errors import Corrupt, Reason, Refused, TrainyardError, Unavailable
 from trainyard.serve.embedded import find_running
+from trainyard.serve.targets import merged
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Canary, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
@@ -82,7 +84,7 @@ def deploy(
     with registry.deploying(wanted.tenant, config.role), ExitStack() as open_clients:
         sites = open_sites(wanted, registry, settings, clients, open_clients)
         refuse(check_files(wanted, sites[0].candidate, settings))
-        refuse([reason for site in sites for reason in TARGETS[site.target.type].check(site)])
+        refuse(check_sites(sites))
         version = register(wanted, registry, sites[0].candidate)
         facts = roll_out(version, sites, registry)
     write_json_durably(folder / DEPLOYMENT_FILE, facts)
@@ -133,7 +135,8 @@ def open_sites(
     live = registry.live(wanted.tenant, wanted.config.role).version
     previous = registry.show(f"{wanted.tenant}/{wanted.config.role}/v{live}") if live else None
     sites = []
-    for index, target in [*listed, (len(listed), Target(type=TargetType.REGISTRY))]:
+    registries = [one for one in enumerate(wanted.config.targets) if one[1].type is TargetType.REGISTRY]
+    for index, target in [*listed, *(registries[-1:] or [(len(listed), Target(type=TargetType.REGISTRY))])]:
         site = TargetDeployment(target, candidate, registry, index, previous=previous, settings=settings)
         site.canary = Canary(wanted.config.canary, wanted.config.canary_max_tokens)
         if target.type.facts.server == "running":
@@ -200,6 +203,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def check_sites(sites: Sequence[TargetDeployment]) -> list[Reason]:
+    """What any target has against the version, and against what it is to become for it."""
+    return [one for site in sites for one in (*TARGETS[site.target.type].check(site), *merged.check(site))]
+
+
 def refuse(reasons: Sequence[Reason]) -> None:
     if reasons:
         raise Refused(reasons, what=f"The adapter cannot be deployed, for {len(reasons)} reason(s).")
@@ -248,14 +256,19 @@ def roll_out(version: AdapterVersion, sites: Sequence[TargetDeployment], registr
     """Load, ask and switch everywhere, or undo everything."""
     for site in sites:
         site.version = registry.verify(version)
+    made: list[Path] = []
     try:
+        merged.make_models(sites, made)
         for step in ("load", "canary", "switch"):
             for site in sites:
                 getattr(TARGETS[site.target.type], step)(site)
     except TrainyardError as error:
-        raise undone(error, sites, at_each("undo", sites[::-1])) from error
+        failures = at_each("undo", sites[::-1])
+        remove_folders(made)
+        raise undone(error, sites, failures) from error
     except BaseException:  # an interrupt, or a bug: the servers must not stay half switched either
         at_each("undo", sites[::-1])
+        remove_folders(made)
         raise
     # The previous version no longer answers for anybody: one that is not dropped only costs memory.
     left = at_each("retire", sites)
@@ -264,12 +277,21 @@ def roll_out(version: AdapterVersion, sites: Sequence[TargetDeployment], registr
         "version": version.name,
         "alias": version.alias,
         "previous": sites[-1].previous.name if sites[-1].previous else None,
-        "targets": [
-            {"type": one.target.type.value, "url": str(one.http.base_url) if one.http else None, "answer": one.answer}
-            for one in sites
-        ],
+        "targets": [answered(one) for one in sites],
         "warnings": [f"The previous version is still loaded in {one}" for one in left],
     }
+
+
+def remove_folders(folders: Sequence[Path]) -> None:
+    """Remove the merged models that this deployment has made: nothing serves them."""
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
+def answered(site: TargetDeployment) -> dict[str, Any]:
+    """What the facts of a deployment say about one target."""
+    url = str(site.http.base_url) if site.http else None
+    return {"type": site.target.type.value, "url": url, "answer": site.answer, **merged.shown_facts(site)}
 
 
 def at_each(step: str, sites: Sequence[TargetDeployment]) -> list[str]:

@@ -184,8 +184,8 @@ class ModelRunner:
             yield Step(-1, rest, None)
 
     @torch.inference_mode()
-    def score(self, asked: Generation) -> list[TokenLogprob | None]:
-        """Log probability of each prompt token given those before it; None for the first.
+    def score(self, asked: Generation, top: int = 0) -> list[TokenLogprob | None]:
+        """Log probability of each prompt token given those before it, and of the `top` likeliest; None for the first.
 
         Stops early, with what it has, when the client hangs up.
         """
@@ -195,7 +195,7 @@ class ModelRunner:
         for position, token in enumerate(asked.prompt[1:]):
             if asked.cancelled.is_set():
                 break
-            scored.append(self.logprob_of(logits[position], token, asked.top_logprobs or 0))
+            scored.append(self.logprob_of(logits[position], token, top))
         return scored
 
     def logprob_of(self, logits_V: torch.Tensor, token: int, top: int | None) -> TokenLogprob | None:

@@ -224,10 +224,12 @@ class CompletionRequest(SamplingRequest):
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
+    prompt_logprobs: int | None = Field(None, ge=0, le=1_000_000)
+    """vLLM's: the likeliest tokens at each place of the prompt, and the token there, by id."""
     echo: bool = False
 
     def logprobs_per_token(self) -> int:
-        return 0 if self.logprobs is None else 1 + self.logprobs
+        return max(0 if one is None else 1 + one for one in (self.logprobs, self.prompt_logprobs))
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each as text or as token ids."""

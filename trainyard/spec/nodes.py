@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
-from trainyard.spec.axes.targets import TargetType
+from trainyard.spec.axes.targets import MergedFormat, TargetType
 from trainyard.spec.packages import BUCKETS
 from trainyard.spec.training import TrainerConfig
 
@@ -87,6 +87,9 @@ class SetFields(Strict):
     sql: SqlQuery | None = Field(None, description="Read-only query.", exclude_if=is_unset)
     data_worker: Url | None = Field(None, description="Always refused in this release.")
     format: DataFormat = DataFormat.AUTO
+    converter: str | None = Field(
+        None, min_length=1, max_length=100, description="Name in the setting `converters`.", exclude_if=is_unset
+    )
     include: tuple[str, ...] = Field((), description="Globs of files; empty takes every known type.")
     exclude: tuple[str, ...] = Field((), description="Globs of files that are left out.")
     max_rows: int | None = Field(None, ge=1, le=10**12, description="Good rows to read; empty: all.")
@@ -107,6 +110,8 @@ class SourceSet(SetFields):
             raise ValueError(f"exactly one of {', '.join(PLACES[:-1])} and {PLACES[-1]} is needed; given: {given}")
         if self.sql is not None and (self.include or self.exclude):
             raise ValueError("a query reads the files that it names; include and exclude have no effect")
+        if self.converter is not None and (self.repository or self.format is DataFormat.DOCUMENTS):
+            raise ValueError("a converter converts rows; documents and repositories have none")
         return self
 
     @property
@@ -169,7 +174,7 @@ class DataSourceConfig(SetFields):
         own = any(getattr(self, name) for name in (*PLACES, "data_worker"))
         if own + bool(self.sets) + bool(self.mix) > 1:
             raise ValueError(f"give either one of {', '.join(PLACES)}, or sets, or mix; not two of them")
-        usual = {"format": DataFormat.AUTO, "include": (), "exclude": (), "max_rows": None}
+        usual = {"format": DataFormat.AUTO, "include": (), "exclude": (), "max_rows": None, "converter": None}
         if self.mix and (unread := [name for name, value in usual.items() if getattr(self, name) != value]):
             raise ValueError(f"{unread[0]} has no effect next to mix; write it in the sets that it is meant for")
         if not self.sets and not self.mix:
@@ -283,6 +288,10 @@ class ValidatorConfig(Strict):
     ] = Field(SensitiveRules(), description="Personal data and secrets: one word for all kinds, or one for each.")
 
 
+REWARD_BENCHMARK = "reward_accuracy"
+"""The benchmark of reward models; they give scores and no text, so it is the only one."""
+
+
 class BenchmarkSpec(Strict):
     """One line of the evaluator's table. `name` is a row of `evals/benchmarks`."""
 
@@ -364,6 +373,9 @@ class Target(Strict):
     base_model: str | None = Field(None, description="Base model of the server; must be the trainer's.")
     max_lora_rank: int | None = Field(None, ge=1, le=256, description="What the server was started with.")
     path_prefix: tuple[Path, Path] | None = Field(None, description="(our folder, the same folder on the server).")
+    merged: MergedFormat | None = Field(
+        None, description="Base and adapter as one model in this format, in place of the adapter.", exclude_if=is_unset
+    )
 
 
 class DeployerConfig(Strict):

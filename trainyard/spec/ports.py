@@ -156,7 +156,7 @@ def kinds_of_set(given: SourceSet) -> tuple[Port, ...]:
         return given.format.facts.ports
     if given.repository:
         return (Port.DOCUMENTS,)
-    if given.hub is not None or given.sql is not None:
+    if given.hub is not None or given.sql is not None or given.converter is not None:
         return ROW_PORTS
     name = PurePosixPath(str(given.path or given.url).split("?")[0].split("#")[0])
     suffixes = [suffix.lower() for suffix in name.suffixes]

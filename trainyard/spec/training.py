@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.spec.axes.axis import Strict, left_out
@@ -45,6 +46,13 @@ class Hyperparameters(Strict):
     learning_rate: float | None = Field(None, gt=0, le=1, description="Peak; default by stage and method.")
     schedule: Schedule = Schedule.LINEAR
     warmup_ratio: float = Field(0.03, ge=0, le=1, description="Share of the steps in which the rate rises.")
+    warmup_steps: int | None = Field(
+        None,
+        ge=0,
+        le=10_000_000,
+        description="Steps in which the rate rises; wins over warmup_ratio.",
+        exclude_if=lambda given: given is None,
+    )
     optimizer: Optimizer = Optimizer.ADAMW
     weight_decay: float = Field(0.0, ge=0, le=1, description="On matrices; vectors have none.")
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Norm above which gradients are clipped.")
@@ -57,6 +65,10 @@ class Hyperparameters(Strict):
     save_steps: int | None = Field(
         None, ge=1, le=10_000_000, description="Steps between checkpoints; default by length."
     )
+
+    def warmup(self, total_steps: int) -> int:
+        """How many of the optimizer steps of a run the rate rises in."""
+        return math.ceil(self.warmup_ratio * total_steps) if self.warmup_steps is None else self.warmup_steps
 
     @field_validator("optimizer", mode="before")
     @classmethod
@@ -231,6 +243,12 @@ class TrainingSettings(Strict):
     launch: LaunchSettings = Field(default_factory=LaunchSettings)
     eval: EvalSettings | None = Field(
         None, description="Evaluation during training; none by default.", exclude_if=lambda given: given is None
+    )
+    extra: dict[str, JsonValue] | None = left_out(
+        None,
+        min_length=1,
+        max_length=64,
+        description="Keys of the tool's own configuration (backend axolotl), checked by its schema.",
     )
     rope: RopeScaling | None = left_out(None, description="Scaling of the base's positions; none by default.")
     added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = left_out(

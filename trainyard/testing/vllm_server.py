@@ -14,7 +14,7 @@ models that answer nothing, `broken` maps a path to (status, body), sent as JSON
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +43,9 @@ class VllmDouble:
     alias: dict[str, str] = field(default_factory=dict)
     mute: set[str] = field(default_factory=set)
     broken: dict[str, tuple[int, str]] = field(default_factory=dict)
+    logprobs: Callable[[list[int]], list[list[float]]] | None = None
+    """Row of token ids -> at each place the log-probabilities of all tokens; without it there are no completions."""
+    max_logprobs: int = 20
     requests: list[tuple[str, Any]] = field(default_factory=list)
     """(path, body) of every request, in order."""
 
@@ -59,6 +62,8 @@ class VllmDouble:
             ("GET", "/v1/models"): lambda _: (200, self.models()),
             ("POST", "/v1/chat/completions"): self.chat,
         }
+        if self.logprobs is not None:
+            routes["POST", "/v1/completions"] = self.complete
         if self.runtime_updating:
             routes["POST", "/v1/load_lora_adapter"] = self.load
             routes["POST", "/v1/unload_lora_adapter"] = self.unload
@@ -75,6 +80,24 @@ class VllmDouble:
         ]
         aliases = [{"id": name, "parent": self.base, "alias_of": target} for name, target in self.alias.items()]
         return {"object": "list", "data": [base, *loaded, *aliases]}
+
+    def complete(self, body: dict[str, Any]) -> Answer:
+        """Prompts of token ids with `prompt_logprobs`: the likeliest tokens at each place, and the one there."""
+        most, prompts = body.get("prompt_logprobs"), body["prompt"]
+        if most is not None and most > self.max_logprobs:
+            text = f"Requested prompt logprobs of {most}, which is greater than max allowed: {self.max_logprobs}"
+            return failure(400, "BadRequestError", text)
+        assert self.logprobs is not None, "a route of its own"
+        choices = []
+        for index, ids in enumerate(prompts):
+            places: list[dict[str, Any] | None] = [None]
+            for token, row in zip(ids[1:], self.logprobs(ids), strict=False):
+                ranked = sorted(range(len(row)), key=row.__getitem__, reverse=True)
+                ranks = {one: rank for rank, one in enumerate(ranked, 1)}
+                shown = dict.fromkeys([*ranked[: most or 0], token])
+                places.append({str(one): {"logprob": row[one], "rank": ranks[one]} for one in shown})
+            choices.append({"index": index, "text": "", "finish_reason": "length", "prompt_logprobs": places})
+        return 200, {"object": "text_completion", "model": body["model"], "choices": choices}
 
     def load(self, body: dict[str, Any]) -> Answer:
         name, path = body.get("lora_name"), body.get("lora_path")

@@ -267,7 +267,8 @@ def convert_to_fp8(model: Any, *, emulate: bool = False) -> Any:
     Source: torchao.float8 (`convert_to_float8_training`, tensorwise scaling).
     """
     float8 = load("torchao.float8")
-    config = float8.Float8LinearConfig(emulate=emulate)
+    # A batch may have any number of positions, which is the inner size of the products for the weights' gradients.
+    config = float8.Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
     return float8.convert_to_float8_training(model, config=config, module_filter_fn=fits_fp8)
 
 

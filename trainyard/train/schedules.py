@@ -164,13 +164,13 @@ class LearningRate:
 
     A group's peak is the `lr` it came with. It is kept in the group as `initial_lr`, as torch's schedulers do, and so
     survives a loaded optimizer state. `total_steps` is the length of the run in optimizer steps, the warm-up
-    `ceil(hyperparameters.warmup_ratio * total_steps)` of them.
+    `hyperparameters.warmup_steps` or `ceil(hyperparameters.warmup_ratio * total_steps)` of them.
     """
 
     def __init__(self, optimizer: Any, config: TrainerConfig, total_steps: int) -> None:
         hyper = config.hyperparameters
         self.optimizer, self.schedule, self.total_steps = optimizer, hyper.schedule, total_steps
-        self.warmup_steps = math.ceil(hyper.warmup_ratio * total_steps)
+        self.warmup_steps = hyper.warmup(total_steps)
         self.steps = 0
         self.plateau = Plateau(max(1, total_steps // PLATEAU_WINDOWS))
         self._apply()

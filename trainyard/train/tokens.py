@@ -10,7 +10,7 @@ The ledger balances for every data set:  read = trained + masked + truncated + d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -40,6 +40,8 @@ class TokenLedger:
     rows: Counter[str] = field(default_factory=Counter)
     """read, trained, truncated (of the trained ones), held_out, dropped_… by reason, and hidden_… by the field that the
     chat template leaves out."""
+    sets: dict[str, Counter[str]] = field(default_factory=dict)
+    """Set of a mixture -> its rows and its tokens, by the names of `tokens()`."""
 
     @property
     def balanced(self) -> bool:
@@ -60,6 +62,18 @@ class TokenLedger:
         self.truncated += read - trained - masked
         self.rows["trained"] += 1
         self.rows["truncated"] += read > trained + masked
+
+    def enter_set(self, source: str, before: dict[str, int]) -> None:
+        """Enter what changed with one row under the set of a mixture that its source begins with."""
+        name, known, _ = source.partition("/")
+        if known:
+            account = self.sets.setdefault(name, Counter())
+            account["rows"] += 1
+            account.update({key: value - before[key] for key, value in self.tokens().items()})
+
+    def keep_sets(self, names: Collection[str]) -> None:
+        """Keep the accounts of these sets; sources of other rows may begin with a folder."""
+        self.sets = {name: account for name, account in self.sets.items() if name in names}
 
     def line(self) -> str:
         """The ledger as a person reads it."""
@@ -98,11 +112,13 @@ def encode_rows(
 
 
 def training_rows(rows: Iterable[AnyRow], ledger: TokenLedger) -> Iterator[AnyRow]:
-    """The rows that are not held out, counted."""
+    """The rows that are not held out, counted. The tokens of one are entered before the next one is taken."""
     for row in rows:
         if row.split == TRAIN:
             ledger.rows["read"] += 1
+            before = ledger.tokens()
             yield row
+            ledger.enter_set(row.source, before)
         else:
             ledger.rows["held_out"] += 1
 

@@ -116,3 +116,62 @@ def test_a_tool_can_be_named(work: Path) -> None:
 def test_names() -> None:
     names = [chain_name(Path(one)) for one in ("Qwen3 8B_LoRA.yaml", "___.yml", f"{'a' * 80}.yaml", "ß.yaml")]
     assert names == ["qwen3-8b-lora", "chain", "a" * 63, "chain"]
+
+
+# LLaMA-Factory's list of data sets
+
+LISTED = {
+    "house": {"file_name": "house.json"},
+    "chats": {"hf_hub_url": "acme/chats", "subset": "en", "split": "test", "formatting": "sharegpt", "num_samples": 9},
+    "pairs": {"file_name": "pairs.json", "ranking": True, "columns": {"prompt": "instruction", "chosen": "chosen"}},
+    "renamed": {"file_name": "r.json", "columns": {"prompt": "ask", "response": "output"}},
+    "tagged": {"file_name": "t.json", "formatting": "sharegpt", "tags": {"role_tag": "speaker"}},
+    "script": {"script_url": "acme/loader"},
+}
+
+
+def with_list(work: Path, folder: str, dataset: str) -> Path:
+    (work / folder).mkdir()
+    (work / folder / "dataset_info.json").write_text(json.dumps(LISTED))
+    config = yaml.safe_load((OWN / "llamafactory.yaml").read_text())
+    config |= {"dataset": dataset, "dataset_dir": folder, "stage": "sft"}
+    for key in ("pref_beta", "pref_loss", "pref_ftx", "max_samples"):
+        config.pop(key, None)
+    (work / "own.yaml").write_text(yaml.safe_dump(config))
+    return work / "own.yaml"
+
+
+def source_of(path: Path) -> dict[str, object]:
+    found = yaml.safe_load(import_text(carry_out(path)))
+    return dict(found["nodes"][0]["config"])
+
+
+def test_data_sets_are_those_of_the_list_next_to_the_config(work: Path) -> None:
+    assert source_of(with_list(work, "one", "house")) == {"path": "one/house.json", "format": "alpaca"}
+    several = source_of(with_list(work, "two", "house,chats"))
+    assert several == {
+        "mix": {
+            "sets": {
+                "house-json": {"path": "two/house.json", "format": "alpaca"},
+                "chats": {
+                    "hub": {"name": "acme/chats", "config": "en", "split": "test"}, "format": "sharegpt", "max_rows": 9
+                },
+            },
+            "exhausted": "continue",
+            "port": "sft",
+        }
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dataset", "problem"),
+    [
+        ("renamed", "renamed has its prompt in the column 'ask'.*AS, or by a `converter`"),
+        ("tagged", "tagged has the role_tag 'speaker', and turns here are read by from or role"),
+        ("script", "script is at a script_url, which is not read"),
+        ("other", "other is not in dataset_info.json"),
+    ],
+)
+def test_a_data_set_that_is_not_read_by_its_names_is_refused(work: Path, dataset: str, problem: str) -> None:
+    with pytest.raises(Refused, match=problem):
+        carry_out(with_list(work, "listed", dataset))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,13 @@ def test_chat_asks_both_and_loads_what_is_not_there(running: Running, tmp_path: 
     parts: list[ChatTurn] = []
     asked = ("What is a node?", "And a chain?", RESET, "", "What is a node?", "/quit", "Never asked")
     given = ChatInput(adapter="bot/v2", questions=asked, max_tokens=8)
-    found = chat(given, running.context(said, parts))
+    written: list[dict[str, Any]] = []
+    found = chat(given, replace(running.context(said, parts), on_progress=written.append))
+    for node in ("base", "adapter"):
+        texts = [event["text"] for event in written if (event["node"], event["event"]) == (node, "answer")]
+        assert getattr(found.turns[0], node) in texts
+        assert len(texts) > len(found.turns)
+    assert [event["event"] for event in written].count("answered") == len(found.turns)
     assert (found.base, found.adapter, found.exit_code) == ("starter", "default/bot/v2", 0)
     assert [turn.question for turn in found.turns] == ["What is a node?", "And a chain?", "What is a node?"]
     assert list(found.turns) == parts

@@ -74,6 +74,19 @@ def test_a_terminal_gets_a_bar() -> None:
     assert "━" in told
 
 
+def test_answers_are_shown_while_they_are_written_and_only_on_a_terminal() -> None:
+    events: list[dict[str, object]] = [
+        {"node": "base", "event": "answer", "text": "A node"},
+        {"node": "base", "event": "answer", "text": "A node [reads]."},
+        {"node": "adapter", "event": "answer", "text": "It trains."},
+        {"node": "adapter", "event": "answered", "text": ""},
+    ]
+    told = "\n".join(lines_of(events, terminal=True))
+    assert "base: A node [reads]." in told
+    assert "adapter: It trains." in told
+    assert lines_of(events) == []
+
+
 def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -20,6 +20,7 @@ from peft import LoraConfig
 
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs
+from trainyard.backends.axolotl import program as axolotl_program
 from trainyard.backends.axolotl.backend import BACKEND as axolotl
 from trainyard.backends.axolotl.config import STAGES, AxolotlFacts, config_of, row_of
 from trainyard.backends.axolotl.program import STEP_LINE, list_finished, new_steps
@@ -33,7 +34,7 @@ from trainyard.backends.unsloth.backend import BACKEND as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
 from trainyard.compute.events import LineTail
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
-from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.backends import OWN_KEYS, BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
@@ -204,6 +205,59 @@ def test_configuration_of_every_stage_and_method_is_the_known_one(jobs: Jobs) ->
     shown = {name: given if given == first else difference(first, given) for name, given in documents.items()}
     text = yaml.safe_dump(shown, sort_keys=False)
     assert text == GOLDEN.read_text()
+
+
+def test_steps_of_warmup_and_own_keys_are_written(jobs: Jobs) -> None:
+    given = {"hyperparameters": {"warmup_steps": 7}, "extra": {"neftune_noise_alpha": 5, "plugins": ["axolotl.x"]}}
+    found = axolotl_config(jobs, **given)
+    assert (found["warmup_steps"], found["neftune_noise_alpha"], found["plugins"]) == (7, 5, ["axolotl.x"])
+    assert "warmup_ratio" not in found
+
+
+def test_every_key_that_is_written_is_not_a_chains_to_give(jobs: Jobs) -> None:
+    """`extra` would change the run behind the back of the settings that say it."""
+    ports = {Stage.SFT: Port.SFT, Stage.DPO: Port.PREFERENCE, Stage.KTO: Port.LABELLED, Stage.REWARD: Port.PREFERENCE}
+    written = {key for stage in STAGES for key in axolotl_config(jobs, ports[stage], stage=stage)}
+    written |= {key for method in ("qlora", "dora", "full") for key in axolotl_config(jobs, method=method)}
+    kernels = {"lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"}
+    fixed = {"attn_implementation"}
+    assert written - OWN_KEYS[BackendName.AXOLOTL].keys() - kernels <= fixed
+
+
+AXOLOTL_DOUBLE = """
+from pydantic import BaseModel
+
+
+class AxolotlInputConfig(BaseModel):
+    base_model: str
+    lora_r: int = 8
+    neftune_noise_alpha: float | None = None
+"""
+
+
+def test_own_keys_are_asked_for_in_the_schema_of_the_tools_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real worker module, in an interpreter in which a package of axolotl's name has a schema of three keys."""
+    folder = tmp_path / "axolotl" / "utils" / "schemas"
+    folder.mkdir(parents=True)
+    (folder / "config.py").write_text(AXOLOTL_DOUBLE)
+    names = ("SFTDataset", "DPODataset", "KTODataset")
+    (folder / "datasets.py").write_text("from pydantic import BaseModel\n" + "".join(
+        f"class {name}(BaseModel): path: str\n" for name in names
+    ))  # fmt: skip
+    monkeypatch.setattr(axolotl_program.environments, "python_of", lambda _name: Path(sys.executable))
+    variables = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY / 'trainyard' / 'workers'}"}
+
+    def ask(**extra: Any) -> None:
+        (tmp_path / "axolotl.yaml").write_text(yaml.safe_dump({"base_model": "tiny", "lora_r": 4, **extra}))
+        axolotl_program.require_valid(tmp_path, variables)
+
+    ask(neftune_noise_alpha=5)
+    with pytest.raises(InvalidInput, match=r"no key 'neftune_noise_alfa'.*Did you mean 'neftune_noise_alpha'"):
+        ask(neftune_noise_alfa=5)
+    with pytest.raises(InvalidInput, match=r"schema refuses the configuration: neftune_noise_alpha: .*number.*`extra`"):
+        ask(neftune_noise_alpha="much")
 
 
 def difference(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

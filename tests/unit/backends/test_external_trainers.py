@@ -288,6 +288,15 @@ def test_axolotl_carries_out_each_stage_and_method_on_a_cpu(
     assert (ran.folder / ("model.safetensors" if method == "full" else "adapter_model.safetensors")).is_file()
 
 
+def test_own_keys_of_axolotl_train_and_its_schema_refuses_wrong_ones(jobs: Jobs, tmp_path: Path) -> None:
+    hyper = {"max_steps": 3, "max_length": 64}
+    plain = run(jobs, tmp_path / "plain", backend="axolotl", hyperparameters=hyper)
+    noisy = run(jobs, tmp_path / "noisy", backend="axolotl", hyperparameters=hyper, extra={"neftune_noise_alpha": 50.0})
+    assert losses(noisy) != losses(plain)
+    with pytest.raises(TrainyardError, match=r"E-BACKEND-CONFIG: Axolotl has no key 'neftune_noise_alfa'"):
+        run(jobs, tmp_path / "wrong", backend="axolotl", hyperparameters=hyper, extra={"neftune_noise_alfa": 5})
+
+
 def test_misspelt_key_of_axolotl_is_refused(tmp_path: Path) -> None:
     given = {"base_model": "tiny", "micro_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 1e-3}
     given |= {"datasets": [{"path": "rows.jsonl", "type": "alpaca"}], "adapter": "lora", "lora_rr": 8}

@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.small_jobs import Jobs, Ran, broken_model, train_as_child, train_here
 from trainyard.backends.base import BACKENDS, load, probe
-from trainyard.backends.job import locate_mirror
+from trainyard.backends.job import TeacherServer, locate_mirror
 from trainyard.compute.child import Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
+from trainyard.testing.vllm_server import vllm_server
 
 NATIVE: dict[str, Any] = {"backend": "native"}
 STAGES: dict[str, tuple[Port, dict[str, Any]]] = {
@@ -204,3 +205,30 @@ def test_a_teacher_with_the_weights_of_the_student_is_refused(jobs: Jobs, tmp_pa
     assert copied.digest != job.digest
     with pytest.raises(InvalidInput, match=r"E-MODEL-INVALID: The teacher copy has the same weights"):
         train_here(copied, tmp_path)
+
+
+def test_a_served_teacher_trains_as_the_one_that_is_loaded(jobs: Jobs, tmp_path: Path) -> None:
+    """Asked for the whole vocabulary, it gives the same losses."""
+    hyper = {"max_steps": 3}
+    given = {"type": "distill", "lmbda": 0.0, "beta": 0.5}
+    loaded = train_here(
+        jobs(**NATIVE, stage={**given, "teacher": "larger"}, hyperparameters=hyper), tmp_path / "loaded"
+    )
+    teacher = AutoModelForCausalLM.from_pretrained(jobs.larger_model(), dtype=torch.float32).eval()
+
+    def logprobs(ids: list[int]) -> list[list[float]]:
+        with torch.no_grad():
+            found: list[list[float]] = teacher(torch.tensor([ids])).logits[0].log_softmax(-1).tolist()
+        return found
+
+    vocabulary = int(teacher.config.vocab_size)
+    with vllm_server("larger") as server:
+        server.logprobs, server.max_logprobs = logprobs, vocabulary
+        stage = {**given, "endpoint": "house", "top_k": vocabulary}
+        job = jobs(**NATIVE, stage=stage, hyperparameters=hyper)
+        place = TeacherServer(base_url=f"{server.url}/v1", model="larger", api_key_env="HOUSE_KEY")
+        served = train_here(job.model_copy(update={"teacher_server": place}), tmp_path / "served")
+    losses = [[loss for _, loss, *_ in ran.record["losses"]] for ran in (loaded, served)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    (said,) = served.of("teacher")
+    assert said["text"] == f"the teacher larger is asked at {server.url}/v1"

@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 
 from tests.unit.data.reading import Result, json_lines, read_all, settings_for
 from tests.unit.data.validating import by_words
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.rows import mixed_sets
 from trainyard.data.mixing import draw_rows, share_rows
+from trainyard.data.rows import TextRow
 from trainyard.data.validation import validate
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import DataSourceConfig, HoldoutRules, Mixture, ValidatorConfig
+from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import Reference
+from trainyard.testing.tiny import TEXT, build_tokenizer
+from trainyard.train.reporting.counts import Counted
+from trainyard.train.stages import cpt
+from trainyard.train.tokens import encode_sft
 
 
 def mixture(**sets: Any) -> Mixture:
@@ -136,3 +144,24 @@ def test_the_validator_counts_rows_and_tokens_of_each_set(written: Path) -> None
     assert {name: own["rows"] for name, own in mixture.items()} == {"chats": 20, "docs": 6}
     assert sum(own["tokens"] for own in mixture.values()) == checked.facts["tokens"]["kept"]
     assert mixture["chats"]["tokens"] > mixture["docs"]["tokens"] > 0
+
+
+def test_the_ledger_of_a_training_counts_tokens_of_each_set(written: Path) -> None:
+    """The account of a set is that of a training on this set alone, and all of them add up to the ledger."""
+    sets = {"chats": {"path": "a.jsonl", "weight": 3}, "docs": {"path": "b.jsonl"}}
+    mixed = read_mix(written, "out", sets=sets)
+    folder = str(written / "out" / "sft")
+    job = TrainingJob(config=TrainerConfig(), data={Port.SFT: folder}, base="tiny", locks=str(written))
+    tokenizer = build_tokenizer([TEXT * 20])
+    _, ledger = encode_sft(mixed.rows, tokenizer, 512)
+    ledger.keep_sets(mixed_sets(job))
+    assert set(ledger.sets) == {"chats", "docs"}
+    for name, account in ledger.sets.items():
+        _, alone = encode_sft([row for row in mixed.rows if row.source.startswith(f"{name}/")], tokenizer, 512)
+        assert dict(account) == {"rows": alone.rows["read"], **alone.tokens()}
+    assert sum(account["trained"] for account in ledger.sets.values()) == ledger.trained
+    assert Counted(1, 1, 1).record(ledger)["data"]["sets"]["docs"]["trained"] == ledger.sets["docs"]["trained"]
+    _, texts = cpt.encode([TextRow("a b c", source="docs/x:1"), TextRow("a", source="x:2")], tokenizer, TrainerConfig())
+    assert texts.sets["docs"]["read"] > 1
+    texts.keep_sets([])
+    assert "sets" not in Counted(1, 1, 1).record(texts)["data"]

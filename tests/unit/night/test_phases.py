@@ -19,7 +19,7 @@ from tests import night_program
 from tests.night_program import CONFIG, RUN, QuickServer, QuickTrainer
 from tests.selection import slow
 from tests.unit.night.nights import Kept, NeverAsked, names_in, night
-from trainyard.errors import Conflict, Corrupt, Unavailable
+from trainyard.errors import Conflict, Corrupt, InvalidInput, Unavailable
 from trainyard.night import extracting
 from trainyard.night.claim import claim_and_train
 from trainyard.night.deps import NightDeps, NightVerdict, Trained, TrainingRequest
@@ -467,7 +467,7 @@ def test_a_published_version_that_is_damaged_is_not_served(world: NightDeps, tmp
     assert objects is not None
     objects.put("adapters/acme/engineering/v1/training.json", b"{}")
     other = other_home(world, tmp_path / "other")
-    with pytest.raises(Corrupt, match=r"E-PUBLISH: The files of acme/engineering/v1 .* training.json has another size"):
+    with pytest.raises(Corrupt, match=r"E-CORRUPT: training.json of .*engineering/v1 is not what its manifest"):
         follow_store(other, "acme", ["engineering"])
     assert other.stores.versions.list() == []
     assert other.stores.versions.live("acme", "engineering").version is None
@@ -481,7 +481,7 @@ def test_a_manifest_names_no_file_outside_of_its_folder(world: NightDeps, tmp_pa
     value = json.loads(objects.get(name))
     value["files"]["../../escaped"] = {"sha256": "0" * 64, "bytes": 1}
     objects.put(name, json.dumps(value).encode())
-    with pytest.raises(Corrupt, match="leads out of its folder"):
+    with pytest.raises(InvalidInput, match=r"E-NAME.*\.\./\.\./escaped"):
         follow_store(other_home(world, tmp_path / "other"), "acme", ["engineering"])
 
 

@@ -427,3 +427,29 @@ def test_the_generator_keeps_or_rejects_every_row_with_a_reason(server: Server, 
         assert all(message.content.strip() for message in row.messages)
     accounting = json.loads((tmp_path / "out/sft/accounting.json").read_text())
     assert accounting["kept"] == len(rows)
+
+
+def test_prompt_logprobs_are_those_of_the_model_by_id(server: Server) -> None:
+    """What a distillation asks for: the likeliest tokens at each place, and the token there, as vLLM has it."""
+    ids = [[5, 9, 17, 30], [7, 8, 9]]
+    answer = server.post("/v1/completions", model="tiny", prompt=ids, max_tokens=1, temperature=0, prompt_logprobs=4)
+    assert answer.status_code == 200, answer.text
+    choices = answer.json()["choices"]
+    model = AutoModelForCausalLM.from_pretrained(server.model).eval()
+    for row, choice in zip(ids, choices, strict=True):
+        with torch.no_grad():
+            logprobs_TV = model(torch.tensor([row])).logits[0].log_softmax(-1)
+        first, *places = choice["prompt_logprobs"]
+        assert first is None
+        assert len(places) == len(row) - 1
+        for at, (place, token) in enumerate(zip(places, row[1:], strict=True)):
+            best = logprobs_TV[at].topk(4).indices.tolist()
+            assert [int(one) for one in place][:4] == best
+            assert str(token) in place
+            assert [one["rank"] for one in place.values()][:4] == [1, 2, 3, 4]
+            for one, value in place.items():
+                assert value["logprob"] == pytest.approx(logprobs_TV[at][int(one)].item(), abs=1e-4)
+    plain = server.post("/v1/completions", model="tiny", prompt=ids, max_tokens=1, temperature=0).json()["choices"]
+    assert "prompt_logprobs" not in plain[0]
+    status, _, message = server.refusal("/v1/completions", model="tiny", prompt=[[5] * 200] * 20, prompt_logprobs=999)
+    assert (status, "log probabilities" in message) == (400, True)

@@ -229,12 +229,25 @@ def said(url: str, model: str) -> tuple[int, float]:
 @pytest.mark.backends
 @pytest.mark.usefixtures("ended")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize(("kind", "dora"), [("llama_server", False), ("mlx", False), ("mlx", True)])
+@pytest.mark.parametrize(
+    ("kind", "dora", "merged"),
+    [
+        ("llama_server", False, None),
+        ("mlx", False, None),
+        ("mlx", True, None),
+        ("llama_server", False, "gguf"),
+        ("llama_server", True, "gguf"),
+        ("mlx", True, "safetensors"),
+    ],
+)
 def test_a_served_adapter_says_what_peft_says(
-    kind: str, dora: bool, yard: Yard, tmp_path: Path, tiny_model: Path
+    *, kind: str, dora: bool, merged: str | None, yard: Yard, tmp_path: Path, tiny_model: Path
 ) -> None:
     yard.adapter, here = trained(tmp_path / "trained", tiny_model, dora=dora)
-    yard.deploy({"type": kind}, unevaluated=True, canary="What is a chain?")
+    target = {"type": kind, **({"merged": merged} if merged else {})}
+    facts = yard.deploy(target, unevaluated=True, canary="What is a chain?").facts
+    if merged:
+        assert facts["targets"][0]["merged"]["divergence"] < 1e-3
     server = find_service(local.ready_file(yard.settings, kind, "acme", "bot"))
     assert server is not None
     assert server.model == "acme/bot/v1"

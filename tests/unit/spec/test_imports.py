@@ -125,7 +125,7 @@ def test_llamafactory() -> None:
 def test_trl() -> None:
     config = trainer(imported("trl"))
     hyper = config["hyperparameters"]
-    assert (hyper["warmup_ratio"], hyper["max_steps"], hyper["optimizer"]) == (0.1, 20, "adafactor")
+    assert (hyper["warmup_steps"], hyper["max_steps"], hyper["optimizer"]) == (2, 20, "adafactor")
     assert hyper["precision"] == "fp32"
     assert "epochs" not in hyper
 
@@ -134,7 +134,7 @@ def test_unsloth_with_all_weights_has_no_rank() -> None:
     found = imported("unsloth")
     config = trainer(found)
     assert config["method"] == "full"
-    assert config["hyperparameters"]["warmup_ratio"] == 0.25
+    assert config["hyperparameters"]["warmup_steps"] == 5
     assert line_of(found, "lora.lora_r").because == "The method full does not read it, here as there."
 
 
@@ -152,7 +152,7 @@ def test_torchtune() -> None:
     assert config["base_model"] == "/tmp/base"
     assert config["method"]["target_modules"] == ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert config["hyperparameters"]["max_steps"] == 100
-    assert config["hyperparameters"]["warmup_ratio"] == 0.1
+    assert config["hyperparameters"]["warmup_steps"] == 10
     assert config["engine"]["head"] == "chunked"
 
 
@@ -386,3 +386,16 @@ def test_wrong_keys_and_values(tool: str, keys: dict[str, Any], code: str, becau
 def test_an_override_that_is_no_setting() -> None:
     found = imported("axolotl", {"hyperparameters": {"learning": 1}})
     assert [(one.code, one.key) for one in found.refusals] == [("E-SPEC-KEY", "config.hyperparameters.learning")]
+
+
+def test_two_data_sets_of_the_hub_are_one_mixture() -> None:
+    sets = [{"path": "acme/rows", "type": "alpaca"}, {"path": "acme/chats", "type": "chat_template", "split": "test"}]
+    found = imported("axolotl", datasets=[*sets, {"path": "acme/rows", "type": "alpaca", "split": "train[:50]"}])
+    assert found.chain is not None, found.refusals
+    source = found.value["nodes"][0]["config"]
+    assert set(source) == {"mix"}
+    assert source["mix"]["sets"]["rows"] == {"hub": {"name": "acme/rows"}, "format": "alpaca"}
+    assert source["mix"]["sets"]["rows-2"]["max_rows"] == 50
+    assert source["mix"]["sets"]["chats"]["hub"] == {"name": "acme/chats", "split": "test"}
+    assert (source["mix"]["exhausted"], source["mix"]["port"]) == ("continue", "sft")
+    assert not any("hf download" in note for note in found.notes)

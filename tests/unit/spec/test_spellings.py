@@ -23,7 +23,8 @@ def answers(**config: Any) -> list[tuple[str, str]]:
 def test_the_arguments_of_hugging_face_are_answered_with_ours() -> None:
     hyper = {
         "num_train_epochs": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "lr": 2e-4,
-        "lr_scheduler_type": "cosine", "warmup_steps": 10, "optim": "adamw_torch", "max_seq_length": 2048, "bf16": True,
+        "lr_scheduler_type": "cosine", "num_warmup_steps": 10, "optim": "adamw_torch", "max_seq_length": 2048,
+        "bf16": True,
         "fp16": False,
     }  # fmt: skip
     found = answers(
@@ -36,7 +37,7 @@ def test_the_arguments_of_hugging_face_are_answered_with_ours() -> None:
         "gradient_accumulation_steps": "Write `gradient_accumulation`.",
         "lr": "Write `learning_rate`.",
         "lr_scheduler_type": "Write `schedule`.",
-        "warmup_steps": "Write `warmup_ratio: 0.03`.",
+        "num_warmup_steps": "Write `warmup_steps`.",
         "optim": "Write `optimizer`.",
         "max_seq_length": "Write `max_length`.",
         "bf16": "Write `precision: bf16`.",

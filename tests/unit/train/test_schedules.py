@@ -52,6 +52,21 @@ def test_every_rate_is_between_zero_and_the_peak(schedule: Schedule, total: int,
     assert rising == sorted(rising)
 
 
+def test_steps_of_warmup_win_over_the_share() -> None:
+    hyper = Hyperparameters(schedule=Schedule.LINEAR, warmup_ratio=0.5, warmup_steps=3)
+    assert [hyper.warmup(total) for total in (2, 100)] == [3, 3]
+    assert Hyperparameters(warmup_ratio=0.5, warmup_steps=0).warmup(100) == 0
+    assert Hyperparameters(warmup_ratio=0.03).warmup(101) == 4
+    assert "warmup_steps" not in Hyperparameters().model_dump()
+    given, weights = TrainerConfig(hyperparameters=hyper), optimizer(1.0)
+    rate = LearningRate(weights, given, 100)
+    found = []
+    for _ in range(5):
+        found.append(weights.param_groups[0]["lr"])
+        rate.step()
+    assert found == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0, 1 - 1 / 97])
+
+
 def test_restarts_really_restart() -> None:
     curve = [SCHEDULES[Schedule.COSINE_WITH_RESTARTS](step, 101, 1) for step in range(1, 101)]
     assert curve[0] == curve[50] == 1.0

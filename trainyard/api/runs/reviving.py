@@ -14,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainyard.api import stack
+from trainyard.api.runs.log_lines import log_line
 from trainyard.api.verbs.stack import begin_work, start_embedded
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, record_path
 from trainyard.errors import TrainyardError
 from trainyard.serve.targets import local
 from trainyard.settings import Settings, load_settings
 
+LOGGER = "trainyard.reviving"
 BACK_OFF_S = (0.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Wait before the first restart, between its end and the second, …; the last for every further one."""
 STEADY_S = 600.0
@@ -80,10 +82,11 @@ class Reviver:
 
 
 def main() -> int:
+    settings = load_settings()
     try:
-        revive(load_settings(), lambda line: print(line, flush=True))
+        revive(settings, lambda line: print(log_line(settings, LOGGER, line), flush=True))
     except TrainyardError as error:
-        print(error, flush=True)
+        print(log_line(settings, LOGGER, str(error), "ERROR"), flush=True)
         return error.exit_code
     return 0
 

@@ -11,7 +11,6 @@ runs have left in the home's temporary folder.
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from typing import Any
 
 import httpx
@@ -20,7 +19,9 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Running
 
 from trainyard.api.records import read_result
-from trainyard.api.runs.night_watch import NightWatch
+from trainyard.api.runs.alerts.disk_watch import DiskWatch
+from trainyard.api.runs.alerts.night_watch import NightWatch
+from trainyard.api.runs.log_lines import log_line
 from trainyard.api.runs.operating import dead_runs, never_started, process_of, runs_in, schedule_again, write_end_state
 from trainyard.api.runs.reviving import Reviver
 from trainyard.api.runs.server import NO_HEARTBEAT, client
@@ -30,6 +31,7 @@ from trainyard.compute.orphans import Sweeper
 from trainyard.errors import Unavailable
 from trainyard.settings import Settings, load_settings
 
+LOGGER = "trainyard.watchdog"
 LOOK_EVERY_S = 10.0
 WATCHED = [StateType.RUNNING, StateType.CANCELLING]
 """A pending run has no process of its own yet, or only the number of an earlier one."""
@@ -40,7 +42,8 @@ class Watchdog:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.sweeper, self.nights, self.reviver = Sweeper(settings.home), NightWatch(settings), Reviver(settings)
+        self.sweeper, self.reviver = Sweeper(settings.home), Reviver(settings)
+        self.nights, self.disk = NightWatch(settings), DiskWatch(settings)
         self.suspects: set[tuple[str, str]] = set()
         """(run, its process) that the last look found dead."""
 
@@ -50,7 +53,7 @@ class Watchdog:
         done += [*self.reviver.look(), *sweep_leftovers(self.settings.home)]
         try:
             done += self.settle_dead() + self.schedule_unstarted()
-            return done + self.correct_automation() + self.nights.look()
+            return done + self.correct_automation() + self.nights.look() + self.disk.look()
         except (Unavailable, httpx.HTTPError, PrefectHTTPStatusError) as error:
             return [*done, f"the server does not answer: {error}"]
 
@@ -90,10 +93,11 @@ class Watchdog:
 
 def main() -> None:
     """Look until this process is ended."""
-    watchdog = Watchdog(load_settings())
+    settings = load_settings()
+    watchdog = Watchdog(settings)
     while True:
         for sentence in watchdog.look():
-            print(f"{datetime.now().isoformat(timespec='seconds')} {sentence}", flush=True)
+            print(log_line(settings, LOGGER, sentence), flush=True)
         time.sleep(LOOK_EVERY_S)
 
 

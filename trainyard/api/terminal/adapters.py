@@ -27,8 +27,18 @@ def promotion_text(result: Any) -> str:
     if not result.changed:
         return f"{result.version} is live already; nothing was changed"
     lines = [f"{result.version} is live (before: {result.previous or 'nothing'})"]
-    lines += [f"  {one['type']}{' at ' + one['url'] if one['url'] else ''}" for one in result.targets]
+    lines += [
+        f"  {one['type']}{' at ' + one['url'] if one['url'] else ''}{merged_words(one.get('merged'))}"
+        for one in result.targets
+    ]
     return "\n".join([*lines, *(f"warning: {one}" for one in result.warnings)])
+
+
+def merged_words(one: dict[str, Any] | None) -> str:
+    """Where the merged model of a target is, and how far its logits are from base plus adapter."""
+    if one is None:
+        return ""
+    return f": {one['format']} in {one['path']}, largest difference of a logit {one['divergence']:.3g}"
 
 
 def deleted_text(result: Any) -> str:

@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
+from rich.text import Text
 
 LINE_EVERY_S = 10.0
 """Least time between two plain progress lines of one node: a log is read later, by people."""
@@ -25,8 +27,12 @@ class Progress:
         self.bars: RichProgress | None = None
         self.tasks: dict[str, TaskID] = {}
         self.said: dict[str, float] = {}
+        self.answers: dict[str, str] = {}
+        self.live: Live | None = None
+        """Answers while they are written; only on a terminal."""
 
     def close(self) -> None:
+        self.end_answers()
         if self.bars is not None:
             self.bars.stop()
 
@@ -37,6 +43,9 @@ class Progress:
     def event(self, event: dict[str, Any]) -> None:
         """One event of a run."""
         node, what = event["node"], event["event"]
+        if what in ("answer", "answered"):
+            self.answer(node, what, str(event["text"]))
+            return
         if not node:
             self.say(f"run {event.get('name', '')}: {event['text']}")
         elif what in ENDS:
@@ -47,6 +56,25 @@ class Progress:
             self.bar(node, float(event.get("fraction", 0.0)), str(event.get("text", "")))
         else:
             self.line(node, event)
+
+    def answer(self, node: str, what: str, text: str) -> None:
+        """Show answers as far as they are written, below each other; the finished turn replaces them."""
+        if not self.console.is_terminal:
+            return
+        if what == "answered":
+            self.end_answers()
+            return
+        self.answers[node] = text
+        shown = Text("\n".join(f"{name}: {words}" for name, words in self.answers.items()))
+        if self.live is None:
+            self.live = Live(shown, console=self.console, transient=True, vertical_overflow="ellipsis")
+            self.live.start()
+        self.live.update(shown)
+
+    def end_answers(self) -> None:
+        if self.live is not None:
+            self.live.stop()
+        self.live, self.answers = None, {}
 
     def end(self, node: str, what: str, event: dict[str, Any]) -> None:
         if self.bars is not None and node in self.tasks:

@@ -91,6 +91,7 @@ def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
     os.environ.update(stack.prefect_environment(settings, url))
     stack.import_prefect_client(settings, "server").bootstrap(settings)
     stack.deploy_all(settings, url)
+    stack.import_prefect_client(settings, "alerts.blocks").ensure_alerts(settings)
     stack.mark_bootstrapped(settings, url)
 
 

@@ -18,6 +18,7 @@ from trainyard.api.requests.adapters import (
 )
 from trainyard.api.responses import Response
 from trainyard.errors import Conflict, InvalidInput
+from trainyard.serve.targets.merged import remove_models
 from trainyard.serve.versions.bucket import is_address, pull_from_store, push_to_store
 from trainyard.serve.versions.card import write_card
 from trainyard.serve.versions.hub import HubAddress, pull_from_hub, push_to_hub
@@ -96,6 +97,7 @@ def delete_version(given: DeleteInput, context: Context) -> DeletedVersion:
                 code="E-CONFLICT",
             )
         version = registry.delete(given.name)
+        remove_models(context.settings, version.name)
     return DeletedVersion(
         version=version.name,
         deleted=datetime.fromtimestamp(version.deleted, UTC).isoformat(timespec="seconds"),

@@ -128,7 +128,7 @@ def require_valid(folder: Path, given: Mapping[str, str]) -> None:
         raise InvalidInput(
             f"Axolotl's schema refuses the configuration: {found['errors'][0]}",
             why=f"{len(found['errors'])} in all; the configuration is {CONFIG_FILE} in {folder}.",
-            do="Change that setting, or use another backend.",
+            do="Change that setting, or that key of `extra`, or use another backend.",
             code="E-BACKEND-CONFIG",
         )
 

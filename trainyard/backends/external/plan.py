@@ -138,7 +138,7 @@ def plan_of(job: TrainingJob, widths: list[int]) -> BatchPlan:
 def steps(job: TrainingJob, plan: BatchPlan, total: int) -> Iterator[dict[str, Any]]:
     """One line a step: its learning rate, and its rows by micro-batch."""
     hyper = job.config.hyperparameters
-    warmup = math.ceil(hyper.warmup_ratio * total)
+    warmup = hyper.warmup(total)
     number = count()
     for epoch in count():
         for rows in plan.steps(epoch):

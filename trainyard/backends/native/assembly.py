@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,14 +17,15 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import DECISIONS_FILE
-from trainyard.backends.rows import evaluation_rows, rows_of
+from trainyard.backends.rows import evaluation_rows, mixed_sets, rows_of
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
-from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.stages import DistillSettings
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
@@ -53,6 +55,8 @@ from trainyard.train.precision import (
 )
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
+from trainyard.train.served_teacher import ServedTeacher
+from trainyard.train.session.determinism import refusal_of
 from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import Session, TrainState
 from trainyard.train.stages.contract import Scores, StageSpec
@@ -127,6 +131,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     tokenizer = tokenizer_of(job, events)
     began = time.perf_counter()
     examples, ledger = stage.encode(rows_of(job), tokenizer, config)
+    ledger.keep_sets(mixed_sets(job))
     by_rows_s = time.perf_counter() - began
     frame.report_ledger(events, ledger)
     require_targets(ledger)
@@ -150,8 +155,33 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
             each.reference = reference_scores(session, each)
         session.drop_reference()
         policy.reference = None  # a second model in memory has done its work
+    if device == Device.CUDA and team is None:
+        settle_kernels(session, feed, policy, events)
     events.emit("prepared", rows=len(examples), seconds=round(by_rows_s + time.perf_counter() - began, 3))
     return NativeRun(job, device, prepared, policy, feed, cut, total, precision, session, SavedProgress(), held_out)
+
+
+def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events) -> None:
+    """Compute every step with deterministic kernels alone, unless the first one shows that the model has others.
+
+    The step leaves no trace but its time: no gradient, and no random number. A stage that draws completions is left as
+    it is: its batches are whole only inside a step.
+    """
+    if feed.stage.draw is not None:
+        policy.facts["deterministic"] = f"not looked for with stage {feed.stage.facts.word}, which draws completions"
+        return
+
+    def step() -> None:
+        session.engine.strict = True
+        session.backward(session.forward(feed.batch(feed.plan.steps(0)[0][0])).forward_id, measure=False)
+
+    before = session.snapshot()
+    refused = refusal_of(step)
+    session.restore(replace(before, parts={"random": before.parts["random"]}))
+    session.engine.strict = not refused
+    policy.facts["deterministic"] = refused or "every kernel of a step"
+    if refused:
+        events.emit("warning", text=f"A resumed run may differ in its last bits: {refused}")
 
 
 def keep_layout(folder: Path, cut: Cut) -> Cut:
@@ -222,6 +252,11 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         events.emit(
             "teacher", text=f"the teacher {config.stage.teacher_model} has {teacher.num_parameters():,} weights"
         )
+    if (server := job.teacher_server) is not None:
+        assert isinstance(config.stage, DistillSettings), config.stage
+        key = os.environ.get(server.api_key_env) if server.api_key_env else None
+        policy.reference = ServedTeacher(server.base_url, server.model, config.stage.likeliest, tokenizer, key)
+        events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
     for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
         events.emit("warning", text=warning)
     if config.engine.kernels == "liger":

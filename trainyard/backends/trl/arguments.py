@@ -93,7 +93,7 @@ def common_arguments(
         "learning_rate": hyper.learning_rate,
         "lr_scheduler_type": job.config.backend.facts.schedules[hyper.schedule],
         "lr_scheduler_kwargs": schedule_arguments(hyper.schedule, length.total_steps),
-        "warmup_steps": math.ceil(hyper.warmup_ratio * length.total_steps),
+        "warmup_steps": hyper.warmup(length.total_steps),
         "optim": job.config.backend.facts.optimizers[hyper.optimizer],
         "weight_decay": hyper.weight_decay,
         "max_grad_norm": hyper.max_grad_norm,

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.backends.frame import report_ledger
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.rows import rows_of
+from trainyard.backends.rows import mixed_sets, rows_of
 from trainyard.backends.trl.arguments import Length, left_out, prompts_of_a_step, run_length
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.backends.trl.rollouts import encode_prompts, require_prompts, rollouts_of
@@ -46,6 +46,7 @@ def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
         rollouts_of(job)
     tokenizer = load_tokenizer(job)
     examples, ledger = ENCODERS[job.config.stage.type](list(rows_of(job)), tokenizer, job.config)
+    ledger.keep_sets(mixed_sets(job))
     report_ledger(events, ledger)
     if job.config.stage.type is Stage.GRPO and ledger.rows["read"]:
         require_prompts(job, ledger)

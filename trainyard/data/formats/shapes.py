@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from trainyard.data.formats import preferences, supervised
+from trainyard.data.formats.converters import RowConverter
 from trainyard.data.formats.messages import MEDIA_KEYS, refuse_media, unread_keys
 from trainyard.data.formats.supervised import Keys, RowShape
 from trainyard.data.quarantine import BadRow
@@ -93,13 +94,15 @@ class Kind:
 class Normaliser:
     """Turns the records of one set into rows; remembers which keys lead to which shape."""
 
-    def __init__(self, detected: Detected) -> None:
-        self.detected = detected
+    def __init__(self, detected: Detected, convert: RowConverter | None = None) -> None:
+        self.detected, self.convert = detected, convert
         self.kind = lru_cache(MAX_KINDS)(self.find_kind)
         self.with_ignored = lru_cache(MAX_KINDS)(with_ignored)
 
     def __call__(self, record: Any) -> tuple[Row, Kind]:
         """The row, and how it was read. Raises `BadRow`, also the one that a parser gives in place of a record."""
+        if self.convert is not None:
+            record = self.convert(record)
         if isinstance(record, BadRow):
             raise record
         if not isinstance(record, Mapping):

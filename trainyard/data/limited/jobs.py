@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import singledispatch
 from pathlib import Path
 
+from trainyard.data.formats.converters import load_converter
 from trainyard.data.limited import requests
 from trainyard.data.limited.children import BREACHES, Batch, DocumentReply
 from trainyard.data.limited.items import parse_item
@@ -36,14 +37,17 @@ def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
     """Read the set into `target/<port>`. A preference set under `sft` gives its chosen side."""
     allow_cpu(request.limits.chunk_cpu_s)
     place, given, roots, limits = request.place, request.given, request.roots, request.limits
+    convert = load_converter(*request.converter) if request.converter else None
     if request.repository:
         opened = open_repository_set(place, given, roots, limits)
     elif request.query:
-        opened = open_query(request.query, request.tables, request.wanted, roots)
+        opened = open_query(request.query, request.tables, request.wanted, roots, convert)
     elif request.files:
-        opened = open_listed(request.files, request.wanted, request.name, roots, limits)
+        opened = open_listed(request.files, request.wanted, request.name, roots, limits, convert=convert)
     else:
-        opened = open_files(place, given, request.wanted, roots=roots, limits=limits, name=request.name)
+        opened = open_files(
+            place, given, request.wanted, roots=roots, limits=limits, name=request.name, convert=convert
+        )
     port = port_of(request, opened)
     last, folder = 0.0, Path(request.target) / port.value
     gc.disable()  # until this process ends: millions of rows are allocated, none is part of a cycle

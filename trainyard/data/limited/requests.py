@@ -45,6 +45,9 @@ class SetRequest:
     expected: tuple[Port, ...] = tuple(Port)
     """The ports that a set without a name may fill: those that its file's name let the chain expect."""
 
+    converter: tuple[str, str] | None = None
+    """Name and reference of an operator's function that converts each row."""
+
     @property
     def label(self) -> str:
         """What a message calls the request."""

@@ -47,7 +47,9 @@ def read_jsonl(blocks: Iterator[LineBlock], name: str, normalise: Normaliser) ->
 
 
 def fast_for(block: LineBlock, normalise: Normaliser) -> FastDecoder | None:
-    """The decoder for rows like the first good one of the file; None if its first rows are all bad."""
+    """The decoder for rows like the first good one of the file; None if those are all bad, or are to be converted."""
+    if normalise.convert is not None:
+        return None
     for record in sample(block, FAST_LINES):
         try:
             kind = normalise.kind(frozenset(record))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trainyard.data.formats.converters import RowConverter
 from trainyard.data.formats.shapes import SHAPES, Kind, Normaliser, detect
 from trainyard.data.paths import open_inside, suffix_of
 from trainyard.data.quarantine import BadRow
@@ -75,15 +76,23 @@ def read_line(line: bytes) -> tuple[TextRow, Kind]:
     return TextRow(text.rstrip("\r")), TEXT_KIND
 
 
-def row_set(paths: Sequence[Path], wanted: DataFormat, label: str, roots: Sequence[Path], limits: Limits) -> OpenedSet:
-    """Files of rows. The first file's first rows decide the format of all."""
+def row_set(
+    paths: Sequence[Path],
+    wanted: DataFormat,
+    label: str,
+    roots: Sequence[Path],
+    limits: Limits,
+    *,
+    convert: RowConverter | None = None,
+) -> OpenedSet:
+    """Files of rows. The first file's first rows, converted if they are to be, decide the format of all."""
     readers = [RowFile(path, label if len(paths) == 1 else path.name, roots, limits) for path in paths]
     files = RowFiles(paths, roots)
     sample = next((rows for reader in readers if (rows := reader.sample())), [])
     if not sample and all(reader.is_blank() for reader in readers):
         raise nothing_to_read(label, "It has no rows.")
-    detected = detect(sample, wanted, label)
-    normalise = Normaliser(detected)
+    detected = detect(convert.of_sample(sample) if convert else sample, wanted, label)
+    normalise = Normaliser(detected, convert)
     facts: dict[str, Any] = {"files": len(paths)}
 
     def chunks() -> Iterator[Chunk]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NoReturn
 
+from trainyard.data.formats.converters import RowConverter
 from trainyard.data.formats.shapes import Kind
 from trainyard.data.formats.supervised import DOCUMENT
 from trainyard.data.limited.children import Batch, DocumentReply
@@ -60,14 +61,23 @@ def wanted_name(name: str, include: Sequence[str], exclude: Sequence[str]) -> bo
 
 
 def open_files(
-    place: Path, given: FileSelection, wanted: DataFormat, *, roots: Sequence[Path], limits: Limits, name: str = ""
+    place: Path,
+    given: FileSelection,
+    wanted: DataFormat,
+    *,
+    roots: Sequence[Path],
+    limits: Limits,
+    name: str = "",
+    convert: RowConverter | None = None,
 ) -> OpenedSet:
-    """A file or a folder as a set; `name` is the file's name if the place has another one."""
+    """A file or a folder as a set; `name` is the file's name if the place has another one. A converter takes rows."""
     label = name or place.name
     if place.is_dir():
-        return open_folder(place, given, wanted, roots, limits)
+        return open_folder(place, given, wanted, roots, limits, convert=convert)
     if not wanted_name(label, given.include, given.exclude):
         raise nothing_to_read(label, "Its name is left out by the globs of include and exclude.")
+    if convert is not None:
+        return row_set([place], wanted, label, roots, limits, convert=convert)
     suffix = suffix_of(label)
     is_document = suffix in TYPES and suffix not in ROW_SUFFIXES
     if wanted is DataFormat.TEXT and is_document:
@@ -85,20 +95,26 @@ def open_files(
 
 
 def open_folder(
-    place: Path, given: FileSelection, wanted: DataFormat, roots: Sequence[Path], limits: Limits
+    place: Path,
+    given: FileSelection,
+    wanted: DataFormat,
+    roots: Sequence[Path],
+    limits: Limits,
+    *,
+    convert: RowConverter | None = None,
 ) -> OpenedSet:
     """A folder of documents, or of row files if a format of rows is named."""
     files = walk(place, given)
-    as_rows = wanted not in (DataFormat.AUTO, DataFormat.DOCUMENTS)
+    as_rows = convert is not None or wanted not in (DataFormat.AUTO, DataFormat.DOCUMENTS)
     chosen = [path for path in files if (suffix_of(path.name) in ROW_SUFFIXES) is as_rows]
     if not as_rows and not given.include:
         chosen = [path for path in chosen if path.suffix.lower() in TYPES]
     label = place.name or str(place)
-    if wanted is DataFormat.TEXT and not chosen:
+    if wanted is DataFormat.TEXT and not chosen and convert is None:
         chosen = [path for path in files if path.suffix.lower() in TYPES]
         opened = text_lines(chosen, label, roots, limits)
     elif as_rows and chosen:
-        opened = row_set(chosen, wanted, label, roots, limits)
+        opened = row_set(chosen, wanted, label, roots, limits, convert=convert)
     else:
         opened = document_set(chosen, place, label, roots=roots, limits=limits)
     opened.skipped = Counter(path.suffix.lower()[:20] or "(no extension)" for path in set(files) - set(chosen))
@@ -108,13 +124,19 @@ def open_folder(
 
 
 def open_listed(
-    files: Sequence[Path], wanted: DataFormat, label: str, roots: Sequence[Path], limits: Limits
+    files: Sequence[Path],
+    wanted: DataFormat,
+    label: str,
+    roots: Sequence[Path],
+    limits: Limits,
+    *,
+    convert: RowConverter | None = None,
 ) -> OpenedSet:
     """Files of rows that were chosen already, as one set; those of plain text are lines."""
     as_lines = wanted is DataFormat.TEXT or (wanted is DataFormat.AUTO and label_suffixes(files) <= {".txt"})
-    if as_lines and not label_suffixes(files) & ROW_SUFFIXES:
+    if convert is None and as_lines and not label_suffixes(files) & ROW_SUFFIXES:
         return text_lines(files, label, roots, limits)
-    return row_set(files, wanted, label, roots, limits)
+    return row_set(files, wanted, label, roots, limits, convert=convert)
 
 
 def label_suffixes(files: Sequence[Path]) -> set[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainyard.data.formats.converters import RowConverter
 from trainyard.data.formats.shapes import Normaliser, detect
 from trainyard.data.paths import open_inside, suffix_of
 from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk, OpenedSet, nothing_to_read
@@ -36,7 +37,13 @@ CLOSED = {
 }  # fmt: skip
 
 
-def open_query(query: str, tables: Mapping[str, Path], wanted: DataFormat, roots: Sequence[Path]) -> OpenedSet:
+def open_query(
+    query: str,
+    tables: Mapping[str, Path],
+    wanted: DataFormat,
+    roots: Sequence[Path],
+    convert: RowConverter | None = None,
+) -> OpenedSet:
     """The rows of a query. Column names are keys of rows, so `AS` maps a column to a field of a format.
 
     Raises `InvalidInput` (`E-DATA-UNREADABLE`), `LimitExceeded` (`E-DATA-LIMIT`), `Unavailable` (`E-PACKAGE-MISSING`).
@@ -45,8 +52,9 @@ def open_query(query: str, tables: Mapping[str, Path], wanted: DataFormat, roots
     first = next(batches, [])
     if not first:
         raise nothing_to_read("The query", "It gives no rows.")
-    detected = detect(first[:SAMPLE_ROWS], wanted, "The query")
-    normalise, done = Normaliser(detected), [0]
+    sample = first[:SAMPLE_ROWS]
+    detected = detect(convert.of_sample(sample) if convert else sample, wanted, "The query")
+    normalise, done = Normaliser(detected, convert), [0]
 
     def chunks() -> Iterator[Chunk]:
         for rows in chain([first], batches):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 from trainyard.errors import NotFound, Unavailable
-from trainyard.evals.benchmarks import choice, forgetting, generated, harness, likelihood, preference
-from trainyard.evals.cases import Case, ScoredModel, Value
+from trainyard.evals.benchmarks import choice, forgetting, generated, harness, likelihood, preference, reward
+from trainyard.evals.cases import Case, Value
 
-Score = Callable[[ScoredModel, Sequence[Case]], list[Value]]
+Score = Callable[[Any, Sequence[Case]], list[Value]]
+"""Of a `ScoredModel`; `reward_accuracy` of a `RewardScorer`."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "f1": Benchmark(generated.f1, "word overlap F1", True, "gold", 0.0),
     "multiple_choice": Benchmark(choice.multiple_choice, "share of questions", True, "choices", 0.0),
     "pairwise_reward_accuracy": Benchmark(preference.pairwise_reward_accuracy, "share of pairs", True, "rejected", 0.0),
+    "reward_accuracy": Benchmark(reward.reward_accuracy, "share of pairs in the right order", True, "rejected", 0.0),
     "forgetting": Benchmark(forgetting.general_loss, "nats per token of general text", False, "", 0.0, 0.1),
     "judge": Benchmark(None, "share of judged pairs won against the baseline", True, "prompt", 0.0),
     "judge_rubric": Benchmark(None, "rubric score from 1 to 5", True, "prompt", 0.0),

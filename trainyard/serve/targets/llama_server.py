@@ -14,7 +14,7 @@ from trainyard.compute.services import free_port
 from trainyard.errors import Reason, TrainyardError
 from trainyard.loading import load as load_late
 from trainyard.serve.conversion.files import base_gguf, tools_of
-from trainyard.serve.targets import started
+from trainyard.serve.targets import merged, started
 from trainyard.serve.targets.calling import call
 from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.serve.targets.openai import ask_canary
@@ -50,9 +50,11 @@ def load(site: TargetDeployment) -> None:
 
 
 def gguf_files(site: TargetDeployment) -> tuple[Path, Path | None]:
-    """The version as GGUF files: its base and the adapter, or the whole model and None."""
+    """The version as GGUF files: its base and the adapter, or the whole or merged model and None."""
     environment, settings = started.tool_folder(site, BACKEND), started.settings_of(site)
     version = site.registry.path(site.new)
+    if site.target.merged is not None:
+        return merged.gguf_of(site), None
     if site.candidate.kind != "adapter":
         own = version / KEPT_MODEL
         return own if own.is_file() else base_gguf(version, settings, environment), None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from trainyard.compute.services import free_port
 from trainyard.errors import Reason
 from trainyard.loading import load as load_late
-from trainyard.serve.targets import started
+from trainyard.serve.targets import merged, started
 from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.serve.targets.openai import ask_canary
 
@@ -29,7 +29,9 @@ def load(site: TargetDeployment) -> None:
     port = free_port()
     argv = [str(started.tool_folder(site, BACKEND) / "bin" / "python"), "-m", "mlx_lm", "server", "--host", "127.0.0.1"]
     argv += ["--port", str(port), "--allowed-origins", f"http://127.0.0.1:{port}", "--temp", "0"]
-    if site.candidate.kind == "adapter":
+    if site.target.merged is not None:
+        argv += ["--model", str(merged.model_folder(site))]
+    elif site.candidate.kind == "adapter":
         load_late("trainyard.serve.conversion.mlx:peft_to_mlx")(version, started.convert_version(site))  # numpy
         argv += ["--model", site.candidate.base_path, "--adapter-path", str(started.convert_version(site))]
     else:

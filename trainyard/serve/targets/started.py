@@ -106,7 +106,7 @@ def close(site: TargetDeployment) -> None:
 def check_layout(site: TargetDeployment) -> list[Reason]:
     """What the server's own layout has no words for, read from the adapter's config before anything is touched."""
     config, facts = site.candidate.adapter_config, site.target.type.facts
-    if site.candidate.kind != "adapter":
+    if site.candidate.kind != "adapter" or site.target.merged is not None:
         return []
     try:
         require_plain(config)

@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound
-from trainyard.serve.versions.publication import CARD_FILE, read_publication, register_pulled
+from trainyard.serve.versions.publication import (
+    CARD_FILE,
+    Destination,
+    new_version,
+    read_publication,
+    register_pulled,
+)
 from trainyard.settings import Settings
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, checked
-from trainyard.stores.objects.store import open_store
+from trainyard.stores.objects.store import ObjectStore, open_store
 from trainyard.stores.objects.versions import (
     RESERVED,
     create,
@@ -98,26 +104,50 @@ def pull_from_store(address: str, settings: Settings, alias: str | None = None) 
             do="Name a version: add /v1.",
             code="E-ADAPTER-NOT-FOUND",
         )
+    to = new_version(settings, alias)
+    return fetch_published(objects, f"{tenant}/{role}", number, to=to, source=match["store"])
+
+
+def fetch_published(
+    objects: ObjectStore, alias: str, number: int, *, to: Destination, source: str = "the object store"
+) -> AdapterVersion:
+    """Register a published version: found where it has its number and is here, or fetched file by file and compared.
+
+    Raises `NotFound` (`E-ADAPTER-NOT-FOUND`) for one that is not complete, `Conflict` (`E-PUBLISH`) where another
+    adapter has this number here, and what `register_pulled` raises.
+    """
+    tenant, role = alias.split("/")
     prefix = place(tenant, role, number)
-    source = f"{match['store']}/{prefix}"
+    where = f"{source}/{prefix}"
     if objects.head(f"{prefix}/{MANIFEST}") is None:
         raise NotFound(
-            f"There is no complete version at {source}.",
+            f"There is no complete version at {where}.",
             why=f"It has no {MANIFEST}, which is written last: its publication has not ended, or never began.",
             do="Publish it again, or name another version.",
             code="E-ADAPTER-NOT-FOUND",
         )
-    publication = read_publication(objects.get(f"{prefix}/{MANIFEST}"), source)
+    publication = read_publication(objects.get(f"{prefix}/{MANIFEST}"), where)
+    here = registered(to.registry, f"{alias}/v{number}") if to.number is not None else None
+    if here is not None and here.sha256 == publication.sha256:
+        return here
 
     def fetch(name: str, target: Path) -> None:
         try:
             objects.download(f"{prefix}/{name}", target)
         except NotFound as error:
             raise Corrupt(
-                f"{name} of {source} is missing.",
+                f"{name} of {where} is missing.",
                 why="Its manifest lists it; nothing was registered.",
                 do="Publish the version again.",
                 code="E-CORRUPT",
             ) from error
 
-    return register_pulled(publication, fetch, source=source, origin={}, alias=alias, settings=settings)
+    return register_pulled(publication, fetch, source=where, origin={}, to=to)
+
+
+def registered(registry: AdapterRegistry, name: str) -> AdapterVersion | None:
+    """The version of that name in a registry; None if it is not there."""
+    try:
+        return registry.show(name)
+    except NotFound:
+        return None

@@ -17,7 +17,7 @@ from typing import Any
 from trainyard.errors import InvalidInput
 from trainyard.serve.conversion.architectures import ARCHITECTURES, require_plain
 from trainyard.serve.deploy import read_json
-from trainyard.serve.versions.publication import hub_base, public_base
+from trainyard.serve.versions.publication import Improvement, VersionReport, check_facts, hub_base, public_base
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.targets import TargetType
 from trainyard.stores.adapters import AdapterVersion
@@ -141,9 +141,9 @@ def data_text(facts: CardFacts) -> str:
     keys = ("source", "format", "rows", "sha256", "license")
     listed = table(keys, [[text(one.get(key)) for key in keys] for one in sources]) if sources else ""
     counted = facts.training.get("data") or {}
-    rows = [
-        [name, *(text(part.get(key)) for key in ("read", "trained", "truncated"))] for name, part in counted.items()
-    ]
+    parts = {name: part for name, part in counted.items() if name != "sets"}
+    parts |= {f"tokens of {name}": part for name, part in (counted.get("sets") or {}).items()}
+    rows = [[name, *(text(part.get(key)) for key in ("read", "trained", "truncated"))] for name, part in parts.items()]
     counts = table(("", "read", "trained", "truncated"), rows) if rows else ""
     unknown = "" if any(one.get("license") for one in sources) else "The license of the data is not recorded."
     return "\n\n".join(part for part in (listed, counts, unknown) if part)
@@ -152,26 +152,26 @@ def data_text(facts: CardFacts) -> str:
 def evaluation_text(facts: CardFacts) -> str:
     """Each benchmark with the interval of its improvement, and the verdict."""
     verdict: Mapping[str, Any] = facts.version.facts.get("gate") or {}
-    report: Mapping[str, Any] = facts.version.facts.get("report") or {}
+    report = check_facts(facts.version.facts, facts.version.name).report or VersionReport()
     if not verdict:
         return "It was not evaluated."
-    lines = [f"Compared with {report.get('baseline') or 'its baseline'} on rows that the training did not see."]
+    lines = [f"Compared with {report.baseline or 'its baseline'} on rows that the training did not see."]
     rows = [
-        (name, text(one["rows"]), text(one["baseline"]), text(one["candidate"]), interval(one["improvement"]))
-        for name, one in (report.get("benchmarks") or {}).items()
+        (name, text(one.rows), text(one.baseline), text(one.candidate), interval(one.improvement))
+        for name, one in report.benchmarks.items()
     ]
     if rows:
         lines.append(table(("benchmark", "rows", "baseline", "adapter", "improvement"), rows))
-        lines.append(f"Intervals: {report['confidence']:.0%}, bootstrap over independent cases; positive is better.")
+        lines.append(f"Intervals: {report.confidence:.0%}, bootstrap over independent cases; positive is better.")
     else:
         lines += [f"- {reason}" for reason in verdict.get("passed") or verdict.get("reasons") or ()]
     return "\n\n".join([*lines, *map(str, verdict.get("cautions") or ())])
 
 
-def interval(one: Mapping[str, Any]) -> str:
-    if one.get("low") is None:
-        return f"{one['mean']:+.4f}"
-    return f"{one['mean']:+.4f} [{one['low']:+.4f}, {one['high']:+.4f}]"
+def interval(one: Improvement) -> str:
+    if one.low is None or one.high is None:
+        return f"{one.mean:+.4f}"
+    return f"{one.mean:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
 
 
 def snippets(facts: CardFacts) -> list[str]:

@@ -21,6 +21,7 @@ from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Trainyar
 from trainyard.serve.versions.bucket import Sent
 from trainyard.serve.versions.publication import (
     CARD_FILE,
+    new_version,
     read_publication,
     refuse_pickled,
     register_pulled,
@@ -155,8 +156,7 @@ def pull_from_hub(source: HubAddress, settings: Settings, alias: str | None = No
             fetch,
             source=f"hub:{source.name}",
             origin={"revision": head.sha},
-            alias=alias,
-            settings=settings,
+            to=new_version(settings, alias),
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from trainyard.compute.child import SPEC_FILE, Events
-from trainyard.serve.versions.merging import MERGED_FILE
+from trainyard.serve.conversion.merged import MERGED_FILE
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.methods.merging import merge
 

@@ -12,9 +12,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from trainyard.errors import InvalidInput
-from trainyard.serve.deploy import Clients, DeployRequest, check_files, open_sites, refuse, roll_out
+from trainyard.serve.deploy import Clients, DeployRequest, check_files, check_sites, open_sites, refuse, roll_out
 from trainyard.serve.targets.calling import http_client
-from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
@@ -48,7 +47,7 @@ def roll_out_version(
     with ExitStack() as open_clients:
         sites = open_sites(wanted, registry, settings, clients, open_clients)
         refuse(check_files(wanted, sites[0].candidate, settings))
-        refuse([reason for site in sites for reason in TARGETS[site.target.type].check(site)])
+        refuse(check_sites(sites))
         sites[-1].action = action  # the registry's own pointer is the last one
         return roll_out(version, sites, registry)
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput, Reason, Refused, TrainyardError
 from trainyard.serve.deploy import read_json
 from trainyard.settings import Settings
@@ -38,6 +41,68 @@ class PublishedFile(BaseModel):
 
     sha256: str
     bytes: int
+
+
+class Improvement(BaseModel):
+    """The mean of an improvement, with its interval where one was computed."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    @model_validator(mode="after")
+    def has_both_ends(self) -> Improvement:
+        if (self.low is None) != (self.high is None):
+            raise ValueError("an interval has low and high")
+        return self
+
+
+class BenchmarkLine(BaseModel):
+    """What of one benchmark stays with a version."""
+
+    rows: int
+    baseline: float
+    candidate: float
+    improvement: Improvement
+
+
+class VersionReport(BaseModel):
+    """The report on a version: a card shows it, so a pull takes none that cannot be shown."""
+
+    baseline: str | None = None
+    confidence: float | None = None
+    benchmarks: dict[str, BenchmarkLine] = {}
+
+    @model_validator(mode="after")
+    def has_confidence(self) -> VersionReport:
+        if self.benchmarks and self.confidence is None:
+            raise ValueError("benchmarks have a confidence")
+        return self
+
+
+class VersionFacts(BaseModel):
+    """The facts of a version that a card reads, as `TRAVELLING_FACTS` names them."""
+
+    base_model: str | None = None
+    base_sha256: str | None = None
+    chat_template_sha256: str | None = None
+    evaluated: bool = False
+    gate: dict[str, Any] = {}
+    data: list[dict[str, Any]] = []
+    report: VersionReport | None = None
+
+
+def check_facts(facts: Mapping[str, Any], name: str) -> VersionFacts:
+    """The facts of a version, as a card needs them. Raises `Corrupt` (`E-CORRUPT`) naming the first that is wrong."""
+    try:
+        return VersionFacts.model_validate({**facts, "report": facts.get("report") or None})
+    except ValidationError as error:
+        raise Corrupt(
+            f"The facts of {name} are not those of an adapter version.",
+            why="; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3]),
+            do="Publish the version again with `trainyard adapters push`, and pull that.",
+            code="E-CORRUPT",
+        ) from error
 
 
 class Publication(BaseModel):
@@ -73,6 +138,7 @@ def read_publication(text: bytes, source: str) -> Publication:
             code="E-CORRUPT",
         ) from error
     parse_name(found.name)
+    check_facts(found.facts, source)
     names = [checked_name(name) for name in found.files]
     refuse_pickled(names, source)
     if files_digest({name: one.model_dump() for name, one in found.files.items()}) != found.sha256:
@@ -133,30 +199,43 @@ def change_json(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) 
         path.write_text(text, encoding="utf-8")
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where a fetched version is registered: under the next number, or under the number that it has at its source."""
+
+    registry: AdapterRegistry
+    work: Path
+    """Folder for what arrives."""
+    alias: str | None = None
+    """`TENANT/ROLE`; None: that of the publication."""
+    number: int | None = None
+    require_base: Callable[[Mapping[str, str]], None] = ignore
+    """Raises for a base that is another one here. A night leaves that to its deployment."""
+
+
 def register_pulled(
     publication: Publication,
     fetch: Callable[[str, Path], object],
     *,
     source: str,
     origin: Mapping[str, Any],
-    alias: str | None,
-    settings: Settings,
+    to: Destination,
 ) -> AdapterVersion:
-    """Fetch the files of a publication, verify them and register them as a new version; twice gives the same version.
+    """Fetch the files of a publication, verify them and register them; twice gives the same version.
 
     `fetch(name, target)` brings one file. Raises `Corrupt` (`E-CORRUPT`) for files that are not what the manifest says,
-    `Refused` (`R-BASE-MISMATCH`) when the base of that name is another one here, and what `register` raises.
+    and what `to.require_base` and `register` raise.
     """
-    tenant, role, _ = parse_name(alias or publication.alias)
-    settings.home.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=settings.home, prefix=".pull-") as place:
+    tenant, role, _ = parse_name(to.alias or publication.alias)
+    to.work.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=to.work, prefix=".pull-") as place:
         folder = Path(place) / "version"
         for name in publication.files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             fetch(name, folder / name)
         require_same(publication, folder, source)
         base = base_facts(folder)
-        require_base(base, settings)
+        to.require_base(base)
         if publication.kind == "adapter":
             check_adapter_folder(folder)
         else:
@@ -164,8 +243,10 @@ def register_pulled(
         facts = {name: publication.facts[name] for name in TRAVELLING_FACTS if name in publication.facts}
         facts = {"evaluated": False, "gate": {}, **facts, **base}
         facts["origin"] = {"source": source, "name": publication.name, "sha256": publication.sha256, **origin}
-        return AdapterRegistry(settings.adapters).register(
-            tenant, role, folder, kind=publication.kind, facts=facts, run_key=f"pulled:{source}:{publication.sha256}"
+        pulled = f"pulled:{source}:{publication.sha256}"
+        run_key = pulled if to.number is None else publication.run_key
+        return to.registry.register(
+            tenant, role, folder, kind=publication.kind, facts=facts, run_key=run_key, number=to.number
         )
 
 
@@ -189,6 +270,12 @@ def base_facts(folder: Path) -> dict[str, str]:
         "base_sha256": str(training.get("base_sha256") or ""),
         "chat_template_sha256": str(training.get("chat_template_sha256") or ""),
     }
+
+
+def new_version(settings: Settings, alias: str | None = None) -> Destination:
+    """The destination of a pull by hand: the next number in this home's registry, with a base that fits."""
+    check = partial(require_base, settings=settings)
+    return Destination(AdapterRegistry(settings.adapters), settings.home, alias, require_base=check)
 
 
 def require_base(base: Mapping[str, str], settings: Settings) -> None:

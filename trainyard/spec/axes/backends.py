@@ -198,7 +198,8 @@ class BackendName(AxisValue):
             *(
                 f"hyperparameters.{name}"
                 for name in (
-                    "batch_size", "warmup_ratio", "max_grad_norm", "gradient_checkpointing", "seed", "save_steps",
+                    "batch_size", "warmup_ratio", "warmup_steps", "max_grad_norm", "gradient_checkpointing", "seed",
+                    "save_steps",
                 )
             ),
         ),
@@ -230,3 +231,41 @@ class ServerName(StrEnum):
 
 Installable = BackendName | ServerName
 """What `trainyard backends install` takes."""
+
+
+# Keys of a tool's own configuration (`extra`)
+
+WRITTEN = "Trainyard writes it from the settings of the trainer"
+OUTSIDE = "it names data, results, accounts or code, which are not settings of a training"
+OWN_KEYS: Mapping[BackendName, Mapping[str, str]] = {
+    BackendName.AXOLOTL: {
+        **dict.fromkeys(
+            (
+                *("base_model", "tokenizer_config", "tokenizer_type", "model_type", "reward_model", "num_labels"),
+                *("chat_template", "rl", "rl_beta", "dpo_beta", "dpo_loss_type", "dpo_label_smoothing"),
+                *("kto_desirable_weight", "kto_undesirable_weight", "adapter", "load_in_4bit", "load_in_8bit"),
+                *("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear"),
+                *("lora_modules_to_save", "lora_model_dir", "peft_layers_to_transform", "peft_use_dora"),
+                *("peft_use_rslora", "val_set_size", "sequence_len", "sample_packing", "pad_to_sequence_len"),
+                *("micro_batch_size", "gradient_accumulation_steps", "max_steps", "num_epochs", "optimizer"),
+                *("lr_scheduler", "learning_rate", "warmup_ratio", "warmup_steps", "weight_decay", "max_grad_norm"),
+                *("bf16", "fp16", "tf32", "gradient_checkpointing", "seed", "logging_steps", "save_strategy"),
+                *("save_steps", "save_total_limit", "dynamic_checkpoint", "remove_unused_columns"),
+            ),
+            WRITTEN,
+        ),
+        **dict.fromkeys(
+            (
+                *("datasets", "test_datasets", "pretraining_dataset", "dataset_prepared_path", "push_dataset_to_hub"),
+                *("dataset_num_proc", "output_dir", "resume_from_checkpoint", "auto_resume_from_checkpoints"),
+                *("trust_remote_code", "hub_model_id", "hub_strategy", "hf_use_auth_token", "deepspeed", "fsdp"),
+                *("fsdp_config", "use_wandb", "wandb_project", "wandb_entity", "use_mlflow", "mlflow_tracking_uri"),
+                *("use_comet", "use_tensorboard", "use_otel_metrics"),
+            ),
+            OUTSIDE,
+        ),
+    }
+}
+"""Backend that takes keys of its tool's own configuration as `extra` -> keys that a chain may not give, and why."""
+EXTRA_CODE: Mapping[BackendName, tuple[str, str]] = {BackendName.AXOLOTL: ("plugins", "axolotl.integrations.")}
+"""Key that lists modules to import -> how the names of those begin that are part of the tool."""

@@ -75,6 +75,11 @@ class StageSettings(Variant):
         return None
 
     @property
+    def teacher_server(self) -> str | None:
+        """The endpoint at which the teacher answers; None: it is loaded, or there is none."""
+        return None
+
+    @property
     def drawn_tokens(self) -> int:
         """Most tokens of a completion that is drawn while the stage trains; 0 where none is."""
         return 0
@@ -246,6 +251,9 @@ class GrpoSettings(AnswersSettings):
         return self.max_completion_length
 
 
+DEFAULT_TOP_K = 20
+
+
 class DistillSettings(StageSettings):
     """From whom the model learns, on whose completions, and by which divergence (Agarwal et al. 2023, arXiv
     2306.13649)."""
@@ -253,6 +261,14 @@ class DistillSettings(StageSettings):
     teacher: str | None = Field(
         None, min_length=1, max_length=512, description="Name or folder of the model that is imitated; needed."
     )
+    endpoint: str | None = Field(
+        None, min_length=1, max_length=256, exclude_if=lambda given: given is None,
+        description="Endpoint of trainyard.toml at which the teacher answers, in place of one that is loaded.",
+    )  # fmt: skip
+    top_k: int | None = Field(
+        None, ge=1, le=1_000_000, exclude_if=lambda given: given is None,
+        description="Likeliest tokens that a teacher behind a server is asked for; default 20, vLLM's most.",
+    )  # fmt: skip
     beta: float = Field(
         0.5, ge=0, le=1,
         description="0: KL(teacher || student), 1: KL(student || teacher), between: the generalized JSD.",
@@ -266,9 +282,33 @@ class DistillSettings(StageSettings):
     max_completion_length: int = Field(128, ge=1, le=1_048_576, description="Tokens of a completion that is drawn.")
     sampling_temperature: float = Field(1.0, gt=0, le=100, description="Of the completions that are drawn.")
 
+    @model_validator(mode="after")
+    def one_teacher(self) -> DistillSettings:
+        if self.endpoint is None:
+            if self.top_k is not None:
+                raise ValueError("top_k is read with an endpoint only: a teacher that is loaded says all probabilities")
+            return self
+        if self.teacher is not None:
+            raise ValueError("a teacher is loaded (teacher) or asked (endpoint), not both")
+        if self.temperature != 1 or self.seq_kd:
+            raise ValueError(
+                "a teacher behind a server gives probabilities at temperature 1 and writes no completions: leave "
+                "temperature and seq_kd out, or name a teacher that is loaded"
+            )
+        return self
+
     @property
     def teacher_model(self) -> str | None:
         return self.teacher
+
+    @property
+    def teacher_server(self) -> str | None:
+        return self.endpoint
+
+    @property
+    def likeliest(self) -> int:
+        """Tokens that a server is asked for at each place."""
+        return self.top_k or DEFAULT_TOP_K
 
     @property
     def draws(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 from trainyard.spec.axes.axis import AxisValue, Facts
 from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
 
+MergedFormat = Literal["safetensors", "gguf"]
 PLAIN = frozenset(method for method in Method if method.facts.summed)
 """Methods whose adapters are two low-rank matrices a layer, and nothing else."""
 
@@ -28,6 +29,8 @@ class TargetFacts(Facts):
     """Methods whose adapters it serves."""
     whole_modules: bool = True
     """Whether an adapter may contain whole modules (`method.modules_to_save`)."""
+    merged: tuple[MergedFormat, ...] = ()
+    """Formats in which it takes base and adapter as one model."""
     max_lora_rank: int | None = None
     """The highest rank that it serves unless it was started with another."""
 
@@ -37,7 +40,7 @@ class TargetType(AxisValue):
 
     facts: TargetFacts
 
-    REGISTRY = TargetFacts("registry", server="none")
+    REGISTRY = TargetFacts("registry", server="none", merged=("safetensors", "gguf"))
     EMBEDDED = TargetFacts("embedded", server="running", hot_load=True)
     VLLM = TargetFacts(
         "vllm",
@@ -48,8 +51,20 @@ class TargetType(AxisValue):
         whole_modules=False,
         max_lora_rank=16,  # without --max-lora-rank
     )
-    LLAMA_SERVER = TargetFacts("llama_server", server="started", converts_to="GGUF", methods=PLAIN, whole_modules=False)
+    LLAMA_SERVER = TargetFacts(
+        "llama_server",
+        server="started",
+        converts_to="GGUF",
+        merged=("gguf",),
+        methods=PLAIN,
+        whole_modules=False,
+    )
     OLLAMA = TargetFacts("ollama", server="running", converts_to="GGUF", methods=PLAIN, whole_modules=False)
     MLX = TargetFacts(
-        "mlx", server="started", converts_to="mlx", methods=ADAPTER_METHODS - {Method.OFT}, whole_modules=False
+        "mlx",
+        server="started",
+        converts_to="mlx",
+        merged=("safetensors",),
+        methods=ADAPTER_METHODS - {Method.OFT},
+        whole_modules=False,
     )

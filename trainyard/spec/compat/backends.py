@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from trainyard.errors import Reason
 from trainyard.spec.axes.axis import Strict
-from trainyard.spec.axes.backends import ALONE, BackendName
+from trainyard.spec.axes.backends import ALONE, EXTRA_CODE, OWN_KEYS, BackendName
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
@@ -48,6 +48,8 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
     unread |= {"stage.loss"} if config.stage.type is not Stage.DPO else set()
     yield from (Limit(*one) for one in {**UNLESS_NAMED, **facts.settings}.items() if one[0] not in unread)
     yield from (Limit(setting, (value_at(USUAL, setting),)) for setting in facts.default_only)
+    if config.backend not in OWN_KEYS:
+        yield Limit("extra", (None,))
     if launch.strategy in facts.strategies and launch.strategy.facts.sharded:
         why = f"with {launch.strategy} each process has a part of the weights"
         yield from (Limit(setting, allowed, why) for setting, allowed in facts.sharded.items())
@@ -104,6 +106,20 @@ def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Match:
     return found
 
 
+def extra_keys(config: TrainerConfig, _: NodeView) -> Match:
+    """Each key of `extra` that is not a chain's to give, and each module that is not part of the tool."""
+    own, found = OWN_KEYS.get(config.backend), []
+    if own is None or config.extra is None:
+        return False
+    found = [{"key": key, "why": own[key]} for key in config.extra if key in own]
+    key, begins = EXTRA_CODE[config.backend]
+    listed_modules = config.extra.get(key)
+    for module in listed_modules if isinstance(listed_modules, list) else [listed_modules] if listed_modules else ():
+        if not str(module).startswith(begins):
+            found.append({"key": key, "why": f"{module} is code that is not part of {config.backend} ({begins}…)"})
+    return found
+
+
 def lacks_cuda(config: TrainerConfig, at: NodeView) -> bool:
     """A method whose kernels are for CUDA, where `device: auto` finds no such device."""
     asks = config.method.type in config.backend.facts.cuda_methods and config.device is Device.AUTO
@@ -116,6 +132,10 @@ BACKEND_ROW = Row(
 )  # fmt: skip
 BACKEND_ROWS = (
     BACKEND_ROW,
+    Row(
+        "backend-extra", "R-BACKEND-SETTING", "trainer", "config.extra.{key}", extra_keys,
+        "A chain does not give {key} to {config.backend}: {why}.", "Remove it from `extra`.",
+    ),
     Row(
         "backend-setting-here", "R-BACKEND-SETTING", "trainer", "config.method", lacks_cuda,
         "The {config.backend} backend does not support method {config.method}: its kernels are for CUDA, and this "

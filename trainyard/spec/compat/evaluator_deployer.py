@@ -9,7 +9,14 @@ from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
 from trainyard.spec.axes.methods import AdapterSettings, Method, rank_of
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row, When, listed
-from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, Target, ValidatorConfig
+from trainyard.spec.nodes import (
+    REWARD_BENCHMARK,
+    AiGeneratorConfig,
+    DeployerConfig,
+    EvaluatorConfig,
+    Target,
+    ValidatorConfig,
+)
 from trainyard.spec.training import TrainerConfig
 
 OWN_ROWS = ("forgetting",)
@@ -157,8 +164,24 @@ def unserved_adapters(config: DeployerConfig, at: NodeView) -> Match:
     method = trainer.method if trainer is not None else None
     return isinstance(method, AdapterSettings) and [
         {"index": index, "target": target, "what": what} for index, target in enumerate(config.targets)
-        for what in unserved(target.type, method.type, method.modules_to_save)
+        for what in unserved(target.type, method.type, method.modules_to_save) if target.merged is None
     ]  # fmt: skip
+
+
+def merges_nothing(target: Target, trainer: TrainerConfig) -> Match:
+    """A merged model of a method that makes whole models."""
+    return target.merged is not None and not trainer.method.facts.adapter
+
+
+def several_registries(config: DeployerConfig, _: NodeView) -> Match:
+    """Each registry target but the last one, where one wants a merged model: the registry is one target."""
+    listed_ones = [index for index, target in enumerate(config.targets) if target.type is TargetType.REGISTRY]
+    wanted = any(config.targets[index].merged for index in listed_ones)
+    return wanted and [{"index": index} for index in listed_ones[:-1]]
+
+
+def takes_no_merged(target: Target) -> bool:
+    return target.merged is not None and target.merged not in target.type.facts.merged
 
 
 def before_is_reward(_: Any, at: NodeView) -> Match:
@@ -176,11 +199,33 @@ def base_of_this_chain(config: DeployerConfig, at: NodeView) -> Match:
     return [{"index": index, "target": target, "made": bases[0].id} for index, target in hot]
 
 
+def reads_text(config: EvaluatorConfig, at: NodeView) -> Match:
+    """What of an evaluator reads text, where the trainer before it makes a reward model."""
+    if not before_is_reward(config, at):
+        return False
+    found = [(f"benchmarks.{index}.name", f"benchmark {line.name}") for index, line in enumerate(config.benchmarks)
+             if line.name != REWARD_BENCHMARK]  # fmt: skip
+    found += [("quotes", "quotes")] if config.quotes else []
+    found += [("baseline", "baseline live")] if config.baseline == "live" else []
+    return [{"where": where, "what": what} for where, what in found]
+
+
+def scores_no_reward(config: EvaluatorConfig, at: NodeView) -> Match:
+    if at.trainer() is None or before_is_reward(config, at):
+        return False
+    return [{"index": index} for index, line in enumerate(config.benchmarks) if line.name == REWARD_BENCHMARK]
+
+
 EVALUATOR_ROWS = (
     Row(
-        "reward-evaluate", "R-REWARD", "evaluator", "needs", before_is_reward,
-        "The trainer before it makes a reward model, which gives scores and no text, and no benchmark judges scores.",
-        "Let the evaluator need a trainer of another stage.", chained=True,
+        "reward-evaluate", "R-REWARD", "evaluator", "config.{where}", reads_text,
+        "The trainer before it makes a reward model, which gives scores and no text for {what}.",
+        "Leave it out: held-out pairs are scored by benchmark reward_accuracy, next to chance.", chained=True,
+    ),
+    Row(
+        "reward-scores", "R-REWARD", "evaluator", "config.benchmarks.{index}.name", scores_no_reward,
+        "Benchmark reward_accuracy reads the scores of a reward model, and the trainer before it makes none.",
+        "Use pairwise_reward_accuracy, or train stage reward.", chained=True,
     ),
     Row(
         "control-alone", "R-CONTROL", "evaluator", "needs", only_control,
@@ -246,6 +291,21 @@ DEPLOYER_ROWS = (
         "target-adapter", "R-TARGET", "deployer", "config.targets.{index}.type", unserved_adapters,
         "A server of type {target.type} does not serve {what}.",
         "Train with method lora and without method.modules_to_save, or use target embedded.", chained=True,
+    ),
+    Row(
+        "target-merged", "R-TARGET", "deployer", "config.targets.{index}.merged", each_target(takes_no_merged),
+        "A target of type {target.type} does not take base and adapter as one model in {target.merged}.",
+        "Leave merged out, or use target registry, llama_server (gguf) or mlx (safetensors).",
+    ),
+    Row(
+        "target-merged-twice", "R-TARGET", "deployer", "config.targets.{index}.merged", several_registries,
+        "The registry is listed again further down, and keeps one merged model of a version.",
+        "List it once; `trainyard adapters merge` writes the model in the other format, too.",
+    ),
+    Row(
+        "target-merged-whole", "R-TARGET", "deployer", "config.targets.{index}.merged", targets(merges_nothing),
+        "Method {trainer.method} makes a whole model, so there is no adapter to merge.",
+        "Leave merged out, or train with method lora.", chained=True,
     ),
     Row(
         "rank-server", "R-TARGET", "deployer", "config.targets.{index}.max_lora_rank", targets(rank_too_high),

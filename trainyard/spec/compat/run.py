@@ -63,6 +63,8 @@ def unknown_endpoint(config: Any, at: NodeView) -> Match:
         named = {"endpoint": config.endpoint}
     if isinstance(config, EvaluatorConfig) and config.judge is not None:
         named = {"judge.endpoint": config.judge.endpoint}
+    if isinstance(config, TrainerConfig):
+        named = {"stage.endpoint": config.stage.teacher_server}
     if isinstance(config, DeployerConfig):
         named = {f"targets.{index}.endpoint": target.endpoint for index, target in enumerate(config.targets)}
     return known is not None and [

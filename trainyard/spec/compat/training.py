@@ -323,7 +323,8 @@ ROLLOUT_ROWS = (
 TEACHER_ROWS = (
     Row(
         "distill-teacher", "R-BASE-MISMATCH", "trainer", "config.stage.teacher",
-        lambda config, _: isinstance(config.stage, DistillSettings) and config.stage.teacher is None,
+        lambda config, _: isinstance(config.stage, DistillSettings)
+        and config.stage.teacher is None and config.stage.endpoint is None,
         "Stage distill imitates a teacher, and none is named.",
         "Name a model of the student's family, such as `stage: {{type: distill, teacher: Qwen/Qwen3-8B}}`.",
     ),

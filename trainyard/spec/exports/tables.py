@@ -83,6 +83,7 @@ SHARED: Mapping[str, Write] = {
     f"{HYPER}learning_rate": key("learning_rate"),
     f"{HYPER}gradient_accumulation": key("gradient_accumulation_steps"),
     f"{HYPER}warmup_ratio": key("warmup_ratio"),
+    f"{HYPER}warmup_steps": key("warmup_steps"),
     f"{HYPER}weight_decay": key("weight_decay"),
     f"{HYPER}max_grad_norm": key("max_grad_norm"),
     f"{HYPER}max_steps": key("max_steps"),
@@ -278,14 +279,20 @@ def export_trainer(trainer: TrainerConfig, source: DataSourceConfig | None, tool
     value, notes = dict(exporter.always), []
     for _, keys in parts.values():
         value |= keys or {}
-    for setting, given in flatten_settings(trainer.model_dump(mode="json")).items():
+    for setting, given in flatten_settings(trainer.model_dump(mode="json", exclude={"extra"})).items():
         if given in (None, []) or setting in QUIET or (setting == "stage.loss" and tool == "axolotl"):
             continue
         keys = exporter.settings[setting](given) if setting in exporter.settings else {}
         value |= keys
         if not keys and not is_default(trainer, setting, given):
             notes.append(f"{setting} {given!r} has no key in {exporter.title}.")
-    return ExportedConfig({**value, **source_keys(source, exporter, trainer, notes)}, tuple(notes))
+    if "warmup_steps" in value:
+        value.pop("warmup_ratio", None)
+    own = trainer.extra or {}
+    if own and tool != trainer.backend.value:
+        notes += [f"extra.{name} is a key of {trainer.backend}." for name in own]
+        own = {}
+    return ExportedConfig({**value, **own, **source_keys(source, exporter, trainer, notes)}, tuple(notes))
 
 
 def source_keys(

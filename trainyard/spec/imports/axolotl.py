@@ -260,7 +260,7 @@ KEYS: Table = {
     "batch_size": (note("The product of micro_batch_size and gradient_accumulation_steps, which are written."), 8),
     "optimizer": (optimizer(), "adamw_bnb_8bit"),
     "lr_scheduler": (schedule(), "cosine"),
-    "warmup_steps": (steps_of_warmup("max_steps"), 10),
+    "warmup_steps": (steps_of_warmup(), 10),
     "cosine_min_lr_ratio": (note("The rate falls to 0: there is no least share of it here."), 0.1),
     "cosine_constant_lr_ratio": (
         note("There is no constant tail of a cosine here; wsd has a plateau.", unless=(None, 0)), 0

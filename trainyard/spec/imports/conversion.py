@@ -90,16 +90,22 @@ class Imported:
 
 
 def import_config(
-    value: Any, name: str, tool: tuple[str, ConfigTool], overrides: Mapping[str, Any], without: Sequence[str] = ()
+    value: Any,
+    name: str,
+    tool: tuple[str, ConfigTool],
+    overrides: Mapping[str, Any],
+    without: Sequence[str] = (),
+    *,
+    data_sets: Mapping[str, Any] | None = None,
 ) -> Imported:
-    """Read a config as a chain called `name`.
+    """Read a config as a chain called `name`; `data_sets` is the tool's own list of them, from the file next to it.
 
     Raises `InvalidInput` (`E-IMPORT-TOOL`) for a config of something else, (`E-IMPORT-KEY`) for a key in `without`
     that is not there.
     """
     word, known = tool
     given = flat_overrides(overrides)
-    config = Config(leave_out(value, without), given)
+    config = Config(leave_out(value, without), given, data_sets)
     if purpose := known.purpose(config):
         raise InvalidInput(
             f"This is {purpose} of {known.title}.", why="Trainings are imported.", do="Name the config of a training.",
@@ -252,7 +258,7 @@ def build_chain(
         do = "Give it: --set data_source.path=FILE."
         extra.append(KeyResult("(data)", None, KeyStatus.REFUSED, "", because, do, "E-IMPORT-KEY"))
     named = any(f"data_source.{place}" in config.overrides for place in ("path", "url", "repository", "hub"))
-    if not named and not (len(places) == 1 and places[0].hub_set):
+    if not named and not {"hub", "mix"} & source.keys():
         notes += [
             f"{one.name} is a data set of the Hub. Download it by `{one.hint}`, or name your file: "
             "--set data_source.path=FILE."

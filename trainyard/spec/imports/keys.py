@@ -51,6 +51,8 @@ class Config:
 
     value: Mapping[str, Any]
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    data_sets: Mapping[str, Any] | None = None
+    """Name -> entry of the tool's own list of data sets; None where there is no such file."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key; the default where there is none or null."""
@@ -280,23 +282,15 @@ def among(given: Any, values: Sequence[Any]) -> bool:
     return any(given == one and isinstance(given, bool) == isinstance(one, bool) for one in values)
 
 
-def steps_of_warmup(max_steps: str) -> KeyConverter:
-    """Steps of warmup as a share: exact where `max_steps` is known; a value below 1 is a share already."""
-    ours = "hyperparameters.warmup_ratio"
+def steps_of_warmup() -> KeyConverter:
+    """Steps of warmup; 0, or a value below 1, is a share, as transformers reads it."""
+    ours = "hyperparameters.warmup_steps"
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
+    def convert(given: Any, _: Config) -> KeyAnswer:
         if given is None:
             return mapped(because="Left out, here as there.")
-        count, total = number(given), config.overrides.get("hyperparameters.max_steps") or config.get(max_steps, 0)
-        if count == 0 or 0 < count < 1:
-            return mapped({ours: count})
-        if isinstance(total, int) and total > 0:
-            return mapped({ours: min(round(count / total, 6), 1.0)})
-        because = (
-            f"The warmup of a chain is a share of its steps, and how many steps {count:g} are of is not in the file; "
-            f"3 % is written. `trainyard plan` shows the steps: --set {ours}=…"
-        )
-        return noted(because, {ours: 0.03})
+        count = number(given)
+        return mapped({"hyperparameters.warmup_ratio": count} if 0 < count < 1 else {ours: integer(given)})
 
     return KeyConverter(ours, convert)
 

@@ -30,7 +30,7 @@ from trainyard.spec.imports.keys import (
     to,
     word,
 )
-from trainyard.spec.imports.places import DataPlace
+from trainyard.spec.imports.places import DataPlace, files_of_split
 from trainyard.spec.imports.words import (
     ARGUMENTS,
     EVALUATION,
@@ -90,13 +90,52 @@ def fast_attention() -> KeyConverter:
                                      "sdpa": "sdpa", "disabled": "eager"})  # fmt: skip
 
 
+INFO_FILE = "dataset_info.json"
+FORMATTING = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "openai"}
+COLUMNS: Mapping[str, frozenset[str]] = {
+    "prompt": frozenset({"instruction", "prompt", "question", "text"}),
+    "query": frozenset({"input"}),
+    "response": frozenset({"output", "response", "completion", "answer"}),
+    "history": frozenset({"history"}),
+    "messages": frozenset({"messages", "conversations"}),
+    "system": frozenset({"system"}),
+    "tools": frozenset({"tools"}),
+    "chosen": frozenset({"chosen"}),
+    "rejected": frozenset({"rejected"}),
+    "kto_tag": frozenset({"kto_tag", "label"}),
+}
+"""What a column is for -> the names of it that a data source here recognises."""
+TAGS = {"role_tag": ("from", "role"), "content_tag": ("value", "content"), "user_tag": ("human", "user"),
+        "assistant_tag": ("gpt", "assistant"), "observation_tag": ("observation", "tool"),
+        "function_tag": ("function_call",), "system_tag": ("system",)}  # fmt: skip
+ELSEWHERE = ("script_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
+
+
 def data_names(config: Config) -> list[DataPlace]:
-    """`identity, alpaca_en_demo`: files of these names in `dataset_dir`, or paths."""
+    """`identity, alpaca_en_demo`: as `dataset_info.json` lists them, else files of these names in `dataset_dir`."""
     given, folder = config.get("dataset") or config.get("train_dataset"), str(config.get("dataset_dir", "data"))
     names = texts(given) if isinstance(given, str | list) else []
     rows = config.get("max_samples")
     most = rows if isinstance(rows, int) else None
-    return [place_of(name, "" if folder.startswith("REMOTE") else folder, most) for name in names]
+    listed = config.data_sets or {}
+    below = "" if folder.startswith("REMOTE") else folder
+    return [
+        listed_place(entry, below, most) if isinstance(entry := listed.get(name), Mapping)
+        else place_of(name, below, most)
+        for name in names
+    ]  # fmt: skip
+
+
+def listed_place(entry: Mapping[str, Any], folder: str, most: int | None) -> DataPlace:
+    """The data set of an entry of `dataset_info.json`."""
+    own = entry.get("num_samples")
+    rows = min((one for one in (own, most) if isinstance(one, int)), default=None)
+    kind = "auto" if entry.get("ranking") else FORMATTING.get(str(entry.get("formatting", "alpaca")), "auto")
+    if name := entry.get("hf_hub_url"):
+        files = files_of_split(entry.get("split"))
+        return DataPlace(str(name), kind, files, rows, subset=entry.get("subset") and str(entry["subset"]))
+    name = str(entry.get("file_name") or "")
+    return DataPlace(f"{folder}/{name}" if folder else name, kind, max_rows=rows, local=True)
 
 
 def place_of(name: str, folder: str, most: int | None) -> DataPlace:
@@ -105,14 +144,38 @@ def place_of(name: str, folder: str, most: int | None) -> DataPlace:
     return DataPlace(folder or "data", files=(f"{name}.*", f"{name}/*"), max_rows=most, local=True)
 
 
+def unreadable(name: str, entry: Mapping[str, Any]) -> str:
+    """Why an entry of `dataset_info.json` is not a set that a data source here reads; empty if it is."""
+    place = next((key for key in ELSEWHERE if entry.get(key)), "")
+    if place or not (entry.get("hf_hub_url") or entry.get("file_name")):
+        return f"{name} is at a {place or 'place that is not named'}, which is not read."
+    columns = entry.get("columns") or {}
+    for key, column in columns.items():
+        if column is not None and column not in COLUMNS.get(key, ()):
+            return f"{name} has its {key} in the column {column!r}, and rows here are read by the names of their keys."
+    for key, tag in (entry.get("tags") or {}).items():
+        if tag not in TAGS.get(key, ()):
+            return f"{name} has the {key} {tag!r}, and turns here are read by {' or '.join(TAGS.get(key, ())) or key}."
+    return ""
+
+
 def data_sets() -> KeyConverter:
     def convert(given: Any, config: Config) -> KeyAnswer:
         if given is None:
             return mapped(because="No data set.")
-        files = ", ".join(f"{one.name}/{one.files[0]}" if one.files else one.name for one in data_names(config))
-        if not texts(given):
+        names, listed = texts(given), config.data_sets
+        if not names:
             return refused("It names no data set.", "Name one, or a file: --set data_source.path=FILE.")
-        return mapped(because=f"Files by these names, {files}: its dataset_info.json is not read.")
+        if listed is not None:
+            known = {name: listed[name] for name in names if isinstance(listed.get(name), Mapping)}
+            problems = [problem for name, entry in known.items() if (problem := unreadable(name, entry))]
+            problems += [f"{name} is not in {INFO_FILE}." for name in names if name not in known and "." not in name]
+            if problems:
+                do = "Rename keys by `sql` with AS, or by a `converter`, and name that: --set data_source.path=FILE."
+                return refused(problems[0], do)
+            return mapped(because=f"As {INFO_FILE} lists it.")
+        files = ", ".join(f"{one.name}/{one.files[0]}" if one.files else one.name for one in data_names(config))
+        return mapped(because=f"Files by these names, {files}: there is no {INFO_FILE} next to them.")
 
     return KeyConverter("data_source.path", convert)
 

@@ -265,7 +265,7 @@ TRAINING: Table = {
     "use_peft": (carried("method", flag), True),
     "optimizer": (optimizer(), "adamw_torch"),
     "sgd_momentum": (note("SGD has momentum 0.9 here."), 0.9),
-    "warmup_steps": (steps_of_warmup("training.max_steps"), 100),
+    "warmup_steps": (steps_of_warmup(), 100),
     "enable_gradient_checkpointing": (checkpointing(), True),
     "mixed_precision_dtype": (word(f"{HYPER}precision", {"none": None, "bf16": "bf16", "fp16": "fp16"}), "bf16"),
     "save_epoch": (agrees("Checkpoints by steps.", (False,), noted("Checkpoints are counted in steps.")), False),

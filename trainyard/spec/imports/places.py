@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 from trainyard.spec.axes.data import DataFormat, Port
@@ -20,6 +21,7 @@ FIRST_ROWS = re.compile(r"[\w.-]*\[:(\d+)\]\Z")
 SPLIT = re.compile(r"([\w.-]+)(?:\[:\d+\])?\Z")
 SPLIT_FILES = re.compile(r"\*([\w.-]+)\*\Z")
 """What `files_of_split` makes of the name of a split."""
+NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?\Z")
 
 
@@ -34,6 +36,8 @@ class DataPlace:
     max_rows: int | None = None
     local: bool = False
     """Whether it is known to be a file or a folder."""
+    subset: str | None = None
+    """Of a data set of the Hub: its config."""
 
     @property
     def on_hub(self) -> bool:
@@ -50,7 +54,8 @@ class DataPlace:
         found = SPLIT_FILES.match(self.files[0]) if len(self.files) == 1 else None
         if not self.on_hub or (self.files and found is None):
             return None
-        return {"name": self.name} | ({"split": found[1]} if found else {})
+        config = {"config": self.subset} if self.subset else {}
+        return {"name": self.name} | config | ({"split": found[1]} if found else {})
 
     @property
     def hint(self) -> str:
@@ -76,6 +81,9 @@ def assemble_source(places: Sequence[DataPlace], stage: Stage, given: Mapping[st
     Raises `ValueError` where there is no place, or none that is above all of them.
     """
     own = {key.removeprefix("data_source."): value for key, value in given.items() if key.startswith("data_source.")}
+    if len(places) > 1 and any(one.hub_set for one in places) and not own:
+        port = Port.SFT if Stage.SFT is stage else stage.facts.ports[0]
+        return {"mix": {**mixed(places), "port": port.value}}
     formats = {one.format for one in places}
     source = own if own.keys() & {"path", "url", "repository", "hub"} else {**place_fields(places), **own}
     source.setdefault("format", formats.pop() if len(formats) == 1 else "auto")
@@ -83,6 +91,18 @@ def assemble_source(places: Sequence[DataPlace], stage: Stage, given: Mapping[st
     if len(rows) == 1 and (most := rows.pop()):
         source.setdefault("max_rows", most)
     return fill_port(source, stage)
+
+
+def mixed(places: Sequence[DataPlace]) -> dict[str, Any]:
+    """All rows of all places, as a mixture: a data set of the Hub has no folder next to the others."""
+    sets: dict[str, Any] = {}
+    for one in dict.fromkeys(places):
+        plain = NOT_IN_A_NAME.sub("-", one.name.lower().rpartition("/")[2]).strip("-")[:50] or "set"
+        name = next(known for known in chain([plain], (f"{plain}-{n}" for n in count(2))) if known not in sets)
+        fields = place_fields([one])
+        fields |= {"format": one.format} if one.format != "auto" else {}
+        sets[name] = fields | ({"max_rows": one.max_rows} if one.max_rows else {})
+    return {"sets": sets, "exhausted": "continue"}
 
 
 def fill_port(source: dict[str, Any], stage: Stage) -> dict[str, Any]:

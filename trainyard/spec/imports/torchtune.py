@@ -25,6 +25,7 @@ from trainyard.spec.imports.keys import (
     off_with,
     refuse,
     refused,
+    steps_of_warmup,
     switch,
     text,
     to,
@@ -157,21 +158,6 @@ def modules() -> KeyConverter:
     return KeyConverter("method.target_modules", convert)
 
 
-def warmup() -> KeyConverter:
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        epoch_steps, total = config.get("max_steps_per_epoch"), config.overrides.get("hyperparameters.max_steps")
-        steps = total or (epoch_steps or 0) * config.get("epochs", 1)
-        if given in (None, 0):
-            return mapped({f"{HYPER}warmup_ratio": 0})
-        if steps:
-            return mapped({f"{HYPER}warmup_ratio": min(round(number(given) / steps, 6), 1.0)})
-        because = "The warmup of a chain is a share of its steps, which `trainyard plan` shows; 3 % is written"
-        integer(given)
-        return noted(f"{because}: --set hyperparameters.warmup_ratio=…", {f"{HYPER}warmup_ratio": 0.03})
-
-    return KeyConverter(f"{HYPER}warmup_ratio", convert)
-
-
 def steps_per_epoch() -> KeyConverter:
     def convert(given: Any, config: Config) -> KeyAnswer:
         if given is None:
@@ -268,7 +254,7 @@ KEYS: Table = {
     ),
     "lr_scheduler._component_": (by_last_part(f"{HYPER}schedule", SCHEDULES),
                                  "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"),
-    "lr_scheduler.num_warmup_steps": (warmup(), 100),
+    "lr_scheduler.num_warmup_steps": (steps_of_warmup(), 100),
     "loss._component_": (loss(), "torchtune.modules.loss.LinearCrossEntropyLoss"),
     "loss.beta": (to("stage.beta", number), 0.1),
     "loss.label_smoothing": (to("stage.label_smoothing", number), 0),

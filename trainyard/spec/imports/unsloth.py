@@ -97,7 +97,7 @@ STUDIO: Table = {
     "training.learning_rate": (to(f"{HYPER}learning_rate", number), 2e-4),
     "training.batch_size": (to(f"{HYPER}batch_size", integer), 2),
     "training.gradient_accumulation_steps": (to(f"{HYPER}gradient_accumulation", integer), 4),
-    "training.warmup_steps": (steps_of_warmup("training.max_steps"), 5),
+    "training.warmup_steps": (steps_of_warmup(), 5),
     "training.warmup_ratio": (to(f"{HYPER}warmup_ratio", number), 0.03),
     "training.max_steps": (positive(f"{HYPER}max_steps"), 30),
     "training.save_steps": (save_every(), 30),

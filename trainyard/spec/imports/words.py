@@ -427,7 +427,7 @@ ARGUMENTS: Table = {
         agrees("Half a wave, as here.", (0.5,), noted("A cosine of half a wave is used.")), 0.5
     ),
     "warmup_ratio": (to(f"{HYPER}warmup_ratio", number), 0.1),
-    "warmup_steps": (steps_of_warmup("max_steps"), 10),
+    "warmup_steps": (steps_of_warmup(), 10),
     "optim": (optimizer(), "adamw_torch"),
     "weight_decay": (to(f"{HYPER}weight_decay", number), 0.01),
     "max_grad_norm": (grad_norm(), 1.0),

@@ -26,7 +26,8 @@ SPELLINGS: dict[str, str] = {
     "grad_accumulation_steps grad_accum",
     "hyperparameters.learning_rate": "lr peak_lr max_lr",
     "hyperparameters.schedule": "lr_scheduler_type lr_schedule scheduler scheduler_type",
-    "hyperparameters.warmup_ratio: 0.03": "warmup_steps num_warmup_steps warmup",
+    "hyperparameters.warmup_ratio: 0.03": "warmup",
+    "hyperparameters.warmup_steps": "num_warmup_steps",
     "hyperparameters.optimizer": "optim optimiser",
     "hyperparameters.max_grad_norm": "gradient_clipping gradient_clip_val clip_grad_norm grad_clip",
     "hyperparameters.max_length": "max_seq_length max_seq_len max_sequence_length sequence_len cutoff_len "

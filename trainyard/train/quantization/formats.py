@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 
 from trainyard.errors import InvalidInput, Unavailable
@@ -173,12 +172,14 @@ def align_train_eval(model: torch.nn.Module) -> int:
     bfloat16 for good, and every later training forward loses the gradient; an evaluation forward of an 8-bit layer
     rounds the activations to int8 and a training forward does not, so that a policy differs from its own reference.
     """
-    found = 0
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return 0
+    layers, found = load("bitsandbytes.nn"), 0
     for layer in model.modules():
-        if isinstance(layer, Linear4bit):
+        if isinstance(layer, layers.Linear4bit):
             layer.support_avx512bf16_for_cpu = False
             found += 1
-        elif isinstance(layer, Linear8bitLt):
+        elif isinstance(layer, layers.Linear8bitLt):
             layer.register_forward_pre_hook(in_training)
             found += 1
     return found

@@ -54,7 +54,10 @@ class Counted:
 
     def record(self, ledger: TokenLedger, origin: Origin = Origin.BATCHES) -> dict[str, Any]:
         """The two accounts as `training.json` has them."""
-        return {**account_fields(asdict(self), origin), "data": {"tokens": ledger.tokens(), "rows": dict(ledger.rows)}}
+        data: dict[str, Any] = {"tokens": ledger.tokens(), "rows": dict(ledger.rows)}
+        if ledger.sets:
+            data["sets"] = {name: dict(account) for name, account in ledger.sets.items()}
+        return {**account_fields(asdict(self), origin), "data": data}
 
 
 def account_fields(counted: Mapping[str, int], origin: Origin) -> dict[str, Any]:

@@ -93,4 +93,5 @@ class StageSpec:
 
     def needs_reference(self, config: TrainerConfig) -> bool:
         """Whether a frozen model scores each batch too: the model as it was, or a teacher."""
-        return config.stage.needs_reference or config.stage.teacher_model is not None
+        stage = config.stage
+        return stage.needs_reference or stage.teacher_model is not None or stage.teacher_server is not None

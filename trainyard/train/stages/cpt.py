@@ -27,7 +27,7 @@ def encode(
 ) -> tuple[Sequence[Encoded], TokenLedger]:
     """Return blocks as {input_ids, labels}, stored on disk. No document is too long: it may fill several blocks."""
     ledger, block = TokenLedger(), config.hyperparameters.max_length
-    texts = (TextRow(row.text) if isinstance(row, DocumentRow) else row for row in rows)
+    texts = (TextRow(row.text, row.doc_id, row.source) if isinstance(row, DocumentRow) else row for row in rows)
     blocks = Blocks(documents(training_rows(texts, ledger), tokenizer, ledger), block)
     if blocks.tokens % block == 1:  # nothing can be learned from a last block of a single token
         blocks.tokens -= 1

@@ -13,9 +13,13 @@ keeps its answer, or with `seq_kd` gets one of the teacher. The paper throws one
 share and less variance. No gradient goes through the drawing, and what the student wrote has no labels. What is drawn
 follows from the weights, the seed and the place in the run: a resumed run draws it again.
 
+A teacher behind a server says the probabilities of its likeliest tokens only. They are compared one by one, and all
+others as one bucket (as TRL's server distillation does): a lower bound of the divergence, and the divergence itself
+where the likeliest are the whole vocabulary.
+
 Where the output layers differ in size, as padded ones do, only the tokens that both know are compared.
 
-Shapes: B rows, T positions, N labelled tokens, C of them in a chunk, V vocabulary.
+Shapes: B rows, T positions, N labelled tokens, C of them in a chunk, V vocabulary, K likeliest tokens.
 """
 
 from __future__ import annotations
@@ -31,17 +35,22 @@ from torch.utils.checkpoint import checkpoint
 from trainyard.spec.axes.stages import DistillSettings, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import CHUNK_LOGITS, IGNORED, Head, hidden_states
+from trainyard.train.served_teacher import FILL, ServedTeacher
 from trainyard.train.session.sampling import Sampling
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import Batch, CompletionWriter, Metrics, Scores, StageSpec
 from trainyard.train.tokens import Encoded
 
+LARGEST_COVERED = -1e-7
+"""Logarithm of the largest share of the likeliest tokens: something is left for all others."""
 DRAWN = "drawn_B"
 """Of a batch with completions: whether the student wrote the row's."""
 
 
 def score(model: Any, batch: Batch, _head: Head) -> Scores:
-    """`logits_NV` of every labelled token, in float32."""
+    """`logits_NV` of every labelled token, in float32; of a teacher behind a server what it says of its likeliest."""
+    if isinstance(model, ServedTeacher):
+        return model.scores(batch)
     hidden_BTD, output = hidden_states(model, batch)
     return {"logits_NV": output(hidden_BTD[batch["labels"][:, 1:].ne(IGNORED).nonzero(as_tuple=True)])}
 
@@ -51,16 +60,21 @@ def loss(batch: Batch, policy: Scores, reference: Scores | None, config: Trainer
     settings = config.stage
     assert isinstance(settings, DistillSettings), settings
     assert reference is not None, "a stage with a teacher"
-    student_NV, teacher_NV = policy["logits_NV"], reference["logits_NV"]
+    student_NV = policy["logits_NV"]
     labels_BT = batch["labels"][:, 1:]
     rows_N, positions_N = (labels_BT != IGNORED).nonzero(as_tuple=True)
     target_N, drawn_N = labels_BT[rows_N, positions_N], drawn_rows(batch)[rows_N]
-    divergence_N = by_chunk(student_NV, teacher_NV, settings)
+    served = "teacher_ids_NK" in reference
+    if served:
+        divergence_N = by_chunk_of_likeliest(student_NV, reference, settings)
+    else:
+        divergence_N = by_chunk(student_NV, reference["logits_NV"], settings)
     total, found = divergence_N.sum(), {"divergence": divergence_N.detach().sum()}
     if settings.label_weight:
         nll = functional.cross_entropy(student_NV[~drawn_N], target_N[~drawn_N], reduction="sum")
         total, found = total + settings.label_weight * nll, {**found, "label_loss": nll.detach()}
-    same_N = student_NV.detach().argmax(-1) == teacher_NV.argmax(-1)
+    best_N = reference["teacher_ids_NK"][:, 0] if served else reference["logits_NV"].argmax(-1)
+    same_N = student_NV.detach().argmax(-1) == best_N
     return total, {**found, "teacher_agreement": same_N.float().sum(), "drawn": drawn_N.float().sum()}
 
 
@@ -85,6 +99,34 @@ def by_chunk(
     if not student_NV.requires_grad or len(student_NV) <= size:
         return torch.cat([compare(*part) for part in parts])
     return torch.cat([checkpoint(compare, *part, use_reentrant=False) for part in parts])
+
+
+def by_chunk_of_likeliest(
+    student_NV: torch.Tensor, teacher: Scores, settings: DistillSettings, *, chunk_logits: int = CHUNK_LOGITS
+) -> torch.Tensor:
+    """The divergence of each token over the teacher's likeliest tokens and one bucket of all others: (N,)."""
+    size = max(1, chunk_logits // student_NV.shape[1])
+
+    def compare(student_CV: torch.Tensor, ids_CK: torch.Tensor, log_p_CK: torch.Tensor) -> torch.Tensor:
+        known_CK = (log_p_CK > FILL) & (ids_CK < student_CV.shape[1])
+        log_q_CK = student_CV.log_softmax(-1).gather(-1, ids_CK.clamp(max=student_CV.shape[1] - 1))
+        pair = [torch.where(known_CK, given_CK, FILL) for given_CK in (log_q_CK, log_p_CK)]
+        whole = bool((known_CK.sum(-1) >= student_CV.shape[1]).all())
+        return divergence(*(pair if whole else map(with_rest, pair)), beta=settings.beta)
+
+    parts = zip(
+        *(one.split(size) for one in (student_NV, teacher["teacher_ids_NK"], teacher["teacher_logprobs_NK"])),
+        strict=True,
+    )
+    if not student_NV.requires_grad or len(student_NV) <= size:
+        return torch.cat([compare(*part) for part in parts])
+    return torch.cat([checkpoint(compare, *part, use_reentrant=False) for part in parts])
+
+
+def with_rest(log_CK: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities with that of all other tokens as one more: (C, K + 1). TRL's `_add_tail_bucket`."""
+    covered_C1 = torch.logsumexp(log_CK, -1, keepdim=True).clamp(max=LARGEST_COVERED)
+    return torch.cat([log_CK, torch.log(-torch.expm1(covered_C1))], -1)
 
 
 def divergence(log_q_CV: torch.Tensor, log_p_CV: torch.Tensor, *, beta: float) -> torch.Tensor:

@@ -367,7 +367,8 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
     reference = copy.deepcopy(model).requires_grad_(False).eval() if copied else None
     torch.manual_seed(hyper["seed"])  # what is dropped out depends on nothing that was drawn before
     at, losses = resume(spec, model, optimizer)
-    warmup = math.ceil(hyper["warmup_ratio"] * total)
+    asked = hyper.get("warmup_steps")
+    warmup = math.ceil(hyper["warmup_ratio"] * total) if asked is None else asked
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
     emit("begin", total_steps=total, total_epochs=total / per_epoch, device=device, precision="fp32",
          threads=torch.get_num_threads(), restarted_from={"step": at} if at else None)  # fmt: skip

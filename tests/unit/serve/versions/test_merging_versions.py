@@ -7,17 +7,23 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainyard.api.context import Context
-from trainyard.api.requests.adapters import CardInput, MergeInput
+from trainyard.api.requests.adapters import CardInput, DeleteInput, MergeInput
 from trainyard.api.terminal.command import render
-from trainyard.api.verbs.versions import merge, show_card
-from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError, Unavailable
+from trainyard.api.verbs.versions import delete_version, merge, show_card
+from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Refused, TrainyardError, Unavailable
+from trainyard.serve.versions.promotion import roll_out_version
+from trainyard.serve.versions.publication import read_publication
 from trainyard.settings import settings
+from trainyard.spec.axes.targets import TargetType
+from trainyard.spec.nodes import Target
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.models import chat_template_sha256, model_sha256
+from trainyard.testing.vllm_server import vllm_server
 
 ADAPTER = """
 import sys, torch
@@ -154,3 +160,71 @@ def test_card_shows_only_what_can_load_the_version(context: Context, tmp_path: P
     card = show_card(CardInput(name="acme/dora"), context).markdown
     assert [line for line in card.splitlines() if line.startswith("### ")] == ["### transformers", "### MLX"]
     assert "It was not evaluated." in card
+
+
+# Targets that get a merged model
+
+
+def roll_out(context: Context, *targets: Target) -> dict[str, Any]:
+    registry = AdapterRegistry(context.settings.adapters)
+    with registry.deploying("acme", "bot"):
+        version = registry.show("acme/bot/v1")
+        return roll_out_version(version, registry, context.settings, action="promote", targets=targets)
+
+
+def test_a_registry_target_keeps_the_merged_model_of_its_version(
+    context: Context, tiny_model: Path, trained: Path
+) -> None:
+    wanted = Target(type=TargetType.REGISTRY, merged="safetensors")
+    (said,) = roll_out(context, wanted)["targets"]
+    folder = Path(said["merged"]["path"])
+    assert folder == context.settings.models / "merged" / "acme/bot/v1/safetensors"
+    assert 0 < said["merged"]["divergence"] < 1e-3
+    assert python(SAME, str(tiny_model), str(trained), str(folder)).split() == ["True", "True", "True"]
+    made = (folder / "merged.json").stat().st_mtime_ns
+    again = roll_out(context, wanted)
+    assert again["targets"] == [said]
+    assert (folder / "merged.json").stat().st_mtime_ns == made
+    registry = AdapterRegistry(context.settings.adapters)
+    registry.register("acme", "bot", trained)
+    registry.point("acme", "bot", 2, "promote")
+    delete_version(DeleteInput(name="acme/bot/v1", force=True), context)
+    assert not folder.exists()
+
+
+def test_nothing_is_left_of_a_merged_model_that_is_not_served(context: Context) -> None:
+    wanted = Target(type=TargetType.REGISTRY, merged="safetensors")
+    base = AdapterRegistry(context.settings.adapters).show("acme/bot/v1").facts["base_path"]
+    with vllm_server(base) as server:
+        server.broken["/v1/load_lora_adapter"] = (500, "out of memory")
+        with pytest.raises(TrainyardError, match=r"Everything was undone"):
+            roll_out(context, Target(type=TargetType.VLLM, url=server.url), wanted)
+    assert not list((context.settings.models / "merged").rglob("merged.json"))
+    assert AdapterRegistry(context.settings.adapters).live("acme", "bot").version is None
+
+
+def test_a_gguf_of_a_version_needs_the_converter_and_a_whole_model_is_not_merged(context: Context) -> None:
+    with pytest.raises(Refused, match=r"R-PACKAGE-MISSING.*targets.0.merged.*trainyard backends install llamacpp"):
+        roll_out(context, Target(type=TargetType.REGISTRY, merged="gguf"))
+
+
+@pytest.mark.parametrize(
+    ("report", "where"),
+    [
+        ({"baseline": "base", "confidence": 0.95, "benchmarks": {"f1/heldout": {"rows": 4}}}, "report.benchmarks"),
+        ({"benchmarks": "none"}, "report.benchmarks"),
+        ({"confidence": 0.9, "benchmarks": {"f1/x": {"rows": 1, "baseline": 1, "candidate": 1}}}, "improvement"),
+        ([1], "report"),
+    ],
+)
+def test_a_card_of_a_malformed_report_is_an_error_and_none_is_pulled(
+    report: Any, where: str, context: Context, trained: Path
+) -> None:
+    AdapterRegistry(context.settings.adapters).register(
+        "acme", "odd", trained, facts={"gate": {"better": True}, "report": report}
+    )
+    with pytest.raises(Corrupt, match=rf"E-CORRUPT: The facts of acme/odd/v1 .*{where}.*Publish the version again"):
+        show_card(CardInput(name="acme/odd/v1"), context)
+    manifest = {"name": "acme/odd/v1", "sha256": "0", "files": {}, "facts": {"report": report}}
+    with pytest.raises(Corrupt, match=rf"E-CORRUPT: The facts of gs://b .*{where}"):
+        read_publication(json.dumps(manifest).encode(), "gs://b")

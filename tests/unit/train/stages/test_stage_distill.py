@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
 from benchmarks.distill import compare
+from tests.conftest import REPOSITORY
 from tests.unit.train.session.engines import config_of, examples_of, session_of
 from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, conversations, model_of, settings
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes.stages import DistillSettings, Stage
+from trainyard.testing.vllm_server import vllm_server
 from trainyard.train.head import IGNORED, Head
 from trainyard.train.methods.loading import require_same_vocabulary
+from trainyard.train.served_teacher import ServedTeacher
 from trainyard.train.session.sampling import Generated, Sampling, StopReason
 from trainyard.train.stages import distill, sft
 from trainyard.train.stages.table import STAGES
 
+GOLDEN_LOSSES = REPOSITORY / "tests" / "golden" / "distill.txt"
 P_V, Q_V = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
 """Teacher and student over three tokens: KL(p || q) = KL(q || p) = 0.25 ln 2."""
 
@@ -83,6 +91,167 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_no_gradient() -> None:
     assert total.item() == pytest.approx(0, abs=1e-4)
     assert max(value.grad.abs().max().item() for value in model.parameters() if value.grad is not None) < 1e-5
     assert metrics["teacher_agreement"].item() == stage.units(batch)
+
+
+# A teacher behind a server
+
+
+def served(model: Any, top_k: int, url: str = "http://teacher/v1", **given: Any) -> Any:
+    return ServedTeacher(url, "teacher", top_k, TOKENIZER, **given)
+
+
+def logprobs_by(model: Any) -> Any:
+    def logprobs(ids: list[int]) -> list[list[float]]:
+        with torch.no_grad():
+            found: list[list[float]] = model(torch.tensor([ids])).logits[0].double().log_softmax(-1).tolist()
+        return found
+
+    return logprobs
+
+
+@pytest.fixture
+def pair() -> tuple[Any, Any]:
+    torch.manual_seed(1)
+    student = model_of("causal")
+    teacher = model_of("causal")
+    with torch.no_grad():
+        for value in teacher.parameters():
+            value.add_(torch.randn_like(value) * 0.05)
+    return student, teacher
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_a_served_teacher_is_the_local_one_where_all_tokens_are_asked_for(beta: float, pair: tuple[Any, Any]) -> None:
+    (student, teacher), stage = pair, STAGES[Stage.DISTILL]
+    config = with_settings(beta=beta, label_weight=0.3)
+    batch = stage.collate(stage.encode(conversations(), TOKENIZER, config)[0], PAD)
+    with torch.no_grad():
+        local = stage.score(teacher, batch, Head.FULL)
+    vocabulary = local["logits_NV"].shape[1]
+    with vllm_server("teacher") as server:
+        server.logprobs, server.max_logprobs = logprobs_by(teacher), vocabulary
+        asked = stage.score(served(teacher, vocabulary, f"{server.url}/v1"), batch, Head.FULL)
+    found = []
+    for reference in (local, asked):
+        student.zero_grad()
+        total, metrics = stage.loss(batch, stage.score(student, batch, Head.FULL), reference, config)
+        total.backward()
+        gradients = torch.cat([value.grad.flatten() for value in student.parameters() if value.grad is not None])
+        found.append((total.detach(), gradients, metrics["teacher_agreement"]))
+    assert found[0][0] > 1e-2
+    torch.testing.assert_close(found[0][:2], found[1][:2], rtol=1e-4, atol=1e-6)
+    assert found[0][2] == found[1][2]
+
+
+def test_few_tokens_are_a_lower_bound_that_rises_with_their_number(pair: tuple[Any, Any]) -> None:
+    (student, teacher), stage, config = pair, STAGES[Stage.DISTILL], with_settings(beta=0.0)
+    batch = stage.collate(stage.encode(conversations(), TOKENIZER, config)[0], PAD)
+    with torch.no_grad():
+        scores, local = (stage.score(one, batch, Head.FULL) for one in (student, teacher))
+        whole = stage.loss(batch, scores, local, config)[0].item()
+    found = []
+    with vllm_server("teacher") as server:
+        server.logprobs = logprobs_by(teacher)
+        for top_k in (1, 5, 20):
+            reference = stage.score(served(teacher, top_k, f"{server.url}/v1"), batch, Head.FULL)
+            found.append(stage.loss(batch, scores, reference, config)[0].item())
+        assert found == sorted(found)
+        assert 0 < found[0] < found[-1] < whole
+        with pytest.raises(Unavailable, match=r"E-SERVER-UNREACHABLE.*max allowed: 20.*--max-logprobs 21"):
+            served(teacher, 21, f"{server.url}/v1").scores(batch)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the library's experimental modules
+def test_the_bucket_of_all_others_is_the_one_of_trl() -> None:
+    theirs = import_module("trl.experimental.server_distillation.server_distillation_trainer")._add_tail_bucket
+    torch.manual_seed(0)
+    log_p = torch.randn(4, 9).log_softmax(-1)[:, :3]
+    torch.testing.assert_close(distill.with_rest(log_p), theirs(log_p, torch.ones_like(log_p, dtype=torch.bool))[0])
+
+
+def answering(choices: Any, status: int = 200) -> httpx.MockTransport:
+    return httpx.MockTransport(lambda _request: httpx.Response(status, json={"choices": choices}))
+
+
+@pytest.mark.parametrize(
+    ("transport", "error"),
+    [
+        (answering([{"index": 0, "text": ""}]), r"E-SERVER-REFUSED: .*does not answer `prompt_logprobs`"),
+        (answering([], 503), r"E-SERVER-UNREACHABLE: .*It answered 503.*resume"),
+    ],
+)
+def test_a_server_that_cannot_teach_says_so(transport: httpx.MockTransport, error: str) -> None:
+    batch = sft.collate([{"input_ids": [5, 6, 7], "labels": [IGNORED, 6, 7]}], PAD)
+    with pytest.raises(Unavailable, match=error):
+        served(None, 1, transport=transport).scores(batch)
+
+
+def test_other_words_for_the_same_ids_are_another_vocabulary() -> None:
+    ids = TOKENIZER("chain of nodes", add_special_tokens=False)["input_ids"]
+    batch = sft.collate([{"input_ids": ids, "labels": [IGNORED, *ids[1:]]}], PAD)
+
+    def places(words: Callable[[int], str]) -> Any:
+        own = [{str(one): {"logprob": -1.0, "rank": 1, "decoded_token": words(one)}} for one in ids[1:]]
+        return answering([{"index": 0, "prompt_logprobs": [None, *own]}])
+
+    found = served(None, 1, transport=places(lambda one: TOKENIZER.decode([one]))).scores(batch)
+    assert found["teacher_ids_NK"][:, 0].tolist() == ids[1:]
+    with pytest.raises(InvalidInput, match=r"E-MODEL-INVALID: Teacher and student do not have the same vocabulary"):
+        served(None, 1, transport=places(lambda one: "other")).scores(batch)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"teacher": "t", "endpoint": "e"},
+        {"endpoint": "e", "temperature": 2.0},
+        {"endpoint": "e", "seq_kd": True},
+        {"teacher": "t", "top_k": 5},
+    ],
+)
+def test_settings_that_a_server_cannot_follow_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"server|not both|top_k"):
+        DistillSettings(type=Stage.DISTILL, **given)
+    assert "top_k" not in DistillSettings(type=Stage.DISTILL, teacher="t").model_dump()
+
+
+def losses_of(config: Any, student: Any, ask: Callable[[Any], Any]) -> list[float]:
+    """The loss of each of five steps on the same rows, in nats a token."""
+    stage = STAGES[Stage.DISTILL]
+    batch = stage.collate(stage.encode(conversations(), TOKENIZER, config)[0], PAD)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
+    found = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        total, _ = stage.loss(batch, stage.score(student, batch, Head.FULL), ask(batch), config)
+        mean = total / stage.units(batch)
+        mean.backward()
+        optimizer.step()
+        found.append(mean.item())
+    return found
+
+
+def test_losses_of_five_steps_are_the_known_ones(pair: tuple[Any, Any]) -> None:
+    """`GOLDEN=write` writes the file anew, for a person to read."""
+    (first, teacher), lines = pair, []
+
+    def local(batch: Any) -> Any:
+        with torch.no_grad():
+            return STAGES[Stage.DISTILL].score(teacher, batch, Head.FULL)
+
+    with vllm_server("teacher") as server:
+        server.logprobs = logprobs_by(teacher)
+        remote = served(teacher, 20, f"{server.url}/v1")
+        for name, ask in (("loaded", local), ("served top 20", remote.scores)):
+            for beta in (0.0, 0.5, 1.0):
+                config = with_settings(beta=beta, label_weight=0.1)
+                found = losses_of(config, copy.deepcopy(first), ask)
+                assert found[-1] < found[0]
+                lines.append(f"{name}, beta {beta}: {' '.join(f'{one:.5f}' for one in found)}")
+    text = "\n".join(lines) + "\n"
+    if os.environ.get("GOLDEN") == "write":
+        GOLDEN_LOSSES.write_text(text, encoding="utf-8")
+    assert text == GOLDEN_LOSSES.read_text(encoding="utf-8")
 
 
 # What is drawn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from trainyard.api.responses import Response
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError
 from trainyard.spec.imports.conversion import Imported, KeyResult, import_config, refuse_import
 from trainyard.spec.imports.keys import KeyStatus, describe
+from trainyard.spec.imports.llamafactory import INFO_FILE
 from trainyard.spec.imports.tools import TOOLS, find_tool
 from trainyard.spec.load.files import FILE_SUFFIXES, load_value
 
@@ -107,7 +108,23 @@ def import_one_of(path: Path, given: ImportInput, context: Context) -> ImportedF
 def read_config(path: Path, given: ImportInput) -> Imported:
     value = load_value(path)
     tool = find_tool(value, given.tool)
-    return import_config(value, chain_name(path), tool, given.settings, given.without)
+    listed = listed_data_sets(value, path.parent)
+    return import_config(value, chain_name(path), tool, given.settings, given.without, data_sets=listed)
+
+
+def listed_data_sets(value: Any, folder: Path) -> Mapping[str, Any] | None:
+    """The data sets of LLaMA-Factory's `dataset_info.json`, in `dataset_dir` below the config or the working folder.
+
+    None where there is none. Raises `InvalidInput` (`E-SPEC-FILE`) for one that cannot be read.
+    """
+    place = value.get("dataset_dir", "data") if isinstance(value, Mapping) else None
+    if not isinstance(place, str) or not ({"dataset", "train_dataset"} & value.keys()):
+        return None
+    for above in (folder, Path()):
+        if (path := above / place / INFO_FILE).is_file():
+            found = load_value(path)
+            return found if isinstance(found, Mapping) else None
+    return None
 
 
 def chain_name(path: Path) -> str:

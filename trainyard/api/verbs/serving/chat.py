@@ -6,9 +6,10 @@ Otherwise a model server of this command's own answers, which ends with it.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from pydantic import Field
 from trainyard.api.context import Context
 from trainyard.api.requests.serving import ChatInput
 from trainyard.api.responses import Response
+from trainyard.callbacks import ignore
 from trainyard.compute.services import HOST, SupervisedService, free_port
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.inherited import child_environment
@@ -73,22 +75,45 @@ class Conversation:
     def reset(self) -> None:
         self.messages = [{"role": "system", "content": self.given.system}] if self.given.system else []
 
-    def ask(self, question: str) -> str:
-        """The answer. Raises `TrainyardError` (`E-SERVER-REFUSED`) when the server refuses the question."""
+    def ask(self, question: str, on_text: Callable[[str], None] = ignore) -> str:
+        """The answer; `on_text` gets as much of it as there is, again and again, while it is written.
+
+        Raises `TrainyardError` (`E-SERVER-REFUSED`) when the server refuses the question, or fails while it answers.
+        """
         asked = [*self.messages, {"role": "user", "content": question}]
         options = {"max_tokens": self.given.max_tokens, "temperature": self.given.temperature, "seed": self.given.seed}
-        answer = self.client.post(
-            "/v1/chat/completions", json={"model": self.model, "messages": asked, **options}, timeout=ANSWER_S
-        )
-        if not answer.is_success:
-            raise TrainyardError(
-                f"The model server refused the question: {server_message(answer)}",
-                do=f"Ask something shorter, or start again with {RESET}.",
-                code="E-SERVER-REFUSED",
-            )
-        text = str(answer.json()["choices"][0]["message"]["content"])
+        body = {"model": self.model, "messages": asked, "stream": True, **options}
+        text = ""
+        with self.client.stream("POST", "/v1/chat/completions", json=body, timeout=ANSWER_S) as answer:
+            if not answer.is_success:
+                answer.read()
+                raise refused_question(server_message(answer))
+            for line in answer.iter_lines():
+                if (chunk := chunk_of(line)) is None:
+                    continue
+                if "error" in chunk:
+                    raise refused_question(str(chunk["error"].get("message", chunk["error"])))
+                text += "".join(str(one["delta"].get("content") or "") for one in chunk["choices"])
+                on_text(text)
         self.messages = [*asked, {"role": "assistant", "content": text}]
         return text
+
+
+def chunk_of(line: str) -> dict[str, Any] | None:
+    """The object of a line of server-sent events; None for any other line, and for the last one."""
+    data = line.removeprefix("data:").strip()
+    if not line.startswith("data:") or data == "[DONE]":
+        return None
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def refused_question(why: str) -> TrainyardError:
+    return TrainyardError(
+        f"The model server refused the question: {why}",
+        do=f"Ask something shorter, or start again with {RESET}.",
+        code="E-SERVER-REFUSED",
+    )
 
 
 def chat(given: ChatInput, context: Context) -> ChatOutput:
@@ -130,19 +155,26 @@ def converse(both: list[Conversation], questions: Iterator[str], context: Contex
                 conversation.reset()
             context.say("both conversations begin again")
         elif question:
-            turn = ask_both(both, question)
+            turn = ask_both(both, question, context)
             context.on_part(turn)
             yield turn
 
 
-def ask_both(both: list[Conversation], question: str) -> ChatTurn:
+def ask_both(both: list[Conversation], question: str, context: Context) -> ChatTurn:
+    """Both answers, one after the other. What there is of them is reported as events `answer`, then `answered`."""
     before = [conversation.messages for conversation in both]
+
+    def report(node: str) -> Callable[[str], None]:
+        return lambda text: context.on_progress({"event": "answer", "node": node, "text": text})
+
     try:
-        base, adapter = (conversation.ask(question) for conversation in both)
+        base, adapter = (one.ask(question, report(node)) for one, node in zip(both, ("base", "adapter"), strict=True))
     except TrainyardError as error:
         for conversation, messages in zip(both, before, strict=True):
             conversation.messages = messages
         return ChatTurn(question=question, base=None, adapter=None, error=f"{error.what} {error.do}")
+    finally:
+        context.on_progress({"event": "answered", "node": "adapter", "text": ""})
     return ChatTurn(question=question, base=base, adapter=adapter)
 
 

@@ -1,0 +1,176 @@
+"""Alerts on a real server: a webhook block posts to a listener, a notification block gets subject and text."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from prefect.blocks.core import Block
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.blocks.system import Secret
+from prefect.blocks.webhook import Webhook
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.states import Completed, Failed
+
+from flows.qa_pipeline import qa_pipeline
+from trainyard.api.runs import server
+from trainyard.api.runs.alerts import blocks
+from trainyard.api.runs.alerts.disk_watch import DiskWatch
+from trainyard.errors import InvalidInput
+from trainyard.settings import Settings, load_settings, settings
+
+pytestmark = pytest.mark.usefixtures("prefect")
+WAIT_S = 60.0
+
+
+class Listener:
+    """A loopback server that keeps the JSON bodies that are posted to it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        bodies = self.bodies
+
+        class Keep(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self.http = HTTPServer(("127.0.0.1", 0), Keep)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/"
+
+    def wait(self, text: str) -> dict[str, Any]:
+        """The first body that contains a text."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            if found := [one for one in self.bodies if text in json.dumps(one)]:
+                return found[0]
+            time.sleep(0.1)
+        raise AssertionError(f"nothing with {text!r} arrived: {self.bodies}")
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listening = Listener()
+    thread = threading.Thread(target=listening.http.serve_forever)
+    thread.start()
+    yield listening
+    listening.http.shutdown()
+    thread.join()
+    listening.http.server_close()
+
+
+@pytest.fixture
+def prefect_client() -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def save(block: Block) -> str:
+    name = f"b-{uuid4().hex[:8]}"
+    block.save(name)
+    return f"{block.get_block_type_slug()}/{name}"
+
+
+@pytest.fixture
+def alerting(home: Any, listener: Listener, prefect_client: SyncPrefectClient) -> Iterator[Settings]:
+    """A server with alerts by a webhook and by a notification block, and a deployment with nobody who would run it."""
+    notification = CustomWebhookNotificationBlock(
+        name="chat", url=listener.url, json_data={"chat": "{{subject}}", "says": "{{body}}"}
+    )
+    given = load_settings(alerts=(save(Webhook(url=listener.url)), save(notification)))
+    server.bootstrap(given)
+    blocks.ensure_alerts(given)
+    deployment = qa_pipeline.to_deployment(name="alerting")
+    deployment.entrypoint = "flows/qa_pipeline.py:qa_pipeline"
+    deployment.apply(work_pool_name=given.work_pool)
+    yield given
+    blocks.ensure_alerts(settings())
+
+
+def ours(client: SyncPrefectClient) -> dict[str, dict[str, Any]]:
+    found = client.request("POST", "/automations/filter", json={}).json()
+    return {one["name"]: one for one in found if one["name"].startswith(blocks.PREFIX)}
+
+
+def test_a_failed_run_arrives_and_a_finished_one_does_not(
+    alerting: Settings, listener: Listener, prefect_client: SyncPrefectClient
+) -> None:
+    deployment = prefect_client.read_deployment_by_name("qa-pipeline/alerting")
+    asked = {"documents": "documents", "count": 1}
+    good, bad = (prefect_client.create_flow_run_from_deployment(deployment.id, parameters=asked) for _ in range(2))
+    prefect_client.set_flow_run_state(good.id, Completed(message="done"), force=True)
+    prefect_client.set_flow_run_state(bad.id, Failed(message='trainer: "E-DATA"\nNext: …'), force=True)
+    found = listener.wait("alert")
+    assert found == {
+        "alert": "run failed",
+        "subject": f"Trainyard: the run {bad.name} has failed",
+        "text": f'Failed: trainer: "E-DATA"\nNext: …\nRead `trainyard jobs logs {bad.id}`.',
+    }
+    chat = listener.wait("chat")
+    assert (chat["chat"], chat["says"]) == (found["subject"], found["text"])
+    time.sleep(1)
+    assert good.name not in json.dumps(listener.bodies)
+
+
+def test_a_low_disk_arrives_once(alerting: Settings, listener: Listener) -> None:
+    watch = DiskWatch(alerting.model_copy(update={"min_free_mb": 1 << 40}))
+    (said,) = watch.look()
+    assert watch.look() == []
+    found = listener.wait("disk low")
+    assert found["text"].startswith(said)
+    assert str(alerting.home) in found["subject"]
+
+
+@pytest.mark.slow
+def test_a_pool_without_a_worker_arrives(
+    alerting: Settings, listener: Listener, prefect_client: SyncPrefectClient
+) -> None:
+    """The server's own event: its foreman looks every 15 s for workers whose heartbeats have ended."""
+    prefect_client.request(
+        "POST", "/work_pools/{name}/workers/heartbeat", path_params={"name": alerting.work_pool},
+        json={"name": "gone", "heartbeat_interval_seconds": 1},
+    )  # fmt: skip
+    found = listener.wait("worker gone")
+    assert found["subject"] == f"Trainyard: no worker serves the pool {alerting.work_pool}"
+
+
+def test_a_missing_night_arrives(alerting: Settings, listener: Listener, prefect_client: SyncPrefectClient) -> None:
+    event = {
+        "id": str(uuid4()), "occurred": "2031-06-03T04:00:00+00:00", "event": server.NO_SUCCESS,
+        "resource": {"prefect.resource.id": "prefect.deployment.x", "prefect.resource.name": "two-phase"},
+        "payload": {"due": "2031-06-03T06:00:00+02:00"},
+    }  # fmt: skip
+    prefect_client.request("POST", "/events", json=[event])
+    found = listener.wait("night skipped")
+    assert found["subject"] == "Trainyard: no night of two-phase succeeded by six"
+    assert "2031-06-03T06:00:00+02:00" in found["text"]
+
+
+def test_an_alert_that_is_off_stays_off_and_without_blocks_there_is_none(
+    alerting: Settings, prefect_client: SyncPrefectClient
+) -> None:
+    made = ours(prefect_client)
+    assert set(made) == {blocks.PREFIX + alert.name for alert in blocks.ALERTS}
+    one = made[f"{blocks.PREFIX}disk low"]
+    prefect_client.request("PATCH", "/automations/{id}", path_params={"id": one["id"]}, json={"enabled": False})
+    blocks.ensure_alerts(alerting.model_copy(update={"alerts": alerting.alerts[:1]}))
+    changed = ours(prefect_client)[one["name"]]
+    assert (changed["id"], changed["enabled"], len(changed["actions"])) == (one["id"], False, 1)
+    blocks.ensure_alerts(settings())
+    assert ours(prefect_client) == {}
+
+
+@pytest.mark.parametrize(("make", "problem"), [(False, "does not have"), (True, "cannot send an alert")])
+def test_a_block_that_is_missing_or_silent_is_refused(home: Any, make: bool, problem: str) -> None:
+    name = save(Secret(value="x")) if make else "webhook/nobody"
+    with pytest.raises(InvalidInput, match=f"E-SETTINGS.*{name}.*{problem}"):
+        blocks.ensure_alerts(load_settings(alerts=(name,)))

@@ -1,0 +1,92 @@
+"""A reward model under evaluation: one number for a prompt with an answer (torch; only in the evaluating child).
+
+Rows are rendered as in training, and cut from the end as there; the score is read off the last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.data.renderers.rendering import Renderer
+from trainyard.evals.cases import Case, Turn, Value
+from trainyard.evals.job import EvaluationJob, Participant
+from trainyard.evals.model import load_tokenizer, pick_device
+from trainyard.train.methods.adapters import NEW, load_adapter, read_config
+from trainyard.train.methods.loading import load_model, require_memory
+
+
+class Chance:
+    """What a base is as a reward model: it has no score, so every pair is a tie."""
+
+    context = 0
+
+    def rewards(self, cases: Sequence[tuple[Case, Turn]]) -> list[Value]:
+        return [0.0] * len(cases)
+
+
+@dataclass
+class RewardModel:
+    """A trained reward model with its tokenizer."""
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        return Renderer(self.tokenizer)
+
+    @property
+    def context(self) -> int:
+        """Tokens that the model can see at once."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0) or self.tokenizer.model_max_length)
+
+    def rewards(self, cases: Sequence[tuple[Case, Turn]]) -> list[Value]:
+        """The score of each answer after its prompt; None for one that the template refuses or that does not fit."""
+        return [self.reward(case, answer) for case, answer in cases]
+
+    def reward(self, case: Case, answer: Turn) -> Value:
+        try:
+            asked, (said,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
+        except TemplateError:
+            return None
+        ids = [*self.renderer.ids(asked), *self.renderer.learned_ids(said)]
+        if len(ids) > self.context:
+            return None
+        row_1T = torch.tensor([ids], device=self.model.device)
+        with torch.inference_mode():
+            logits_11 = self.model(input_ids=row_1T, attention_mask=torch.ones_like(row_1T), use_cache=False).logits
+        return float(logits_11[0, 0])
+
+
+def load_reward_participants(job: EvaluationJob) -> dict[str, Chance | RewardModel]:
+    """Every participant under `baseline`, `candidate` and `control`; the baseline is chance."""
+    device, tokenizer = pick_device(job.device), load_tokenizer(job)
+    given = {"candidate": job.candidate, "control": job.control}
+    models = {
+        role: RewardModel(load_scorer(job, one, device), tokenizer) for role, one in given.items() if one is not None
+    }
+    return {"baseline": Chance(), **models}
+
+
+def load_scorer(job: EvaluationJob, participant: Participant, device: str) -> Any:
+    """A model with one score a row: a whole one, or the base with the adapter."""
+    folder = Path(participant.path or "")
+    whole = participant.kind == "model"
+    source = str(folder) if whole else job.base_path
+    if device == "cpu":
+        require_memory(source, torch.float32)
+    dtype: Any = torch.float32 if device == "cpu" else "auto"
+    options = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
+    torch.manual_seed(job.seed)  # a base has no score of its own; the adapter brings one
+    model = load_model(source, "reward", options).to(device)
+    if not whole:
+        model = load_adapter(model, folder, read_config(folder, "reward", trainable=False), NEW, device)
+    return model.eval()

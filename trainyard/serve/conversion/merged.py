@@ -1,0 +1,102 @@
+"""Base and adapter as one model: in a folder of safetensors, or in one GGUF file; whole, or not there.
+
+A child sums and measures (`serve/versions/merge_program.py`), so that torch stays out of this process. What it found is
+in `merged.json` of the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from trainyard.compute.child import SPEC_FILE
+from trainyard.compute.gpus import training_threads
+from trainyard.compute.supervise import Status, supervise
+from trainyard.errors import InvalidInput, Unavailable, from_fields
+from trainyard.serve.conversion import files as gguf_files
+from trainyard.settings import Settings
+from trainyard.stores.whole import write_folder, write_json_durably
+
+PROGRAM = "trainyard.serve.versions.merge_program:main"
+MERGED_FILE = "merged.json"
+"""What the child leaves, and the folder keeps with the names of version and base."""
+GGUF_MODEL = "model.gguf"
+BACKEND = "llamacpp"
+CHILD_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "OMP_WAIT_POLICY": "passive"}
+Format = Literal["safetensors", "gguf"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def merge_files(
+    adapter: Path, base: Path, target: Path, settings: Settings, facts: dict[str, Any], *, format: Format, dtype: DType
+) -> dict[str, Any]:
+    """Write the merged model of two folders as the folder `target`, which is not there; returns its `merged.json`.
+
+    `facts` go into it, too. Raises `InvalidInput` (`E-MERGE`, `E-PARAMETER`), `Unavailable` (`E-PACKAGE-MISSING`,
+    `E-CONVERT`) and what the child reports; nothing is left then.
+    """
+    environment = require_converter(settings, dtype) if format == "gguf" else None
+    found = {**facts, "format": format}
+
+    def write(folder: Path) -> None:
+        with TemporaryDirectory(prefix="trainyard-merge-") as place:
+            whole = folder if environment is None else Path(place) / adapter.parent.name
+            spec = {"base": str(base), "adapter": str(adapter), "out": str(whole), "threads": threads(settings)}
+            found.update(
+                run_child(Path(place) / "child", {**spec, "dtype": dtype if environment is None else "float32"})
+            )
+            if environment is not None:
+                gguf_files.convert(whole, folder / GGUF_MODEL, environment)
+                if (whole / "chat_template.jinja").is_file():
+                    shutil.copyfile(whole / "chat_template.jinja", folder / "chat_template.jinja")
+        write_json_durably(folder / MERGED_FILE, found)
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_folder(target, write, facts=None)
+    return found
+
+
+def threads(settings: Settings) -> int:
+    return max(1, training_threads(settings.threads))
+
+
+def run_child(folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """Sum and measure in a supervised process; raises the error that it leaves."""
+    folder.mkdir(parents=True)
+    (folder / SPEC_FILE).write_text(json.dumps(spec), encoding="utf-8")
+    argv = [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
+    outcome = supervise(argv, folder, env=CHILD_ENVIRONMENT, grace_s=30, poll_s=0.1)
+    if outcome.status is not Status.DONE:
+        raise from_fields({"what": "The merge failed.", "code": "E-CRASH", **(outcome.error or {})})
+    found: dict[str, Any] = json.loads((folder / MERGED_FILE).read_text(encoding="utf-8"))
+    return found
+
+
+def converter_environment(settings: Settings) -> Path:
+    return settings.backend_envs.get(BACKEND) or settings.home / "envs" / BACKEND
+
+
+def has_converter(settings: Settings) -> bool:
+    return (gguf_files.tools_of(converter_environment(settings)) / "convert_hf_to_gguf.py").is_file()
+
+
+def require_converter(settings: Settings, dtype: DType) -> Path:
+    """llama.cpp's environment, whose converter writes float32."""
+    if dtype not in ("auto", "float32"):
+        raise InvalidInput(
+            f"A GGUF file is written in float32, not in {dtype}.",
+            do="Leave --dtype out; llama-quantize makes smaller files of it.",
+            code="E-PARAMETER",
+        )
+    environment = converter_environment(settings)
+    if not has_converter(settings):
+        raise Unavailable(
+            f"The converter of llama.cpp is not installed at {environment}.",
+            do=f"Call `trainyard backends install {BACKEND}`.",
+            code="E-PACKAGE-MISSING",
+        )
+    return environment

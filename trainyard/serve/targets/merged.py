@@ -1,0 +1,82 @@
+"""Targets that get base and adapter as one model (`merged:` of a target): made once a version and format, and kept.
+
+    TRAINYARD_HOME/models/merged/<tenant>/<role>/v<N>/<format>/    the model, and merged.json with both differences
+
+Any adapter can be served so, also one of a method that the server has no layout for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import Reason
+from trainyard.serve.conversion.merged import BACKEND, GGUF_MODEL, MERGED_FILE, has_converter, merge_files
+from trainyard.serve.targets import started
+from trainyard.serve.targets.contract import TargetDeployment
+from trainyard.settings import Settings
+from trainyard.stores.adapters import AdapterVersion
+
+MERGED = "merged"
+
+
+def check(site: TargetDeployment) -> list[Reason]:
+    """What a sum needs: an adapter, the files of its base, and llama.cpp's converter for a GGUF file."""
+    wanted = site.target.merged
+    if wanted is None:
+        return []
+    if site.candidate.kind != "adapter":
+        because = "the version is a whole model, so there is nothing to merge."
+        return [site.reason("R-TARGET", "merged", because, "leave `merged` out.")]
+    reasons = started.check_base_folder(site, "it is one of the two parts of a merged model")
+    if wanted == "gguf" and not has_converter(started.settings_of(site)):
+        because = "a merged model as GGUF is written by the converter of llama.cpp, which is not installed."
+        instead = f"call `trainyard backends install {BACKEND}`."
+        reasons.append(site.reason("R-PACKAGE-MISSING", "merged", because, instead))
+    return reasons
+
+
+def make_models(sites: Sequence[TargetDeployment], made: list[Path]) -> None:
+    """Make the merged model of every target that wants one and has none yet; its folder is added to `made`.
+
+    Raises what `merge_files` raises, such as `E-MERGE` for a sum that says something else.
+    """
+    for site in sites:
+        wanted = site.target.merged
+        if wanted is None or ((folder := model_folder(site)) / MERGED_FILE).is_file():
+            continue
+        adapter, base = site.registry.path(site.new), Path(site.candidate.base_path)
+        settings = started.settings_of(site)
+        merge_files(adapter, base, folder, settings, facts_of(site.new), format=wanted, dtype="auto")
+        made.append(folder)
+
+
+def facts_of(version: AdapterVersion) -> dict[str, Any]:
+    """What the folder of a merged model says about the version in it."""
+    origin = {key: version.facts.get(key) for key in ("base_model", "base_sha256")}
+    return {"version": version.name, "sha256": version.sha256, **origin}
+
+
+def remove_models(settings: Settings, version: str) -> None:
+    """Remove the merged models of a version that is deleted."""
+    shutil.rmtree(settings.models / MERGED / version, ignore_errors=True)
+
+
+def model_folder(site: TargetDeployment) -> Path:
+    return started.settings_of(site).models / MERGED / site.new.name / str(site.target.merged)
+
+
+def gguf_of(site: TargetDeployment) -> Path:
+    return model_folder(site) / GGUF_MODEL
+
+
+def shown_facts(site: TargetDeployment) -> dict[str, Any]:
+    """What the facts of a deployment say about a target's merged model; empty for one that gets the adapter."""
+    if site.target.merged is None:
+        return {}
+    record = json.loads((model_folder(site) / MERGED_FILE).read_text(encoding="utf-8"))
+    shown = ("format", "dtype", "divergence", "saved_divergence")
+    return {MERGED: {"path": str(model_folder(site)), **{key: record[key] for key in shown}}}
