@@ -77,7 +77,8 @@ def environment() -> Callable[[Quantization], Path]:
 def run_in(python: Path, format: Quantization, base: Path, folder: Path) -> Report:
     given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     argv = [str(python), "-m", "tests.format_program", format.value, str(base), str(folder)]
-    ran = subprocess.run(argv, cwd=REPOSITORY, env=given, capture_output=True, text=True, check=False)
+    # Elsewhere than in the repository: gptqmodel writes a folder `logs` where it runs.
+    ran = subprocess.run(argv, cwd=folder.parent, env=given, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     report: Report = json.loads(ran.stdout.strip().splitlines()[-1])
     return report
