@@ -84,3 +84,14 @@ def test_ligers_cross_entropy_takes_less_memory_than_all_logits(card: Place, bui
         train_steps(run)
         peaks[head] = torch.cuda.max_memory_allocated()
     assert peaks["liger"] <= peaks["full"]
+
+
+def test_ligers_norm_rope_and_swiglu_give_the_same_losses(card: Place, build: Build, needs: Needs) -> None:
+    needs("liger_kernel")
+    plain, fused = (losses(build, settings(card, "fp32", kernels=kernels)) for kernels in ("torch", "liger"))
+    assert fused == pytest.approx(plain, abs=CLOSE)
+
+
+def test_compiled_blocks_give_the_same_losses(card: Place, build: Build) -> None:
+    plain, compiled = (losses(build, settings(card, "fp32", compile=compile)) for compile in (False, True))
+    assert compiled == pytest.approx(plain, abs=CLOSE)
