@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains demo demo-nightly up down bench faults docs reference clean
+.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-gpu bench-gpu gpu-wheels demo demo-nightly up down bench faults docs reference clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,16 @@ test-chains: setup ## Install the wheel elsewhere, and run all templates and a n
 test-all: setup ## Every test that can run here, with coverage and mutation bars
 	$(PYTEST) -q -n 2 --dist loadfile -m 'not gpu and not network and not backends' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
 	$(BIN)/python -m tests.mutation
+
+# Neither needs .venv: PYTHON is an interpreter with torch for the card (on a bare machine: after `make gpu-wheels` elsewhere).
+test-gpu: ## The tests of a CUDA card, with PYTHON as it is (PART=words for pytest -k; DEVICE=cpu rehearses them)
+	PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m pytest -q tests/gpu -p no:cacheprovider $(if $(PART),-k '$(PART)')
+
+bench-gpu: ## The measurements on a CUDA card, with PYTHON as it is (ONLY=speed, stall or memory; DEVICE=cpu rehearses them)
+	PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m benchmarks.gpu $(ONLY)
+
+gpu-wheels: ## Download what a CUDA machine without network needs for both into .gpu-wheels
+	benchmarks/gpu/wheels.sh
 
 test-backends: setup ## Install every trainer's environment, train on each, write docs/backends.md (ONLY=name for a part)
 	@$(BIN)/trainyard backends install

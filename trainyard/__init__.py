@@ -1,3 +1,31 @@
-"""Trainyard: LLM fine-tuning as typed DAGs on Prefect."""
+"""Trainyard: LLM fine-tuning as typed DAGs on Prefect.
+
+The names of the public API are imported when they are used, so that `import trainyard` costs nothing. Their types are
+in `__init__.pyi`.
+"""
+
+import pkgutil
 
 __version__ = "0.1.0"
+EXPORTS = {
+    "AiGenerator": "trainyard.api.sdk.chains",
+    "Chain": "trainyard.api.sdk.chains",
+    "DataSource": "trainyard.api.sdk.chains",
+    "Deployer": "trainyard.api.sdk.chains",
+    "Evaluator": "trainyard.api.sdk.chains",
+    "Trainer": "trainyard.api.sdk.chains",
+    "TrainyardError": "trainyard.errors",
+    "Validator": "trainyard.api.sdk.chains",
+    "here": "trainyard.api.sdk.surface",
+}
+__all__ = list(EXPORTS)
+
+
+def __getattr__(name: str) -> object:
+    if name not in EXPORTS:
+        raise AttributeError(f"module 'trainyard' has no attribute {name!r}", name=name)
+    return pkgutil.resolve_name(f"{EXPORTS[name]}:{name}")
+
+
+def __dir__() -> list[str]:
+    return [*EXPORTS, "__version__"]

@@ -94,10 +94,16 @@ def kind_of(annotation: Any) -> tuple[Any, bool]:
     parts = [one for one in get_args(annotation) if one not in (type(None), ...)]
     origin = get_origin(annotation)
     if origin is tuple:
-        return parts[0], True
+        return word_kind(parts[0]), True
     if origin in (Literal, dict):
         return (dict if origin is dict else annotation), False
     return (parts[0] if parts else annotation), False
+
+
+def word_kind(kind: Any) -> Any:
+    """Of a union with a mapping, which only programs give, the type of a word."""
+    members = get_args(kind) if isinstance(kind, UnionType) else ()
+    return members[0] if any(get_origin(one) is dict for one in members) else kind
 
 
 def values_of(kind: Any) -> list[str]:

@@ -9,6 +9,7 @@ from docs.generator.codes import errors_page
 from docs.generator.commands import cli_page
 from docs.generator.imports import imports_page
 from docs.generator.refusals import refusals_page
+from docs.generator.sdk import write_types
 from docs.generator.settings import night_page, nodes_page, settings_page, templates_page
 
 FOLDER = Path(__file__).parents[1] / "reference"
@@ -30,8 +31,8 @@ def pages() -> dict[str, str]:
 
 
 def write() -> list[Path]:
-    """Write every page and return the files."""
+    """Write every page, and the types of the SDK; return the files."""
     FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
-    return [FOLDER / name for name in PAGES]
+    return [*(FOLDER / name for name in PAGES), write_types()]

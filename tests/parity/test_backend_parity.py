@@ -16,12 +16,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import REPOSITORY
@@ -35,10 +37,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:Futu
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
 ROWS, STEPS = 8, 10
 SAME_LOSS, SAME_LOGIT, SAME_RATE = 2e-5, 8e-5, 1e-9
+SAME_QUANTISED_LOSS = 1e-3
+"""What the order of products in blocks of 4 and 8 bits may add."""
 KINDS: dict[str, dict[str, Any]] = {
     "continued": {"method": "lora", "hyperparameters": {"learning_rate": 5e-3}},
     "new": {"method": "lora", "hyperparameters": {"learning_rate": 5e-3}},
     "full": {"method": "full", "hyperparameters": {"learning_rate": 1e-3}},
+    **{
+        format: {"method": "qlora", "quantization": format, "hyperparameters": {"learning_rate": 5e-3}}
+        for format in ("nf4", "fp4", "int8")
+    },
+    "loftq": {
+        "method": {"type": "qlora", "init": "loftq"},
+        "quantization": "nf4",
+        "hyperparameters": {"learning_rate": 5e-3},
+    },
 }
 MLX, DEEPSPEED = (
     pytest.param(name, marks=[pytest.mark.backends, pytest.mark.timeout(600)]) for name in ("mlx", "deepspeed")
@@ -163,6 +176,22 @@ def test_new_adapter_is_drawn_as_the_native_one(backend: str, trained: Train, jo
     native, ran = trained("new", "native"), trained("new", backend)
     assert losses(ran) == pytest.approx(losses(native), abs=SAME_LOSS)
     torch.testing.assert_close(logits(jobs, ran), logits(jobs, native), atol=SAME_LOGIT, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8", "loftq"])
+def test_trl_trains_through_a_quantised_base_as_the_native_engine(kind: str, trained: Train) -> None:
+    native, ran, plain = trained(kind, "native"), trained(kind, "trl"), trained("new", "native")
+    assert losses(native)[-1] < losses(native)[0] - 0.5
+    assert losses(ran) == pytest.approx(losses(native), abs=SAME_QUANTISED_LOSS)
+    assert losses(native)[0] != pytest.approx(losses(plain)[0], abs=SAME_LOSS)  # the base is not the same any more
+    ours, theirs = (load_file(one.folder / "adapter_model.safetensors") for one in (ran, native))
+    assert ours.keys() == theirs.keys()
+    assert {tensor.dtype for tensor in ours.values()} == {torch.float32}  # TRL would round the adapter to bf16
+    for record in (ran.record, native.record):
+        assert record["quantization"] == KINDS[kind]["quantization"]
+        assert record["versions"]["bitsandbytes"] == version("bitsandbytes")
+    assert plain.record["quantization"] is None
+    assert "bitsandbytes" not in plain.record["versions"]
 
 
 def test_trained_adapter_says_the_same_after_every_layout(first_adapter: Path, jobs: Jobs, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import checkouts
 from benchmarks.__main__ import FOLDER, names
+from benchmarks.gpu import __main__ as gpu
 
 QUESTIONS = {"planner", "generator_client", "document_ledger", "graph_upsert", "extraction"}
 
@@ -18,8 +19,8 @@ def test_the_benchmarks_of_the_night_are_listed() -> None:
 
 
 def test_every_benchmark_asks_a_question_and_can_be_run() -> None:
-    for name in names():
-        tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    for path in [FOLDER / f"{name}.py" for name in names()] + [FOLDER / "gpu" / f"{name}.py" for name in gpu.NAMES]:
+        tree, name = ast.parse(path.read_text(encoding="utf-8")), path.stem
         assert "?" in (ast.get_docstring(tree) or "").split("\n\n")[0], name
         assert "main" in {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}, name
 

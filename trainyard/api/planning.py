@@ -125,20 +125,28 @@ def existing(target: str) -> Path:
     )
 
 
-def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str | None = None) -> Asked:
-    """What a template's name with parameters, or a file, asks for.
+def asked(
+    target: str | Mapping[str, Any], parameters: Mapping[str, Any] | None = None, preset: str | None = None
+) -> Asked:
+    """What a template's name with parameters, a file, or the content of one asks for.
 
     Raises `NotFound` (`E-PARAMETER`), `Refused` with every reason.
     """
     given = dict(parameters or {})
-    value = given if target in NAMES else load_value(existing(target))
-    if target in NAMES:
+    value = (
+        given
+        if isinstance(target, str) and target in NAMES
+        else load_value(existing(target))
+        if isinstance(target, str)
+        else dict(target)
+    )
+    if isinstance(target, str) and target in NAMES:
         wanted = asked_by_name(target, merged(preset_parameters(target, preset), given) if preset else given)
     elif isinstance(value, Mapping) and value.get("template") in NAMES and "nodes" not in value:
         wanted = asked_by_name(str(value["template"]), merged(value.get("parameters") or {}, given))
     elif given or preset:
         raise InvalidInput(
-            f"{target} is a whole chain and takes no parameters.",
+            f"{target if isinstance(target, str) else 'What was given'} is a whole chain and takes no parameters.",
             do="Edit the file, or run a template with -p.",
             code="E-PARAMETER",
         )

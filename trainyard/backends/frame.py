@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
-from trainyard.spec.training import Hyperparameters
+from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.stores.whole import write_folder, write_json_durably
 from trainyard.train.precision import PrecisionChoice, choose_precision, native_bf16
 from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory
@@ -156,6 +157,7 @@ def job_facts(job: TrainingJob, losses: Sequence[Sequence[float]]) -> dict[str, 
         "base_path": job.base,
         "base_sha256": job.base_sha256,
         "hyperparameters": config.hyperparameters.model_dump(mode="json"),
+        "quantization": config.base_format or config.quantization,
         **({"teacher_sha256": job.teacher_sha256} if job.teacher_sha256 else {}),
         "stage_settings": config.stage.model_dump(mode="json", exclude={"type"}),
         "control": config.control,
@@ -164,6 +166,14 @@ def job_facts(job: TrainingJob, losses: Sequence[Sequence[float]]) -> dict[str, 
         "final_loss": losses[-1][1],
         "losses": losses,
     }
+
+
+def library_versions(config: TrainerConfig, *packages: str) -> dict[str, str]:
+    """Versions of these packages, and of those that the job's quantization format and optimizer are made by."""
+    used = [config.hyperparameters.optimizer.facts.package]
+    used += [config.base_format.facts.package] if config.base_format else []
+    names = dict.fromkeys((*packages, *(module for package in used for module in package.modules)))
+    return {name: version(name) for name in names}
 
 
 def save_result(job: TrainingJob, folder: Path, record: Mapping[str, Any], write: Callable[[Path], None]) -> None:

@@ -49,11 +49,9 @@ class TrainingJob(BaseModel):
     """Digest of the base's files; an adapter trained on other bytes is refused."""
     adapter: str | None = None
     """Folder of the earlier adapter that `config.adapter` speaks of."""
-    teacher: str | None = Field(None, exclude_if=lambda given: given is None)
-    """Folder of the frozen model that a distillation imitates, or its name on the Hub."""
+    teacher: str | TeacherServer | None = Field(None, exclude_if=lambda given: given is None)
+    """The frozen model that a distillation imitates: its folder, its name on the Hub, or where it answers."""
     teacher_sha256: str = Field("", exclude_if=lambda given: not given)
-    teacher_server: TeacherServer | None = Field(None, exclude_if=lambda given: given is None)
-    """Where the teacher answers, in place of one that is loaded."""
     parents: tuple[str, ...] = ()
     """Digests of the earlier adapter's or model's references."""
     threads: int = 1
@@ -65,6 +63,14 @@ class TrainingJob(BaseModel):
     node: str = ""
     until: int | None = None
     """Step after which this execution saves and stops; the same job continues from there. None: its last step."""
+
+    @property
+    def teacher_folder(self) -> str | None:
+        return self.teacher if isinstance(self.teacher, str) else None
+
+    @property
+    def teacher_server(self) -> TeacherServer | None:
+        return self.teacher if isinstance(self.teacher, TeacherServer) else None
 
     @property
     def output(self) -> Port:
@@ -97,7 +103,7 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any)
     if config.stage.teacher_server is not None:
         found = settings.endpoint(config.stage.teacher_server)
         name = found.model or config.stage.teacher_server
-        inputs["teacher_server"] = TeacherServer(base_url=found.base_url, model=name, api_key_env=found.api_key_env)
+        inputs["teacher"] = TeacherServer(base_url=found.base_url, model=name, api_key_env=found.api_key_env)
     return TrainingJob(
         config=locate_mirror(config, settings.working_folder),
         base=model.location,
@@ -117,7 +123,7 @@ def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
     return config.model_copy(update={"engine": config.engine.model_copy(update={"mirror": place})})
 
 
-PLACES = {"threads", "locks", "devices", "run", "node", "until", "data", "base", "adapter", "teacher", "teacher_server"}
+PLACES = {"threads", "locks", "devices", "run", "node", "until", "data", "base", "adapter", "teacher"}
 """Where things lie, who runs it and how far for now: no part of what is trained."""
 
 

@@ -95,6 +95,7 @@ def environment(job: TrainingJob) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "FLASH_ATTENTION_DETERMINISTIC": "1",
     }
     if Path(job.base).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"

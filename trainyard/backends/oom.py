@@ -23,7 +23,7 @@ from trainyard.backends.results import CHECKPOINT_FOLDER, TRAINING_FILE
 from trainyard.backends.timings.watching import TrainingClock
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.events import Event
-from trainyard.compute.gpus import MIB, read_gpus
+from trainyard.compute.gpus import device_memory, devices_here
 from trainyard.compute.supervise import DesiredState, kernel_kills, read_tail
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
@@ -164,7 +164,7 @@ def with_advice(error: TrainyardError, job: TrainingJob) -> LimitExceeded:
     shape = shape_of(job.base)
     lines = advice(shape, job.config, device, available) if shape else []
     do = "; ".join(lines) or "Lower max_length, or set gradient_checkpointing: true"
-    code = error.code if error.code in MEMORY_CODES else "E-DEVICE-MEMORY" if device is Device.CUDA else "E-MEMORY"
+    code = error.code if error.code in MEMORY_CODES else "E-DEVICE-MEMORY" if device.facts.is_gpu else "E-MEMORY"
     why = error.why or error.what
     return LimitExceeded("The training does not fit the memory.", why=why, do=f"{do}.", code=code)
 
@@ -188,9 +188,9 @@ def advice(shape: ModelShape, config: TrainerConfig, device: Device, available: 
 
 def place(config: TrainerConfig) -> tuple[Device, int]:
     """Where it trains, and the bytes that are there."""
-    gpus = read_gpus().gpus
-    if gpus and config.device is not Device.CPU:
-        return Device.CUDA, gpus[0].memory_mb * MIB
+    gpu = next((one for one in devices_here() if one.facts.is_gpu), None)
+    if gpu is not None and config.device is not Device.CPU and (memory := device_memory(gpu)):
+        return gpu, memory
     return Device.CPU, psutil.virtual_memory().available
 
 

@@ -1,4 +1,4 @@
-"""The devices of this machine: GPUs by NVML, CPU threads and the CPU's dtypes. Imports no torch.
+"""The devices of this machine: GPUs by NVML and the kernel, CPU threads and the CPU's dtypes. Imports no torch.
 
 "No NVIDIA driver" is a state like any other, not an error: most first runs happen without a GPU.
 """
@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ import psutil
 from trainyard.spec.axes.devices import Device
 
 MIB = 1 << 20
+FIRST_BF16_CAPABILITY = (8, 0)
 NVML_LIBRARY, NO_DRIVER = "libnvidia-ml.so.1", "no NVIDIA driver"
+VIDEO_MEMORY = (1, 2)
+"""Kinds of memory that are a GPU's own: visible to the CPU, and private."""
+AMD_HIDING_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 HIDING_VARIABLE, SIMULATED_VARIABLE = "CUDA_VISIBLE_DEVICES", "TRAINYARD_SIMULATED_DEVICES"
 
 
@@ -35,6 +40,13 @@ class Gpu:
     utilization_percent: int | None
     processes: tuple[int, ...]
     """Pids that compute on it now."""
+    capability: tuple[int, int] = (0, 0)
+    """CUDA's compute capability, (major, minor); (0, 0) where NVML does not know it."""
+
+    @property
+    def native_bf16(self) -> bool:
+        """Whether it multiplies bf16 in hardware: from Ampere (8.0) on, and so not a V100 (7.0) or a T4 (7.5)."""
+        return self.capability >= FIRST_BF16_CAPABILITY
 
 
 @dataclass(frozen=True)
@@ -87,19 +99,47 @@ def read_gpu(pynvml: Any, index: int) -> Gpu:
         memory_used_mb=memory.used // MIB,
         utilization_percent=utilization(pynvml, handle),
         processes=tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+        capability=pynvml.nvmlDeviceGetCudaComputeCapability(handle),
     )
 
 
 def devices_here() -> tuple[Device, ...]:
     """Return this machine's devices, the fastest first: the one answer for check, plan, run and every backend."""
     has_gpu = os.environ.get(HIDING_VARIABLE) != "" and bool(read_gpus().gpus)
-    return devices_of(sys.platform, platform.machine(), has_gpu=has_gpu)
+    hidden = any(os.environ.get(name) == "" for name in (HIDING_VARIABLE, *AMD_HIDING_VARIABLES))
+    has_amd = not hidden and bool(read_amd_memory()) and "+rocm" in version("torch")
+    return devices_of(sys.platform, platform.machine(), has_gpu=has_gpu, has_amd=has_amd)
 
 
-def devices_of(system: str, machine: str, *, has_gpu: bool) -> tuple[Device, ...]:
-    """NVML sees GPUs; every Mac with a processor of Apple's has MPS; a CPU is everywhere."""
-    found = {Device.CUDA: has_gpu, Device.MPS: (system, machine) == ("darwin", "arm64"), Device.CPU: True}
+def devices_of(system: str, machine: str, *, has_gpu: bool, has_amd: bool = False) -> tuple[Device, ...]:
+    """NVML sees NVIDIA's GPUs, the kernel AMD's; a Mac with a processor of Apple's has MPS; a CPU is everywhere."""
+    has_mps = (system, machine) == ("darwin", "arm64")
+    found = {Device.CUDA: has_gpu, Device.ROCM: has_amd, Device.MPS: has_mps, Device.CPU: True}
     return tuple(device for device, present in found.items() if present)
+
+
+def read_amd_memory(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> tuple[int, ...]:
+    """Bytes of each AMD GPU that the kernel's compute driver lists; a node without compute units is a CPU.
+
+    Source: include/uapi/linux/kfd_sysfs.h of Linux. A GPU of which torch's build knows nothing, such as one in a
+    processor, is listed too: it counts only where torch is a build for ROCm.
+    """
+    found = []
+    for node in sorted(nodes.glob("*")):
+        banks = [read_properties(path) for path in node.glob("mem_banks/*/properties")]
+        own = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in VIDEO_MEMORY)
+        if read_properties(node / "properties").get("simd_count", 0) > 0 and own > 0:
+            found.append(own)
+    return tuple(found)
+
+
+def read_properties(path: Path) -> dict[str, int]:
+    """The lines `name number` of a file of the kernel; {} where this process may not read it."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
 
 
 def device_numbers() -> tuple[int, ...]:
@@ -121,6 +161,8 @@ def device_memory(device: Device) -> int | None:
     Of a CPU, and of MPS, which shares its memory: those of the machine, or of its container. What is in use now does
     not count, because a training has its device alone, and waits for it.
     """
+    if device is Device.ROCM:
+        return min(read_amd_memory(), default=None)
     if device is Device.CUDA:
         numbers = device_numbers()
         return min((gpu.memory_mb * MIB for gpu in read_gpus().gpus if gpu.index in numbers), default=None)

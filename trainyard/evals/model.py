@@ -225,7 +225,7 @@ def load_tokenizer(job: EvaluationJob) -> PreTrainedTokenizerBase:
 
 def pick_device(wanted: Device) -> str:
     if wanted is not Device.AUTO:
-        return wanted.value
+        return wanted.facts.torch_type
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -93,7 +93,7 @@ class NightVerdict:
     facts: Facts = field(default_factory=dict)
 
 
-class Trainer(Protocol):
+class CorpusTrainer(Protocol):
     """Trains, evaluates and deploys adapters."""
 
     def missing(self) -> str:
@@ -134,7 +134,7 @@ class NightDeps:
     clock: Clock
     stores: Stores
     server: ModelServer
-    trainer: Trainer
+    trainer: CorpusTrainer
     owner: Owner
     boot_id: str
     base_model: str

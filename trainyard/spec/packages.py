@@ -34,5 +34,6 @@ BUCKETS: Mapping[str, Package] = {
 SCHEDULE_FREE = Package(("schedulefree",), "schedulefree==1.4.1")
 GALORE = Package(("pytorch_optimizer",), "pytorch_optimizer==4.1.0")
 HQQ = Package(("hqq", "termcolor", "einops"), "hqq==0.2.8.post1")
+LIGER = Package(("liger_kernel",), "liger-kernel==0.8.5")
 GGUF = Package(("gguf",), "gguf==0.19.0")
 GPTQMODEL = Package(("gptqmodel", "optimum"), "gptqmodel==7.6.0' 'optimum==2.3.0")

@@ -103,6 +103,14 @@ class EngineSettings(Strict):
     head: Literal["auto", "full", "chunked", "liger"] = Field(
         "auto", description="How the output layer and the cross-entropy are computed."
     )
+    kernels: Literal["torch", "liger"] = Field(
+        "torch",
+        description="RMSNorm, RoPE and SwiGLU: torch's own, or Liger's fused ones (CUDA, ROCm).",
+        exclude_if=lambda given: given == "torch",
+    )
+    compile: bool = Field(
+        False, description="Compile the blocks by torch.compile (CUDA, ROCm).", exclude_if=lambda given: not given
+    )
     fp8: Literal["off", "auto", "torchao", "ms-amp"] = Field("off", description="Matrix products in float8.")
     too_long: Literal["cut", "drop", "refuse"] = Field("cut", description="What happens to rows above max_length.")
     keep_checkpoints: int = Field(2, ge=1, le=1000, description="How many of the newest stay.")
@@ -269,6 +277,11 @@ class TrainingSettings(Strict):
                 "device_number", "The device {word} names a GPU, and a training takes the first one that is free", args
             )
         return word
+
+    @property
+    def base_format(self) -> Quantization | None:
+        """The format of the frozen base; None where it keeps full precision."""
+        return (self.quantization or Quantization.NF4) if self.method.facts.quantised else None
 
 
 class TrainerConfig(TrainingSettings):

@@ -21,7 +21,7 @@ def free_bytes(device: Device, cgroup: Path = CGROUP) -> int:
 
     On CUDA, memory that this process has allocated is not free; the other devices share the memory of the machine.
     """
-    if device is Device.CUDA:
+    if device.facts.is_gpu:
         free, _ = torch.cuda.mem_get_info()
         return int(free)
     available = int(psutil.virtual_memory().available)

@@ -9,7 +9,6 @@ Shapes: B rows, T positions, N labelled positions, D hidden, V vocabulary.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainyard.errors import Unavailable
 from trainyard.loading import load
+from trainyard.train.precision import require_liger
 
 IGNORED = -100
 """Label of a position that takes no part in the loss (the convention of torch and transformers)."""
@@ -188,11 +188,5 @@ def chunk_logprobs(hidden_CD: torch.Tensor, target_C: torch.Tensor, output: Outp
 
 def require_head(head: Head, device: str) -> None:
     """Raise `Unavailable` (`E-PACKAGE-MISSING`) when Liger's kernel was asked for and is not possible here."""
-    installed = importlib.util.find_spec("liger_kernel") is not None
-    if head is Head.LIGER and not (device == "cuda" and installed):
-        raise Unavailable(
-            "Liger's kernels were asked for, and this machine cannot run them.",
-            why="liger-kernel is not installed." if device == "cuda" else f"They need a CUDA device, not a {device}.",
-            do="Use head: auto or chunked" + (", or run `pip install liger-kernel`." if device == "cuda" else "."),
-            code="E-PACKAGE-MISSING",
-        )
+    if head is Head.LIGER:
+        require_liger(device)

@@ -7,6 +7,7 @@ every model size even there: so it is measured, on the run's own model and batch
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from typing import Any
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.loading import load
-from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.packages import LIGER
 
 CPU_BF16 = ("amx_bf16", "avx512_bf16")
 """Instruction sets that multiply bf16; without one, a CPU does it in a scalar loop."""
@@ -42,6 +44,11 @@ class PrecisionChoice:
     why: str
 
 
+def accelerator_of(device: str) -> Device:
+    """The row of a device by torch's name for it: torch's builds for ROCm say `cuda` for an AMD GPU."""
+    return Device.ROCM if device == "cuda" and load("torch").version.hip else Device(device)
+
+
 def native_bf16(device: str) -> str | None:
     """What multiplies bf16 natively on this machine's `cpu`, `cuda` or `mps`: a name, or None for nothing.
 
@@ -64,6 +71,22 @@ def cpu_bf16(path: Path = Path("/proc/cpuinfo"), environment: Mapping[str, str] 
         return None
     flags = next((line for line in path.read_text().splitlines() if line.startswith("flags")), "").split()
     return next((name for name in CPU_BF16 if name in flags), None)
+
+
+def frozen_dtype(device: str, asked: Precision) -> Any:
+    """The torch dtype in which weights that stay frozen are kept and multiplied on a device.
+
+    On CUDA that of the precision: with `auto` bf16 where the device multiplies it natively, else fp16 (V100, T4). bf16
+    that was asked for on a device without it is computed from float32, as is everything on other devices.
+    """
+    torch = load("torch")
+    if device != "cuda" or asked is Precision.FP32:
+        return torch.float32
+    if asked is Precision.FP16:
+        return torch.float16
+    if native_bf16(device):
+        return torch.bfloat16
+    return torch.float16 if asked is Precision.AUTO else torch.float32
 
 
 def choose_precision(
@@ -102,6 +125,7 @@ def choose_precision(
 ATTENTION_NAMES = {"fa3": "flash_attention_3", "fa2": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 """Ours -> the name that transformers gives it."""
 FLASH_PACKAGES = {"fa3": "flash_attn_interface", "fa2": "flash_attn"}
+FLASH_DEVICES = {"fa3": (Device.CUDA,), "fa2": (Device.CUDA, Device.ROCM)}
 FLASH_INSTALL = {
     "fa3": "Build flash-attention's `hopper` folder on this machine, or use attention: auto.",
     "fa2": "Run `pip install flash-attn --no-build-isolation` with a CUDA toolkit, or use attention: auto.",
@@ -138,7 +162,7 @@ class KernelChoice:
 
 def choose_attention(
     asked: str,
-    device: str,
+    device: Device,
     *,
     capability: tuple[int, int] | None = None,
     architecture: AttentionSupport = ANY_ARCHITECTURE,
@@ -146,16 +170,17 @@ def choose_attention(
 ) -> KernelChoice:
     """The attention kernel: FA3 on Hopper, FA2 on other CUDA devices, where they are installed; else SDPA, else eager.
 
-    Without `flash`, one that takes a mask of its caller. `capability` is the CUDA device's (major, minor). Raises
-    `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was asked for by name and is not here or not for this
-    architecture: another one would give other numbers under its name.
+    Without `flash`, one that takes a mask of its caller. `capability` is the GPU's (major, minor): on ROCm that of its
+    gfx architecture, whose 9 is not Hopper. Raises `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was asked for
+    by name and is not here or not for this architecture: another one would give other numbers under its name.
     """
     if asked == "auto":
         return best_attention(device, capability, architecture, flash)
-    if asked in FLASH_PACKAGES and (device != "cuda" or importlib.util.find_spec(FLASH_PACKAGES[asked]) is None):
+    fits = device in FLASH_DEVICES.get(asked, (device,))
+    if asked in FLASH_PACKAGES and (not fits or importlib.util.find_spec(FLASH_PACKAGES[asked]) is None):
         raise Unavailable(
             f"The attention kernel {asked} was asked for, and this machine does not have it.",
-            why="It needs a CUDA device." if device != "cuda" else f"{FLASH_PACKAGES[asked]} is not installed.",
+            why=f"{FLASH_PACKAGES[asked]} is not installed." if fits else "It needs a CUDA device.",
             do=FLASH_INSTALL[asked],
             code="E-PACKAGE-MISSING",
         )
@@ -170,10 +195,11 @@ def choose_attention(
 
 
 def best_attention(
-    device: str, capability: tuple[int, int] | None, architecture: AttentionSupport, flash: bool
+    device: Device, capability: tuple[int, int] | None, architecture: AttentionSupport, flash: bool
 ) -> KernelChoice:
     hopper = capability is not None and capability[0] == 9
-    kernels = (("fa3", "fa2") if hopper else ("fa2",)) if device == "cuda" and flash else ()
+    fitting = [name for name in FLASH_PACKAGES if device in FLASH_DEVICES[name] and (hopper or name != "fa3")]
+    kernels = fitting if flash else []
     for name in kernels:
         if importlib.util.find_spec(FLASH_PACKAGES[name]) is not None and not architecture.reason_against(name):
             return KernelChoice(ATTENTION_NAMES[name], f"{FLASH_PACKAGES[name]} is installed")
@@ -187,13 +213,11 @@ def best_attention(
 # fp8
 
 
-FP8_FIRST_CAPABILITY = (8, 9)
-"""Ada; Hopper and Blackwell are above it."""
 FP8_MULTIPLE = 16
 """fp8 matrix products need sizes that are multiples of it."""
 
 
-def choose_fp8(asked: str, device: str, *, capability: tuple[int, int] | None = None) -> KernelChoice | None:
+def choose_fp8(asked: str, device: Device, *, capability: tuple[int, int] | None = None) -> KernelChoice | None:
     """torchao's float8 training where device and package allow it; None for none, with the reason recorded by `why`.
 
     Raises `Unavailable` (`E-PACKAGE-MISSING`) when `torchao` was asked for by name and is not possible here, and
@@ -219,12 +243,13 @@ def choose_fp8(asked: str, device: str, *, capability: tuple[int, int] | None = 
     return KernelChoice("", f"fp8 is off: {missing}") if missing else KernelChoice("torchao", "float8 on this device")
 
 
-def fp8_missing(device: str, capability: tuple[int, int] | None) -> str:
+def fp8_missing(device: Device, capability: tuple[int, int] | None) -> str:
     """Return why fp8 cannot be used; empty if it can."""
-    if device != "cuda":
+    first = device.facts.fp8_capability
+    if first is None:
         return f"a {device} does not multiply fp8"
-    if capability is None or capability < FP8_FIRST_CAPABILITY:
-        return f"the device's capability {capability} is below {FP8_FIRST_CAPABILITY}"
+    if capability is None or capability < first:
+        return f"the device's capability {capability} is below {first}"
     if importlib.util.find_spec("torchao") is None:
         return "torchao is not installed (`pip install torchao==0.18.0`)"
     return ""
@@ -242,5 +267,73 @@ def convert_to_fp8(model: Any, *, emulate: bool = False) -> Any:
     Source: torchao.float8 (`convert_to_float8_training`, tensorwise scaling).
     """
     float8 = load("torchao.float8")
-    config = float8.Float8LinearConfig(emulate=emulate)
+    # A batch may have any number of positions, which is the inner size of the products for the weights' gradients.
+    config = float8.Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
     return float8.convert_to_float8_training(model, config=config, module_filter_fn=fits_fp8)
+
+
+# Liger: fused RMSNorm, RoPE and SwiGLU in the blocks of a model (arXiv 2410.10989). liger_kernel compiles Triton
+# kernels, decides on its device when it is imported, and replaces classes of the family in transformers for the rest of
+# the process. So it is imported here and for `Head.LIGER` alone, in the child that trains, and only on a GPU.
+
+
+FUSED = ("rms_norm", "rope", "swiglu")
+LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
+"""Left to the head: the engine computes only the labelled positions."""
+
+
+def require_liger(device: str) -> None:
+    """Raise `Unavailable` (`E-PACKAGE-MISSING`) when Liger's kernels were asked for and are not possible here."""
+    if device != "cuda" or importlib.util.find_spec(LIGER.name) is None:
+        raise Unavailable(
+            "Liger's kernels were asked for, and this machine cannot run them.",
+            why=f"They need a CUDA device, not a {device}." if device != "cuda" else "liger-kernel is not installed.",
+            do=f"Run `pip install '{LIGER.install}'`." if device == "cuda" else "Use head: auto and kernels: torch.",
+            code="E-PACKAGE-MISSING",
+        )
+
+
+def fuse_blocks(model: Any, device: str) -> tuple[str, ...]:
+    """Let a model's blocks compute by Liger's kernels; returns which of `FUSED` its family has.
+
+    Raises `Unavailable` (`E-PACKAGE-MISSING`) as `require_liger`, and for a family that Liger does not know.
+    """
+    require_liger(device)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    families = load("liger_kernel.transformers.monkey_patch:MODEL_TYPE_TO_APPLY_LIGER_FN")
+    if base.config.model_type not in families:
+        raise Unavailable(
+            f"Liger has no kernels for a model of type {base.config.model_type}.",
+            why="It would leave the model as it is, without a message.",
+            do="Use kernels: torch.",
+            code="E-PACKAGE-MISSING",
+        )
+    known = inspect.signature(families[base.config.model_type]).parameters
+    found = tuple(name for name in FUSED if name in known)
+    given = dict.fromkeys(found, True) | dict.fromkeys(LOSSES, False)
+    load("transformers.integrations.liger:apply_liger_kernel")(base, given)
+    return found
+
+
+# torch.compile
+
+
+def compile_blocks(model: Any, device: str) -> int:
+    """Compile every block of a model by torch.compile, in place; returns how many there are.
+
+    The blocks share one program, so that a deep model compiles as fast as a shallow one, and the names of the weights
+    stay (https://docs.pytorch.org/tutorials/recipes/regional_compilation.html). Lengths are dynamic from the first
+    batch on: otherwise each length that is new would be compiled again. Raises `Unavailable` (`E-PACKAGE-MISSING`).
+    """
+    block = load("transformers.modeling_layers:GradientCheckpointingLayer")
+    blocks = [module for module in model.modules() if isinstance(module, block)]
+    if device != "cuda" or not blocks:
+        raise Unavailable(
+            "engine.compile was asked for, and nothing is compiled here.",
+            why="The model has no blocks of transformers." if device == "cuda" else f"On a {device} it does not pay.",
+            do="Remove engine.compile.",
+            code="E-PACKAGE-MISSING",
+        )
+    for each in blocks:
+        each.compile(dynamic=True)
+    return len(blocks)

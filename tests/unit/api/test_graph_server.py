@@ -13,10 +13,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from trainyard.api.context import Context
-from trainyard.api.graph_server import GraphServer, listening
 from trainyard.api.requests.graph import ExportInput, GraphInput, QueryInput
 from trainyard.api.terminal.command import render
 from trainyard.api.verbs.graph import count_graph, export_graph, query_graph
+from trainyard.api.verbs.serving.graph_server import GraphServer, listening
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
 from trainyard.settings import settings
 from trainyard.stores.graph.addresses import open_graph

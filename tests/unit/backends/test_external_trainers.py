@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard.backends.axolotl import program as axolotl_program
 from trainyard.backends.deepspeed.program import is_rank
+from trainyard.backends.environments import WORKERS
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.events import Event
 from trainyard.compute.supervise import DesiredState
@@ -305,3 +308,24 @@ def test_misspelt_key_of_axolotl_is_refused(tmp_path: Path) -> None:
     (tmp_path / "axolotl.yaml").write_text(json.dumps(right | {"adapter": "dora"}))
     with pytest.raises(InvalidInput, match=r"E-BACKEND-CONFIG: Axolotl's schema refuses the configuration: .*adapter"):
         axolotl_program.require_valid(tmp_path, variables)
+
+
+SCHEMA = """
+import sys
+from types import SimpleNamespace
+from deepspeed.runtime.config import DeepSpeedConfig
+from trainyard_worker.deepspeed_engine import engine_config
+hyper = {"batch_size": 2, "gradient_accumulation": 1, "learning_rate": 1e-3, "max_grad_norm": 1.0}
+for name in ("fp32", "bf16", "fp16"):
+    read = DeepSpeedConfig(engine_config(SimpleNamespace(hyper=hyper), 0, 1, name))
+    print(name, read.bfloat16_config.enabled, read.float16_config.enabled, read.float16_config.initial_scale_power)
+"""
+
+
+def test_deepspeed_reads_each_precision_as_it_is_meant() -> None:
+    """fp16 is that of a GPU which only emulates bf16; its loss scale begins where the native engine's does."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PYTHONPATH": str(WORKERS)}
+    argv = [str(ENVIRONMENTS / "deepspeed" / "bin" / "python"), "-c", SCHEMA]
+    ran = subprocess.run(argv, env={**os.environ, **alone}, capture_output=True, text=True, check=True)
+    lines = [line for line in ran.stdout.splitlines() if line.startswith(("fp", "bf"))]
+    assert lines == ["fp32 False False 10", "bf16 True False 10", "fp16 False True 10"]

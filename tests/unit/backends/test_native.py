@@ -227,7 +227,7 @@ def test_a_served_teacher_trains_as_the_one_that_is_loaded(jobs: Jobs, tmp_path:
         stage = {**given, "endpoint": "house", "top_k": vocabulary}
         job = jobs(**NATIVE, stage=stage, hyperparameters=hyper)
         place = TeacherServer(base_url=f"{server.url}/v1", model="larger", api_key_env="HOUSE_KEY")
-        served = train_here(job.model_copy(update={"teacher_server": place}), tmp_path / "served")
+        served = train_here(job.model_copy(update={"teacher": place}), tmp_path / "served")
     losses = [[loss for _, loss, *_ in ran.record["losses"]] for ran in (loaded, served)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     (said,) = served.of("teacher")

@@ -53,6 +53,10 @@ def later(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+APART = {"type": "dpo", "shared_prompt": False}
+"""The script computes each answer in a row of its own; a shared prompt would draw its dropout once."""
+
+
 @pytest.mark.parametrize(
     ("port", "config"),
     [
@@ -62,7 +66,10 @@ def later(*values: Any) -> Any:
         (Port.SFT, {"method": {"type": "freeze", "blocks": 1, "head": True}}),
         (Port.SFT, {"hyperparameters": {"optimizer": "sgd", "batch_size": 2, "gradient_accumulation": 3}}),
         (Port.TEXT, {"stage": "cpt", "method": "full", "hyperparameters": {"schedule": "cosine", "warmup_ratio": 0.3}}),
-        (Port.PREFERENCE, {"method": {"type": "lora", "dropout": 0.2}}),
+        (
+            Port.PREFERENCE,
+            {"stage": {"type": "dpo", "shared_prompt": False}, "method": {"type": "lora", "dropout": 0.2}},
+        ),
         (Port.PREFERENCE, {"stage": "reward", "hyperparameters": {"optimizer": "adafactor", "weight_decay": 0.1}}),
         later(Port.SFT, {"engine": {"batching": "packed"}, "control": "shuffled_answers"}),
         later(

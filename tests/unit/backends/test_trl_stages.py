@@ -19,6 +19,7 @@ from trainyard.backends.trl.backend import BACKEND
 from trainyard.backends.trl.data import ENCODERS
 from trainyard.backends.trl.stages import STAGES, Neighbours
 from trainyard.backends.trl.trainer import ShuffledOrder
+from trainyard.compute.child import Stopped
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, write_rows
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.backends import BackendName
@@ -212,6 +213,23 @@ def test_half_precision_begins_at_the_same_loss(stage: str, jobs: Jobs, tmp_path
     }
     assert first["bf16"] == pytest.approx(first["fp32"], abs=0.02)
     assert first["auto"] in (first["fp32"], first["bf16"])
+
+
+@pytest.mark.parametrize("stage", ["dpo", "kto", "reward"])
+def test_stage_trains_through_a_quantised_base(stage: str, jobs: Jobs, tmp_path: Path) -> None:
+    """And is saved, stopped and resumed to the same curve."""
+    method = {"type": "qlora", "dropout": 0.0}
+    job = jobs(PORTS.get(stage, Port.PREFERENCE), stage=stage, method=method, hyperparameters={"max_steps": 4})
+    whole = train_here(job, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train_here(job, tmp_path / "cut", stop_after=2)
+    cut = train_here(job, tmp_path / "cut")
+    assert losses(cut) == losses(whole)
+    assert losses(whole)[-1] < losses(whole)[0]
+    saved, again = (load_file(ran.folder / "adapter_model.safetensors") for ran in (whole, cut))
+    assert all(torch.equal(saved[name], again[name]) for name in saved)
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    assert whole.record["quantization"] == "nf4"
 
 
 def test_neighbours_of_a_batch_are_paired_as_natively(tiny_model: Path) -> None:

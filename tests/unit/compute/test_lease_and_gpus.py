@@ -18,6 +18,7 @@ from trainyard.compute.gpus import (
     devices_here,
     devices_of,
     physical_cores,
+    read_amd_memory,
     read_gpus,
     training_threads,
 )
@@ -190,6 +191,29 @@ def test_quota_of_a_container_bounds_the_threads(tmp_path: Path, text: str, core
 )
 def test_the_devices_of_a_machine_fastest_first(system: str, machine: str, has_gpu: bool, expected: list[str]) -> None:
     assert [device.value for device in devices_of(system, machine, has_gpu=has_gpu)] == expected
+
+
+def test_an_amd_gpu_is_a_device_of_its_own() -> None:
+    found = devices_of("linux", "x86_64", has_gpu=False, has_amd=True)
+    assert [device.value for device in found] == ["rocm", "cpu"]
+
+
+def test_amd_gpus_are_read_from_the_kernel(tmp_path: Path) -> None:
+    """A processor is a node too, without compute units; of a GPU its own memory counts, not the CPU's."""
+    for node, units, banks in (
+        (0, 0, [(0, 64 << 30)]),
+        (1, 304, [(1, 190 << 30), (2, 2 << 30), (0, 8 << 30)]),
+        (2, 256, []),  # one that is not passed into this container
+    ):
+        place = tmp_path / str(node)
+        place.mkdir()
+        (place / "properties").write_text(f"cpu_cores_count 0\nsimd_count {units}\nname x\n")
+        for number, (kind, size) in enumerate(banks):
+            bank = place / "mem_banks" / str(number)
+            bank.mkdir(parents=True)
+            (bank / "properties").write_text(f"heap_type {kind}\nsize_in_bytes {size}\n")
+    assert read_amd_memory(tmp_path) == (192 << 30,)
+    assert read_amd_memory(tmp_path / "absent") == ()
 
 
 def test_hidden_gpus_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:

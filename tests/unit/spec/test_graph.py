@@ -101,7 +101,7 @@ def test_each_circle_is_told_and_what_hangs_on_it_is_not_blamed() -> None:
         node("validator", "a", ["b"]), node("validator", "b", ["a"]),
         node("validator", "c", ["d"]), node("validator", "d", ["c"]),
         node("trainer", "t", ["a"]), node("evaluator", None, ["t"]),
-        node("trainer", "bad", ["d"], backend="trl", method="qlora"),
+        node("trainer", "bad", ["d"], backend="trl", method="oft"),
     )  # fmt: skip
     assert [(reason.code, reason.node) for reason in found] == [
         ("E-SPEC-GRAPH", "b"), ("E-SPEC-GRAPH", "d"), ("R-BACKEND-SETTING", "bad"),
@@ -123,7 +123,7 @@ def test_cycles_are_disjoint() -> None:
 
 def test_resolve_raises_every_reason() -> None:
     with pytest.raises(Refused, match=r"R-PORT: The spec was refused for 2 reasons") as refused:
-        resolve(chain(node("trainer", backend="trl", method="qlora")))
+        resolve(chain(node("trainer", backend="trl", method="oft")))
     assert [reason.row for reason in refused.value.reasons] == ["port-sft", "backend-setting"]
 
 

@@ -62,7 +62,7 @@ def test_what_is_wrong_is_told(value: dict[str, Any], match: str) -> None:
     [
         ({"method": "lora", "quantization": "nf4"}, ["R-QUANTIZATION phase2.training.quantization"]),
         ({"method": "qlora", "quantization": "gguf"}, ["R-QUANTIZATION phase2.training.quantization"]),
-        ({"backend": "trl", "method": "qlora"}, ["R-BACKEND-SETTING phase2.training.method"]),
+        ({"backend": "trl", "method": "oft"}, ["R-BACKEND-SETTING phase2.training.method"]),
         ({"launch": {"strategy": "zero3", "processes": 2}}, ["R-BACKEND-SETTING phase2.training.launch.strategy"]),
         ({"engine": {"fp8": "ms-amp"}}, ["R-QUANTIZATION phase2.training.engine.fp8"]),
         ({"device": "cpu", "hyperparameters": {"precision": "fp16"}},

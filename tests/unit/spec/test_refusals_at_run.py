@@ -63,6 +63,8 @@ def test_the_file_of_a_chat_template_is_asked_about() -> None:
     [
         ("auto", {Device.CPU}, ["engine-cuda-here", "engine-cuda-here"]),
         ("auto", {Device.CPU, Device.CUDA}, []),
+        ("auto", {Device.CPU, Device.ROCM}, []),
+        ("auto", {Device.CPU, Device.MPS}, ["engine-cuda-here", "engine-cuda-here"]),
         ("cuda", {Device.CPU}, ["device-missing"]),
         ("auto", None, []),
     ],
@@ -172,7 +174,6 @@ def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
     )  # fmt: skip
     assert [(reason.node, name_of(reason)) for reason in found] == [
         ("trainer", "port-sft"),
-        ("trainer", "backend-setting"),
         ("trainer", "backend-setting"),
         ("trainer", "quant-export"),
         ("validator", "token-range"),

@@ -233,16 +233,32 @@ def test_a_shared_prompt_where_nobody_shares_it(shared: bool) -> None:
     assert trl(stage={**rewarded, "shared_prompt": shared}, hyperparameters=hyper) == []
 
 
+GPUS = "cuda and rocm"
+KERNELS = [
+    ("attention", "fa2", GPUS), ("attention", "fa3", "cuda"), ("head", "liger", GPUS), ("kernels", "liger", GPUS),
+    ("fp8", "torchao", GPUS), ("compile", True, GPUS),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize(
-    ("name", "value"), [("attention", "fa2"), ("attention", "fa3"), ("head", "liger"), ("fp8", "torchao")]
-)
-def test_kernels_of_cuda(device: str, name: str, value: str) -> None:
+@pytest.mark.parametrize(("name", "value", "written"), KERNELS)
+def test_kernels_of_gpus(device: str, name: str, value: str | bool, written: str) -> None:
     trainer = node("trainer", device=device, engine={name: value})
     (reason,) = reasons(source(), trainer)
     assert (name_of(reason), reason.field) == ("engine-cuda", f"config.engine.{name}")
-    assert reason.because == f"The kernels of `{name}: {value}` are written for CUDA, and the device is {device}."
+    word = str(value).lower()
+    assert reason.because == f"The kernels of `{name}: {word}` are written for {written}, and the device is {device}."
+    portable = {"kernels": "torch", "compile": "false"}.get(name, "auto")
+    assert reason.instead.startswith(f"Use `{name}: {portable}`")
     assert names(source(), node("trainer", backend="trl", device=device, engine={name: value})) == ["engine-unused"]
+    assert native(device="cuda", engine={name: value}) == []
+    assert native(device="rocm", engine={name: value}) == ([] if written == GPUS else ["engine-cuda"])
+
+
+def test_a_format_without_rocm_is_refused_there() -> None:
+    assert native(device="rocm", method="qlora", quantization="hqq_int4") == ["quant-device"]
+    assert native(device="rocm", method="qlora", quantization="nf4") == []
+    assert native(device="rocm", hyperparameters={"optimizer": "adamw_8bit"}) == []
 
 
 @pytest.mark.parametrize("optimizer", ["paged_adamw_8bit", "lion", "ademamix"])

@@ -296,7 +296,7 @@ def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
     found = names(
         source(),
         node("validator", min_tokens=-1),
-        node("trainer", backend="trl", method="qlora"),
+        node("trainer", backend="trl", method="oft"),
         node("trainer", "alone", ["data-source"], quantization="nf4"),
         node("evaluator"),
         node("deployer", None, ["nowhere"]),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainyard.errors import InvalidInput, Unavailable
-from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.devices import Device, Precision
 from trainyard.train.head import Head, require_head
 from trainyard.train.precision import (
     AttentionSupport,
@@ -60,7 +60,7 @@ def test_fp16_on_a_cpu_is_refused() -> None:
     [("auto", "cpu", "sdpa"), ("auto", "mps", "sdpa"), ("sdpa", "cuda", "sdpa"), ("eager", "cpu", "eager")],
 )
 def test_attention_kernel_is_chosen_with_its_reason(asked: str, device: str, name: str) -> None:
-    choice = choose_attention(asked, device, capability=(9, 0) if device == "cuda" else None)
+    choice = choose_attention(asked, Device(device), capability=(9, 0) if device == "cuda" else None)
     assert choice.name == name
     assert choice.why
 
@@ -68,7 +68,7 @@ def test_attention_kernel_is_chosen_with_its_reason(asked: str, device: str, nam
 @pytest.mark.parametrize("asked", ["fa2", "fa3"])
 def test_a_kernel_asked_for_by_name_is_never_replaced(asked: str) -> None:
     with pytest.raises(Unavailable, match=rf"E-PACKAGE-MISSING: The attention kernel {asked}.*needs a CUDA device"):
-        choose_attention(asked, "cpu")
+        choose_attention(asked, Device.CPU)
 
 
 BLOOM = AttentionSupport("BloomForCausalLM", frozenset({"eager"}))
@@ -86,24 +86,24 @@ MAMBA = AttentionSupport("MambaForCausalLM", frozenset({"eager"}), attends=False
     ],
 )
 def test_a_family_without_sdpa_is_computed_eagerly(device: str, architecture: AttentionSupport, why: str) -> None:
-    choice = choose_attention("auto", device, capability=(8, 0), architecture=architecture)
+    choice = choose_attention("auto", Device(device), capability=(8, 0), architecture=architecture)
     assert (choice.name, choice.why) == ("eager", why)
     with pytest.raises(Unavailable, match=f"E-PACKAGE-MISSING: .* sdpa was asked for, .*{why}.*attention: auto"):
-        choose_attention("sdpa", device, architecture=architecture)
+        choose_attention("sdpa", Device(device), architecture=architecture)
 
 
 def test_fp8_falls_back_only_under_auto_and_says_why() -> None:
-    assert choose_fp8("off", "cpu") is None
-    fallback = choose_fp8("auto", "cpu")
+    assert choose_fp8("off", Device.CPU) is None
+    fallback = choose_fp8("auto", Device.CPU)
     assert fallback is not None
     assert (fallback.name, fallback.why) == ("", "fp8 is off: a cpu does not multiply fp8")
-    old = choose_fp8("auto", "cuda", capability=(8, 0))
+    old = choose_fp8("auto", Device.CUDA, capability=(8, 0))
     assert old is not None
     assert "capability (8, 0) is below (8, 9)" in old.why
     with pytest.raises(Unavailable, match="E-PACKAGE-MISSING: fp8 training was asked for"):
-        choose_fp8("torchao", "cpu")
+        choose_fp8("torchao", Device.CPU)
     with pytest.raises(InvalidInput, match=r"E-PACKAGE-MISSING: MS-AMP is no longer maintained\."):
-        choose_fp8("ms-amp", "cuda", capability=(9, 0))
+        choose_fp8("ms-amp", Device.CUDA, capability=(9, 0))
 
 
 def test_only_layers_of_fitting_sizes_become_fp8() -> None:

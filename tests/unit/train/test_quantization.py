@@ -81,7 +81,7 @@ def test_a_missing_package_is_refused_with_its_install_line(format: Quantization
 def test_a_device_without_the_format_is_refused(format: Quantization) -> None:
     with pytest.raises(Unavailable, match=f"has no {format.value} on mps") as caught:
         load_config(format, "mps")
-    assert caught.value.do == "Train on cpu or cuda, or use lora without quantization."
+    assert caught.value.do == "Train on cpu, cuda or rocm, or use lora without quantization."
 
 
 @pytest.mark.parametrize("format", [Quantization.FP8, Quantization.GGUF])

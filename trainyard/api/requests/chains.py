@@ -10,16 +10,18 @@ from pydantic import Field
 from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.fields import Argument, Option
 
+ChainText = dict[str, Any]
+"""A chain or a job as a mapping, as its file has it: what a program gives in place of a file."""
 PARAMETERS = "A parameter; dots reach inside."
 PRESET = "Parameters from deployments/presets; -p wins over them."
 
 
 class CheckInput(Request):
-    files: Annotated[tuple[Path, ...], Argument("FILE")] = Field(min_length=1)
+    files: Annotated[tuple[Path | ChainText, ...], Argument("FILE")] = Field(min_length=1)
 
 
 class PlanInput(Request):
-    target: Annotated[str, Argument("TEMPLATE|FILE", is_file=True, completes="template")] = Field(
+    target: Annotated[str | ChainText, Argument("TEMPLATE|FILE", is_file=True, completes="template")] = Field(
         description="A template's name, or a chain or job file."
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
@@ -28,8 +30,8 @@ class PlanInput(Request):
 
 
 class RunInput(Request):
-    target: Annotated[str, Argument("TEMPLATE|FILE|RUN", is_file=True, completes="template or run")] = Field(
-        description="A template, a chain or job file, or an ended run."
+    target: Annotated[str | ChainText, Argument("TEMPLATE|FILE|RUN", is_file=True, completes="template or run")] = (
+        Field(description="A template, a chain or job file, or an ended run.")
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
     preset: Annotated[str | None, Option(completes="preset")] = Field(None, description=PRESET)

@@ -6,11 +6,11 @@ import gc
 from functools import cached_property, partial
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from trainyard.api.context import Context
-from trainyard.api.operations import OPERATIONS, REQUESTS, TEXTS, VERBS
-from trainyard.api.requests.fields import FieldError
+from trainyard.api.invocation import implementation_of, request_of
+from trainyard.api.operations import OPERATIONS, TEXTS
 from trainyard.inherited import keep_files_private
 from trainyard.loading import load
 from trainyard.settings import settings
@@ -40,7 +40,7 @@ def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
     Raises `FieldError` for a value that the request does not take, and what the operation raises.
     """
     keep_files_private()
-    request, implementation = request_of(name, given), load(VERBS + OPERATIONS[name].implementation)
+    request, implementation = request_of(name, given), implementation_of(name)
     gc.enable()
     progress = LateProgress()
     try:
@@ -53,14 +53,6 @@ def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
     if not getattr(result, "streamed", False):
         print(result.model_dump_json(indent=2) if as_json else render(name, result))
     return int(getattr(result, "exit_code", 0))
-
-
-def request_of(name: str, given: dict[str, Any]) -> Any:
-    try:
-        return load(REQUESTS + OPERATIONS[name].request)(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise FieldError(str(first["loc"][0]), first["msg"]) from error
 
 
 def render(name: str, result: Any) -> str:

@@ -22,11 +22,12 @@ from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
 from trainyard.api.verbs.backends import backend_table
-from trainyard.compute.gpus import physical_cores, read_gpus
+from trainyard.compute.gpus import MIB, GpuReadings, devices_here, physical_cores, read_amd_memory, read_gpus
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path
 from trainyard.errors import TrainyardError
 from trainyard.serve.targets import local
 from trainyard.settings import Settings, default_home
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.night import read_night
 from trainyard.stores.auth_string import OTHERS, auth_file
@@ -226,9 +227,13 @@ def look_at_targets(settings: Settings) -> list[Check]:
     return found
 
 
-def look_at_devices(_: Settings) -> list[Check]:
-    readings = read_gpus()
-    gpus = ", ".join(f"{gpu.name} {gpu.memory_mb} MiB" for gpu in readings.gpus) or readings.state
+def look_at_devices(_: Settings, read: Callable[[], GpuReadings] = read_gpus) -> list[Check]:
+    """Report cores and GPUs, each with the half precision that it multiplies in hardware."""
+    readings = read()
+    words = [f"{gpu.name} {gpu.memory_mb} MiB {'bf16' if gpu.native_bf16 else 'fp16'}" for gpu in readings.gpus]
+    if Device.ROCM in devices_here():
+        words += [f"AMD {size // MIB} MiB" for size in read_amd_memory()]
+    gpus = ", ".join(words) or readings.state
     return [Check(name="devices", ok=True, note=True, detail=f"{physical_cores()} CPU cores; GPU: {gpus}")]
 
 

@@ -6,10 +6,10 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from trainyard.api import graph_server
 from trainyard.api.context import Context
 from trainyard.api.requests.graph import ExportInput, GraphInput, QueryInput
 from trainyard.api.responses import Response
+from trainyard.api.verbs.serving import graph_server
 from trainyard.serve.listening import url_of
 from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.graph.remote import TOKEN_VARIABLE

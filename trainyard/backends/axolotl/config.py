@@ -35,13 +35,25 @@ class AxolotlFacts:
     first_adapter: Path | None = None
     """Folder of the weights that a new adapter begins with."""
     resume: Path | None = None
+    native_bf16: bool = True
+    """Whether the GPUs multiply bf16 in hardware."""
+
+
+def choose_precision(asked: Precision, device: str, *, native_bf16: bool) -> tuple[Precision, str]:
+    """The precision and its reason. Axolotl's own `bf16: auto` would take bf16 where it is only emulated."""
+    if asked is not Precision.AUTO:
+        return asked, "asked for"
+    if device == "cpu":
+        return Precision.FP32, "the default on cpu"
+    if native_bf16:
+        return Precision.BF16, "native on this device"
+    return Precision.FP16, "this device has no native bf16; fp16 with a loss scale instead"
 
 
 def config_of(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
     """The configuration of a job, in the order of axolotl's documentation."""
     hyper = job.config.hyperparameters
-    formats: dict[Precision, bool | str] = {Precision.FP32: False, Precision.BF16: True, Precision.AUTO: "auto"}
-    bf16 = formats[hyper.precision]
+    precision, _ = choose_precision(hyper.precision, facts.device, native_bf16=facts.native_bf16)
     value: dict[str, Any] = {
         "base_model": job.base,
         "tokenizer_config": str(facts.tokenizer),
@@ -68,8 +80,8 @@ def config_of(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
         ),
         "weight_decay": hyper.weight_decay,
         "max_grad_norm": hyper.max_grad_norm,
-        "bf16": False if facts.device == "cpu" and bf16 == "auto" else bf16,
-        "fp16": False,
+        "bf16": precision is Precision.BF16,
+        "fp16": precision is Precision.FP16,
         "tf32": False,
         "gradient_checkpointing": hyper.gradient_checkpointing,
         "attn_implementation": "sdpa",

@@ -30,6 +30,7 @@ from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.rows import TOKENS_FILE
 from trainyard.compute.child import LOG_FILE, Events
 from trainyard.compute.events import LineTail
+from trainyard.compute.gpus import read_gpus
 from trainyard.compute.supervise import last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import BackendName
@@ -47,7 +48,7 @@ STATE_FILE = "trainer_state.json"
 STEP_LINE = re.compile(rb"\{'loss':[^{}]*\}")
 CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")
 VALIDATION_S = 600
-TOOLS = ("axolotl", "torch", "transformers", "trl", "peft", "accelerate")
+TOOLS = ("axolotl", "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
 
 def train(folder: Path, events: Events) -> None:
@@ -73,6 +74,7 @@ def check(run: ExternalRun) -> None:
         modules=orjson.loads(modules.read_bytes()) if modules.is_file() else None,
         first_adapter=first if (first / names.ADAPTER_WEIGHTS).is_file() else None,
         resume=next(run.found.path.glob("checkpoint-*")) if run.found.path else None,
+        native_bf16=has_native_bf16(),
     )
     text = yaml.safe_dump(config.config_of(run.job, facts), sort_keys=False, allow_unicode=True)
     (run.folder / CONFIG_FILE).write_text(text, encoding="utf-8")
@@ -244,12 +246,14 @@ def keep(run: ExternalRun, step: int, path: Path) -> None:
 
 
 def precision(run: ExternalRun) -> dict[str, str]:
-    asked = run.job.config.hyperparameters.precision.value
-    if asked != "auto":
-        return {"precision": asked, "precision_why": "asked for"}
-    if run.device == "cpu":
-        return {"precision": "fp32", "precision_why": "the default on cpu"}
-    return {"precision": "bf16", "precision_why": "axolotl's `bf16: auto`"}
+    asked = run.job.config.hyperparameters.precision
+    chosen, why = config.choose_precision(asked, run.device, native_bf16=has_native_bf16())
+    return {"precision": chosen.value, "precision_why": why}
+
+
+def has_native_bf16() -> bool:
+    """Whether every GPU here multiplies bf16 in hardware."""
+    return all(gpu.native_bf16 for gpu in read_gpus().gpus)
 
 
 def losses(output: Path) -> list[list[float]]:

@@ -189,7 +189,10 @@ def run_tool(run: ExternalRun, tool: ExternalTool) -> None:
 
 
 def pick_device(asked: Device, backend: BackendName, here: Sequence[Device]) -> str:
-    """The device asked for, or the first one `here` that the backend takes. Raises `InvalidInput` (`E-DEVICE`)."""
+    """torch's name of the device asked for, or of the first one `here` that the backend takes.
+
+    Raises `InvalidInput` (`E-DEVICE`).
+    """
     taken = backend.facts.devices
     usable = [device.value for device in here if device in taken]
     if not usable or (asked is not Device.AUTO and asked.value not in usable):
@@ -199,7 +202,7 @@ def pick_device(asked: Device, backend: BackendName, here: Sequence[Device]) -> 
             do="Use device: auto, which takes what is here.",
             code="E-DEVICE",
         )
-    return usable[0] if asked is Device.AUTO else asked.value
+    return Device(usable[0] if asked is Device.AUTO else asked).facts.torch_type
 
 
 def run_helper(module: list[str], folder: Path, what: str, events: Events | None) -> None:

@@ -29,6 +29,7 @@ from trainyard.spec.axes.stages import DistillSettings
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
+from trainyard.spec.packages import LIGER
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.batching import Cut, Feed, choose_cut, make_plan, sound_cut
 from trainyard.train.evaluation.rounds import HeldOut, prompt_of
@@ -42,10 +43,20 @@ from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import SharedSession
 from trainyard.train.parallel.strategies import STRATEGIES
 from trainyard.train.parallel.team import Team
-from trainyard.train.precision import KernelChoice, PrecisionChoice, choose_attention, choose_fp8, convert_to_fp8
+from trainyard.train.precision import (
+    KernelChoice,
+    PrecisionChoice,
+    accelerator_of,
+    choose_attention,
+    choose_fp8,
+    compile_blocks,
+    convert_to_fp8,
+    fuse_blocks,
+)
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
 from trainyard.train.served_teacher import ServedTeacher
+from trainyard.train.session.determinism import refusal_of
 from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import Session, TrainState
 from trainyard.train.stages.contract import Scores, StageSpec
@@ -144,8 +155,33 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
             each.reference = reference_scores(session, each)
         session.drop_reference()
         policy.reference = None  # a second model in memory has done its work
+    if device == Device.CUDA and team is None:
+        settle_kernels(session, feed, policy, events)
     events.emit("prepared", rows=len(examples), seconds=round(by_rows_s + time.perf_counter() - began, 3))
     return NativeRun(job, device, prepared, policy, feed, cut, total, precision, session, SavedProgress(), held_out)
+
+
+def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events) -> None:
+    """Compute every step with deterministic kernels alone, unless the first one shows that the model has others.
+
+    The step leaves no trace but its time: no gradient, and no random number. A stage that draws completions is left as
+    it is: its batches are whole only inside a step.
+    """
+    if feed.stage.draw is not None:
+        policy.facts["deterministic"] = f"not looked for with stage {feed.stage.facts.word}, which draws completions"
+        return
+
+    def step() -> None:
+        session.engine.strict = True
+        session.backward(session.forward(feed.batch(feed.plan.steps(0)[0][0])).forward_id, measure=False)
+
+    before = session.snapshot()
+    refused = refusal_of(step)
+    session.restore(replace(before, parts={"random": before.parts["random"]}))
+    session.engine.strict = not refused
+    policy.facts["deterministic"] = refused or "every kernel of a step"
+    if refused:
+        events.emit("warning", text=f"A resumed run may differ in its last bits: {refused}")
 
 
 def keep_layout(folder: Path, cut: Cut) -> Cut:
@@ -209,9 +245,9 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     config = job.config
     set_seed(config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
     policy = build(policy_request(job, device), with_reference=config.stage.needs_reference)
-    if job.teacher is not None:
+    if job.teacher_folder is not None:
         require_other_teacher(job)
-        teacher = load_teacher(job.teacher, tokenizer, device, config.hyperparameters.precision)
+        teacher = load_teacher(job.teacher_folder, tokenizer, device, config.hyperparameters.precision)
         policy.reference = partial(frozen_context, teacher)
         events.emit(
             "teacher", text=f"the teacher {config.stage.teacher_model} has {teacher.num_parameters():,} weights"
@@ -221,13 +257,20 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         key = os.environ.get(server.api_key_env) if server.api_key_env else None
         policy.reference = ServedTeacher(server.base_url, server.model, config.stage.likeliest, tokenizer, key)
         events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
-    for warning in [*advice(config, Device(device)), *policy.warnings]:
+    for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
         events.emit("warning", text=warning)
-    if fp8 := choose_fp8(config.engine.fp8, device, capability=capability(device)):
+    if config.engine.kernels == "liger":
+        policy.facts["kernels"] = fuse_blocks(policy.model, device)
+    if "liger" in (config.engine.kernels, config.engine.head):
+        policy.packages.append(LIGER.name)
+    if fp8 := choose_fp8(config.engine.fp8, accelerator_of(device), capability=capability(device)):
         events.emit("fp8", used=bool(fp8.name), text=fp8.why)
         policy.facts["fp8"] = fp8.why
         if fp8.name:
             convert_to_fp8(policy.model)
+            policy.packages.append(fp8.name)
+    if config.engine.compile:
+        policy.facts["compiled_blocks"] = compile_blocks(policy.model, device)
     return policy
 
 
@@ -303,7 +346,8 @@ def attention_of(job: TrainingJob, device: str) -> KernelChoice:
     """The attention kernel of a job's base on a device, and why."""
     architecture = architecture_of(job.base, STAGES[job.config.stage.type].head)
     asked, masked = job.config.engine.attention, job.config.stage.asks_shared is True
-    return choose_attention(asked, device, capability=capability(device), architecture=architecture, flash=not masked)
+    kind, found = accelerator_of(device), capability(device)
+    return choose_attention(asked, kind, capability=found, architecture=architecture, flash=not masked)
 
 
 def capability(device: str) -> tuple[int, int] | None:

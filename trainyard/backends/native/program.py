@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import peft
 import torch
-import transformers
 from transformers import AutoConfig
 
 from trainyard.backends import frame
@@ -35,7 +33,6 @@ from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import Corrupt
 from trainyard.spec.axes.data import Port
-from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.estimate.shape import ModelShape
@@ -53,6 +50,7 @@ from trainyard.train.methods.table import save as save_policy
 from trainyard.train.optimizers import optimizer_facts
 from trainyard.train.parallel.session import PEERS
 from trainyard.train.parallel.team import Team
+from trainyard.train.precision import accelerator_of
 from trainyard.train.reporting.reporting import Reporting, memory_bytes, reporting
 from trainyard.train.reporting.trackers import TrackedRun
 from trainyard.train.resume.mirror import find_step
@@ -91,8 +89,8 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
         choice = choose_knobs(
             shape,
             job.config,
-            free_bytes(Device(device)),
-            Device(device),
+            free_bytes(accelerator_of(device)),
+            accelerator_of(device),
             rungs=(job.config.method.type,),
             teacher=teacher_shape(job),
         )
@@ -106,9 +104,9 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
 
 def teacher_shape(job: TrainingJob) -> ModelShape | None:
     """The shape of the frozen model that is loaded too, if there is one."""
-    if job.teacher is None:
+    if job.teacher_folder is None:
         return None
-    return ModelShape.from_config(AutoConfig.from_pretrained(job.teacher, trust_remote_code=False).to_dict())
+    return ModelShape.from_config(AutoConfig.from_pretrained(job.teacher_folder, trust_remote_code=False).to_dict())
 
 
 def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
@@ -231,6 +229,9 @@ def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str
         here["config"] = snapshot.identity["config"]
     for difference in require_same(snapshot, here):
         events.emit("warning", text=f"Since the checkpoint was made: {difference}. The bits may differ.")
+    if run.job.config.engine.compile:
+        text = "Blocks are compiled for the first batch that a process has. The bits of this run may differ."
+        events.emit("warning", text=text)
     run.session.restore(replace(snapshot, parts={k: v for k, v in snapshot.parts.items() if k not in dropped}))
     if "progress" not in dropped:
         run.progress = SavedProgress.from_values(values["progress"])
@@ -271,7 +272,7 @@ def begin_facts(run: NativeRun) -> dict[str, Any]:
     return {
         "total_steps": run.total_steps,
         "total_epochs": round(run.total_steps / run.feed.plan.steps_per_epoch, 4),
-        "device": run.device,
+        "device": accelerator_of(run.device).value,
         "threads": torch.get_num_threads(),
         "precision": run.precision.precision.value,
         "precision_why": run.precision.why,
@@ -281,6 +282,7 @@ def begin_facts(run: NativeRun) -> dict[str, Any]:
         "padding_ratio": round(run.feed.plan.padding_ratio(), 4),
         **({"shared_prompt": run.cut.shared, "shared_prompt_why": run.cut.shared_why} if run.cut.shared_why else {}),
         "head": run.session.engine.head.value,
+        "kernels": run.job.config.engine.kernels,
         "attention": str(run.policy.model.config._attn_implementation),
         "attention_why": attention_of(run.job, run.device).why,
     }
@@ -313,7 +315,7 @@ def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
         "launch": run.session.parallelism.layout,
         "seconds": round(seconds, 3),
-        "versions": {module.__name__: module.__version__ for module in (torch, transformers, peft)},
+        "versions": frame.library_versions(run.job.config, "torch", "transformers", "peft", *run.policy.packages),
     }
 
 

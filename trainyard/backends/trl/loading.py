@@ -24,24 +24,26 @@ from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.train.bases.positions import position_options
 from trainyard.train.bases.vocabulary import add_tokens, grow_vocabulary
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
-from trainyard.train.methods.contract import Head
+from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.methods.loading import load_model, require_same_base
 from trainyard.train.methods.lora import TASKS, adapter_shape, targets
-from trainyard.train.precision import native_bf16
+from trainyard.train.methods.qlora import load_quantised
+from trainyard.train.precision import accelerator_of, frozen_dtype
 
 
 def pick_device(asked: Device) -> str:
-    """cuda, then mps, then cpu; or the one asked for. Raises `E-DEVICE` when that one is not here."""
+    """torch's name of a GPU, then mps, then cpu; or of the one asked for. Raises `E-DEVICE` when that is not here."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if asked is Device.AUTO:
         return next(name for name, present in here.items() if present)
-    if not here[asked.value]:
+    found = asked.facts.torch_type
+    if not here[found] or accelerator_of(found) is not asked:
         raise InvalidInput(
             f"The device {asked.value!r} was asked for, and this machine has none.",
             do="Use device: auto, which takes what is here.",
             code="E-DEVICE",
         )
-    return asked.value
+    return found
 
 
 def load_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
@@ -77,25 +79,41 @@ def head_of(job: TrainingJob) -> Head:
 
 
 def load_base(job: TrainingJob, device: str) -> Any:
-    """The base in float32; in bfloat16 where it stays frozen on a GPU that computes in it.
+    """The base in float32, or in the half precision that a GPU computes in where it stays frozen.
 
-    The score of a reward model is new: its first weights are drawn here.
+    A quantised base is loaded as the native engine loads it, on its device. The score of a reward model is new: its
+    first weights are drawn here.
     """
-    frozen = job.config.method.type is not Method.FULL
-    dtype = torch.bfloat16 if frozen and device == "cuda" and native_bf16("cuda") else torch.float32
+    if job.config.base_format:
+        return load_quantised(policy_request(job, device), job.base)
+    moves = job.config.method.type is Method.FULL
+    dtype = torch.float32 if moves else frozen_dtype(device, job.config.hyperparameters.precision)
     options = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
     model = load_model(job.base, head_of(job), {**options, **position_options(job.base, job.config.rope)})
     return grow_vocabulary(model, job.base, job.config.added_tokens)
 
 
-def with_adapter(model: Any, job: TrainingJob) -> Any:
+def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
+    """What the model is made from, in the words of the native engine."""
+    adapter = Path(job.adapter) if job.adapter else None
+    return PolicyRequest(job.config, job.base, head_of(job), device, job.base_sha256, adapter)
+
+
+def make_model(job: TrainingJob, device: str) -> Any:
+    """The model that is trained, on its device."""
+    if job.config.base_format:
+        return with_adapter(load_base(job, device), job, device)
+    return with_adapter(load_base(job, device), job).to(device)
+
+
+def with_adapter(model: Any, job: TrainingJob, device: str = "cpu") -> Any:
     """The model that is trained: with a new adapter, with the earlier one, or as it is (full)."""
     if job.config.method.type is Method.FULL:
         return model
     if job.adapter is not None:
         folder = Path(job.adapter)
         require_same_base(folder, job.base_sha256, job.node or None)
-        return load_adapter(model, folder, read_config(folder, head_of(job), trainable=True), NEW, "cpu")
+        return load_adapter(model, folder, read_config(folder, head_of(job), trainable=True), NEW, device)
     torch.manual_seed(job.config.hyperparameters.seed)  # a new score has drawn before
     config = adapter_shape(job.config, TASKS[head_of(job)], targets(model, adapter_settings(job.config.method)))
     return inject(model, config, NEW)

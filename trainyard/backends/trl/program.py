@@ -15,11 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import accelerate
-import peft
 import torch
 import transformers
-import trl
 from transformers import PrinterCallback, set_seed
 
 from trainyard.backends import frame
@@ -28,7 +25,14 @@ from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, log_re
 from trainyard.backends.trl.arguments import common_arguments
 from trainyard.backends.trl.data import PreparedRun, prepare, sequence
 from trainyard.backends.trl.distributed import is_sharded, join_ranks, layout_of, shared_model, sync_value
-from trainyard.backends.trl.loading import config_facts, head_of, load_base, pick_device, template_sha256, with_adapter
+from trainyard.backends.trl.loading import (
+    config_facts,
+    head_of,
+    make_model,
+    pick_device,
+    policy_request,
+    template_sha256,
+)
 from trainyard.backends.trl.stages import STAGES
 from trainyard.backends.trl.trainer import CommittedCheckpoints, LossCurve, TrlCallback
 from trainyard.compute.child import Events, Stopped
@@ -38,10 +42,9 @@ from trainyard.spec.axes.strategies import Strategy
 from trainyard.train.bases.initialization import initialize_adapter
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space
 from trainyard.train.methods.adapters import write_difference
-from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import lineage
 from trainyard.train.parallel.team import Team
-from trainyard.train.precision import PrecisionChoice
+from trainyard.train.precision import PrecisionChoice, accelerator_of
 
 
 def train(folder: Path, events: Events) -> None:
@@ -65,8 +68,8 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     prepared = prepare(job, device, events)
     frame.require_not_stopped(sync_value(team, events.stop_requested()))
     set_seed(job.config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
-    model = shared_model(job, found.path) if is_sharded(job) else with_adapter(load_base(job, device), job).to(device)
-    initial = initialize_adapter(model, origin(prepared)) if job.adapter is None else None
+    model = shared_model(job, found.path) if is_sharded(job) else make_model(job, device)
+    initial = initialize_adapter(model, policy_request(job, device)) if job.adapter is None else None
     step = middle_step(prepared, model)
     choice = frame.decide_precision(job, device, folder, step, partial(sync_value, team))
     trainer = build_trainer(prepared, model, folder, choice.precision)
@@ -121,7 +124,11 @@ def build_trainer(
     """TRL's trainer for the stage, with our order of rows."""
     job = prepared.job
     common = common_arguments(job, prepared.length, folder / CHECKPOINT_FOLDER, prepared.device, precision)
+    unrounded = {name: value.data for name, value in model.named_parameters() if value.requires_grad}
     trainer = STAGES[job.config.stage.type](prepared, model, common)
+    if job.config.base_format:  # TRL has rounded the adapter to bf16; it is trained in float32, as everywhere
+        for name, data in unrounded.items():
+            model.get_parameter(name).data = data
     trainer.lengths = [len(sequence(example)) for example in prepared.examples]
     trainer.count_batches()
     trainer.remove_callback(PrinterCallback)
@@ -132,7 +139,7 @@ def begin_facts(prepared: PreparedRun, choice: PrecisionChoice) -> dict[str, Any
     return {
         "total_steps": prepared.length.total_steps,
         "total_epochs": round(prepared.length.epochs, 4),
-        "device": prepared.device,
+        "device": accelerator_of(prepared.device).value,
         "threads": torch.get_num_threads(),
         "precision": choice.precision.value,
         "precision_why": choice.why,
@@ -149,7 +156,7 @@ def training_record(
         "chat_template_sha256": template_sha256(prepared.tokenizer),
         "renderer": choose_template("auto", str(prepared.tokenizer.chat_template)).spec.name,
         "lora": config_facts(trainer.model.peft_config["default"], job) if job.config.method.facts.adapter else None,
-        "lineage": lineage(origin(prepared)),
+        "lineage": lineage(policy_request(job, prepared.device)),
         **trainer.counted().record(prepared.ledger),
         "steps": trainer.state.global_step,
         "epochs": prepared.length.epochs,
@@ -157,15 +164,8 @@ def training_record(
         **trainer.facts(),
         "seconds": round(seconds, 3),
         "launch": layout_of(job),
-        "versions": {module.__name__: module.__version__ for module in (torch, transformers, trl, peft, accelerate)},
+        "versions": frame.library_versions(job.config, "torch", "transformers", "trl", "peft", "accelerate"),
     }
-
-
-def origin(prepared: PreparedRun) -> PolicyRequest:
-    """What the model was made from, in the words of the native engine."""
-    job = prepared.job
-    adapter = Path(job.adapter) if job.adapter else None
-    return PolicyRequest(job.config, job.base, head_of(job), prepared.device, job.base_sha256, adapter)
 
 
 def hand_over(trainer: CommittedCheckpoints, prepared: PreparedRun, folder: Path, record: dict[str, Any]) -> None:

@@ -33,7 +33,6 @@ IN_TRANSFORMERS = {
     **as_named(Optimizer.PAGED_ADAMW_8BIT, Optimizer.ADAFACTOR),
     **{Optimizer.LION: "lion_32bit", Optimizer.ADEMAMIX: "ademamix"},
 }
-IN_BFLOAT = (Precision.AUTO, Precision.FP32, Precision.BF16)
 PAIRWISE = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
 CPU_AND_CUDA = (Device.CPU, Device.CUDA)
 ALONE = (Strategy.SINGLE,)
@@ -95,7 +94,7 @@ class BackendName(AxisValue):
     TRL = BackendFacts(
         "trl",
         stages=(Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD, Stage.GRPO),
-        methods=(Method.LORA, Method.DORA, Method.FULL),
+        methods=(Method.LORA, Method.QLORA, Method.DORA, Method.FULL),
         optimizers=IN_TRANSFORMERS,
         schedules={
             **as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
@@ -104,7 +103,7 @@ class BackendName(AxisValue):
         },
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.FSDP, Strategy.FSDP_HYBRID),
         settings={
-            "quantization": (None,),
+            "quantization": (None, Quantization.NF4, Quantization.FP4, Quantization.INT8),
             "stage.loss": PAIRWISE,
             "stage.centering": (0.0,),
             "launch.launcher": ("auto", "torchrun", "accelerate"),
@@ -131,11 +130,12 @@ class BackendName(AxisValue):
         schedules=BY_STEP,
         settings={
             "quantization": (None, Quantization.NF4),
-            "hyperparameters.precision": IN_BFLOAT,
+            "hyperparameters.precision": (Precision.AUTO, Precision.FP32, Precision.BF16),
             "method.modules_to_save": ((),),
         },
         default_only=("eval", *OF_OUR_ENGINE),
         cuda_methods=(Method.QLORA,),
+        why={"fp16": "it takes bf16 instead where the device has it"},
     )
     AXOLOTL = BackendFacts(
         "axolotl",
@@ -149,7 +149,6 @@ class BackendName(AxisValue):
         },
         settings={
             "quantization": (None, Quantization.NF4),
-            "hyperparameters.precision": IN_BFLOAT,
             "stage.loss": PAIRWISE,
             "stage.centering": (0.0,),
         },
@@ -167,7 +166,6 @@ class BackendName(AxisValue):
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3),
         settings={
             "quantization": (None,),
-            "hyperparameters.precision": IN_BFLOAT,
             "launch.launcher": ("auto", "torchrun", "deepspeed"),
         },
         default_only=("eval", *OF_OUR_ENGINE),

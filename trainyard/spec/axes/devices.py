@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,22 +13,40 @@ from trainyard.spec.axes.axis import AxisValue, Facts
 class DeviceFacts(Facts):
     """One device."""
 
+    torch_type: str
+    """What torch calls it; its ROCm builds call an AMD GPU `cuda` (docs.pytorch.org/docs/stable/notes/hip.html)."""
     context_gib: float = 0.45
     """Memory of the libraries and the device's context, before there is a model."""
+    fp8_capability: tuple[int, int] | None = None
+    """First capability whose GPUs multiply fp8, as torch counts it: on ROCm, where it is the number of the gfx
+    architecture, MI300 (pytorch/torchtitan#3760). None for no fp8."""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether frozen weights are kept in half precision there, in memory of its own."""
+        return self.torch_type == "cuda"
 
 
 class Device(AxisValue):
-    """Where a job computes; `auto` takes CUDA, then Apple's MPS, then the CPU, and records which."""
+    """Where a job computes; `auto` takes CUDA, then ROCm, then Apple's MPS, then the CPU, and records which."""
 
     facts: DeviceFacts
 
-    AUTO = DeviceFacts("auto")
-    CPU = DeviceFacts("cpu")
-    CUDA = DeviceFacts("cuda", context_gib=0.8)
-    MPS = DeviceFacts("mps")
+    AUTO = DeviceFacts("auto", torch_type="")
+    CPU = DeviceFacts("cpu", torch_type="cpu")
+    CUDA = DeviceFacts("cuda", torch_type="cuda", context_gib=0.8, fp8_capability=(8, 9))
+    ROCM = DeviceFacts("rocm", torch_type="cuda", context_gib=0.8, fp8_capability=(9, 4))
+    MPS = DeviceFacts("mps", torch_type="mps")
 
 
-EVERY_DEVICE = (Device.CPU, Device.CUDA, Device.MPS)
+EVERY_DEVICE = (Device.CPU, Device.CUDA, Device.ROCM, Device.MPS)
+CPU_AND_GPUS = (Device.CPU, Device.CUDA, Device.ROCM)
+
+
+def one_of(devices: Sequence[Device]) -> str:
+    """`cpu, cuda or rocm`."""
+    *others, last = devices
+    return f"{', '.join(others)} or {last}" if others else str(last)
 
 
 class Precision(StrEnum):

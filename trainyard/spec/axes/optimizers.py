@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.spec.axes.axis import AxisValue, Facts
-from trainyard.spec.axes.devices import EVERY_DEVICE, Device
+from trainyard.spec.axes.devices import CPU_AND_GPUS, EVERY_DEVICE, Device
 from trainyard.spec.packages import BITSANDBYTES, GALORE, SCHEDULE_FREE, TORCH, TRANSFORMERS, Package
 
 
@@ -40,7 +40,7 @@ class Optimizer(AxisValue):
         "adamw_8bit",
         why="A quarter of AdamW's states (arXiv 2110.02861).",
         package=BITSANDBYTES,
-        devices=(Device.CPU, Device.CUDA),
+        devices=CPU_AND_GPUS,
         trains="all weights; states of 8 bit for tensors of 4096 elements and more",
         state_bytes=2,
         whole_tensors=True,
@@ -49,7 +49,7 @@ class Optimizer(AxisValue):
         "paged_adamw_8bit",
         why="As adamw_8bit, with states that spill into the host's memory at a peak (arXiv 2305.14314).",
         package=BITSANDBYTES,
-        devices=(Device.CPU, Device.CUDA),
+        devices=CPU_AND_GPUS,
         trains="as adamw_8bit",
         state_bytes=2,
         whole_tensors=True,
@@ -66,7 +66,7 @@ class Optimizer(AxisValue):
         "lion",
         why="One state, steps of one size (arXiv 2302.06675): a third to a tenth of AdamW's learning rate.",
         package=BITSANDBYTES,
-        devices=(Device.CPU, Device.CUDA),
+        devices=CPU_AND_GPUS,
         state_bytes=4,
     )
     MUON = OptimizerFacts(
@@ -93,6 +93,6 @@ class Optimizer(AxisValue):
         "ademamix",
         why="A second, slow average that remembers ten thousand steps (arXiv 2409.03137): long runs.",
         package=BITSANDBYTES,
-        devices=(Device.CPU, Device.CUDA),
+        devices=CPU_AND_GPUS,
         state_bytes=12,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainyard.spec.axes.axis import AxisValue, Facts
-from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.devices import CPU_AND_GPUS, Device
 from trainyard.spec.packages import BITSANDBYTES, GGUF, GPTQMODEL, HQQ, TORCHAO, Package
 
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
@@ -33,7 +33,9 @@ class QuantizationFacts(Facts):
     """Whether it is made from sample texts: such a base is loaded as somebody quantised it, not quantised here."""
     mergeable: bool = True
     """Whether an adapter trained through it can be merged: the same base has to exist in full precision."""
-    devices: tuple[Device, ...] = (Device.CPU, Device.CUDA)
+    devices: tuple[Device, ...] = CPU_AND_GPUS
+    """Where its package documents that it computes. ROCm: bitsandbytes 0.50 (installation guide), gptqmodel 7.6 (its
+    README), torchao (pytorch/ao#4131). hqq documents none."""
 
 
 class Quantization(AxisValue):
@@ -57,6 +59,7 @@ class Quantization(AxisValue):
         "hqq_int4",
         package=HQQ,
         note="transformers 5.23 cannot load it: the base is loaded whole and converted layer by layer.",
+        devices=(Device.CPU, Device.CUDA),
         bits=4 + 2 * 32 / 64,
     )
     TORCHAO_INT8 = QuantizationFacts("torchao_int8", package=TORCHAO, note="Weights only, one scale a row.", bits=8.0)

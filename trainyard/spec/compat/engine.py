@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.devices import EVERY_DEVICE, Device
+from trainyard.spec.axes.devices import EVERY_DEVICE, Device, one_of
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
@@ -20,9 +21,19 @@ from trainyard.spec.training import (
     TrainerConfig,
 )
 
-CUDA_ONLY = {"attention": ("fa3", "fa2"), "head": ("liger",), "fp8": ("torchao",)}
-"""Setting of the engine -> values whose kernels are written for CUDA."""
-WITHOUT_CUDA = (Device.CPU, Device.MPS)
+GPUS = (Device.CUDA, Device.ROCM)
+KERNEL_DEVICES: dict[str, dict[Any, tuple[Device, ...]]] = {
+    "attention": {"fa3": (Device.CUDA,), "fa2": GPUS},
+    "head": {"liger": GPUS},
+    "kernels": {"liger": GPUS},
+    "compile": {True: GPUS},
+    "fp8": {"torchao": GPUS},
+}
+"""Setting of the engine -> value -> devices that its kernels are written for. FlashAttention 3 is for Hopper; the ROCm
+builds of flash-attention 2 and Liger (since 0.4.0) are in their READMEs, torchao's float8 in pytorch/ao#4131. On a CPU
+a compiled step was not worth its compilation (docs/log.md)."""
+PORTABLE = {"kernels": "torch", "compile": "false"}
+"""Setting -> the value that every device has, where that is not `auto`."""
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 """Cloud Storage's rule for the name of a bucket."""
@@ -137,10 +148,19 @@ def shares_prompts(config: TrainerConfig) -> bool:
     return config.stage.asks_shared is True
 
 
-def needs_cuda(config: TrainerConfig) -> Match:
-    """Each setting of the engine that asks for a kernel of CUDA."""
-    given = {name: getattr(config.engine, name) for name in CUDA_ONLY}
-    return [{"name": name, "value": value} for name, value in given.items() if value in CUDA_ONLY[name]]
+def unfit_kernels(config: TrainerConfig, device: Device) -> Match:
+    """Each setting of the engine that asks for a kernel which is not written for a device."""
+    given = {name: getattr(config.engine, name) for name in KERNEL_DEVICES}
+    return [
+        {
+            "name": name,
+            "value": str(value).lower(),
+            "written": " and ".join(devices),
+            "instead": PORTABLE.get(name, "auto"),
+        }
+        for name, value in given.items()
+        if device not in (devices := KERNEL_DEVICES[name].get(value, EVERY_DEVICE))
+    ]
 
 
 def outside_devices(asked: Callable[[TrainerConfig], Optimizer | Quantization | None]) -> When:
@@ -149,15 +169,14 @@ def outside_devices(asked: Callable[[TrainerConfig], Optimizer | Quantization | 
     def when(config: TrainerConfig, _: NodeView) -> Match:
         value = asked(config)
         devices = value.facts.devices if value else EVERY_DEVICE
-        return config.device not in (Device.AUTO, *devices) and {"value": value, "here": " or ".join(devices)}
+        return config.device not in (Device.AUTO, *devices) and {"value": value, "here": one_of(devices)}
 
     return when
 
 
 def trained_through(config: TrainerConfig) -> Quantization | None:
     """The format of the base that qlora trains through; None where no adapter can be trained through it."""
-    format = config.quantization or Quantization.NF4
-    return format if config.method.type is Method.QLORA and format.facts.trains else None
+    return config.base_format if config.base_format and config.base_format.facts.trains else None
 
 
 ENGINE_ROWS = (
@@ -196,15 +215,15 @@ ENGINE_ROWS = (
     ),
     Row(
         "shared-prompt-kernel", "R-BATCH", "trainer", "config.engine.attention",
-        on_native(lambda config: shares_prompts(config) and config.engine.attention in CUDA_ONLY["attention"]),
+        on_native(lambda config: shares_prompts(config) and config.engine.attention in KERNEL_DEVICES["attention"]),
         "Answers that share a prompt are kept apart by a mask, which {config.engine.attention} does not take.",
         "Use `attention: auto` or `sdpa`, or `shared_prompt: auto`.",
     ),
     Row(
         "engine-cuda", "R-DEVICE", "trainer", "config.engine.{name}",
-        on_native(lambda config: config.device in WITHOUT_CUDA and needs_cuda(config)),
-        "The kernels of `{name}: {value}` are written for CUDA, and the device is {config.device}.",
-        "Use `{name}: auto`, which takes and records what the device has.",
+        on_native(lambda config: config.device is not Device.AUTO and unfit_kernels(config, config.device)),
+        "The kernels of `{name}: {value}` are written for {written}, and the device is {config.device}.",
+        "Use `{name}: {instead}`, which takes what the device has.",
     ),
     Row(
         "fp8-msamp", "R-QUANTIZATION", "trainer", "config.engine.fp8",
@@ -217,6 +236,18 @@ ENGINE_ROWS = (
         on_native(lambda config: config.engine.fp8 in ("auto", "torchao") and config.method.type is Method.QLORA),
         "The base of qlora is in 4 or 8 bits already and cannot be multiplied in fp8.",
         "Remove `fp8`, or use method lora.",
+    ),
+    Row(
+        "compile-quantised", "R-QUANTIZATION", "trainer", "config.engine.compile",
+        on_native(lambda config: config.engine.compile and config.base_format is not None),
+        "The layers of a base in {config.base_format} are kernels of their package, which torch.compile does not fuse.",
+        "Remove `compile`, or use method lora.",
+    ),
+    Row(
+        "compile-alone", "R-LAUNCH", "trainer", "config.engine.compile",
+        on_native(lambda config: config.engine.compile and config.launch.strategy is not Strategy.SINGLE),
+        "Compiled blocks have been tried in one process only, and strategy {config.launch.strategy} hooks into them.",
+        "Remove `compile`, or use strategy single.",
     ),
     Row(
         "mirror-store", "R-MIRROR", "trainer", "config.engine.mirror", on_native(has_no_store),

@@ -173,7 +173,7 @@ def merges_nothing(target: Target, trainer: TrainerConfig) -> Match:
     return target.merged is not None and not trainer.method.facts.adapter
 
 
-def several_registries(config: DeployerConfig, _: NodeView) -> Match:
+def repeated_registries(config: DeployerConfig, _: NodeView) -> Match:
     """Each registry target but the last one, where one wants a merged model: the registry is one target."""
     listed_ones = [index for index, target in enumerate(config.targets) if target.type is TargetType.REGISTRY]
     wanted = any(config.targets[index].merged for index in listed_ones)
@@ -298,7 +298,7 @@ DEPLOYER_ROWS = (
         "Leave merged out, or use target registry, llama_server (gguf) or mlx (safetensors).",
     ),
     Row(
-        "target-merged-twice", "R-TARGET", "deployer", "config.targets.{index}.merged", several_registries,
+        "target-merged-twice", "R-TARGET", "deployer", "config.targets.{index}.merged", repeated_registries,
         "The registry is listed again further down, and keeps one merged model of a version.",
         "List it once; `trainyard adapters merge` writes the model in the other format, too.",
     ),

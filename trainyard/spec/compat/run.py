@@ -12,11 +12,11 @@ from trainyard.spec.axes.data import GeneratorKind
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, fill, listed
-from trainyard.spec.compat.engine import needs_cuda
+from trainyard.spec.compat.engine import GPUS, unfit_kernels
 from trainyard.spec.compat.evaluator_deployer import each_target
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
-from trainyard.spec.packages import GCS, Package
+from trainyard.spec.packages import GCS, LIGER, Package
 from trainyard.spec.training import TrainerConfig
 
 
@@ -110,10 +110,11 @@ def computes_on_cpu(config: TrainerConfig, at: NodeView) -> bool:
     return config.device is Device.AUTO and at.facts.devices is not None and not at.facts.devices - {Device.CPU}
 
 
-def takes_no_cuda(config: TrainerConfig, at: NodeView) -> Match:
-    """The settings that need CUDA, where the device that `auto` takes has none."""
+def unfit_kernels_here(config: TrainerConfig, at: NodeView) -> Match:
+    """The settings that ask for a kernel which is not written for the device that `auto` takes."""
     native = config.backend is BackendName.NATIVE and config.device is Device.AUTO
-    return native and lacks_device(Device.CUDA, at) and needs_cuda(config)
+    device = next((one for one in (*GPUS, Device.MPS) if not lacks_device(one, at)), Device.CPU)
+    return native and at.facts.devices is not None and unfit_kernels(config, device)
 
 
 def no_package(config: TrainerConfig, at: NodeView) -> Match:
@@ -124,6 +125,8 @@ def no_package(config: TrainerConfig, at: NodeView) -> Match:
     optimizer, format = config.hyperparameters.optimizer, config.quantization
     wanted = [("hyperparameters.optimizer", optimizer.value, optimizer.facts.package)]
     wanted += [("quantization", format.value, format.facts.package)] if format else []
+    asks_liger = next((name for name in ("head", "kernels") if getattr(config.engine, name) == "liger"), None)
+    wanted += [(f"engine.{asks_liger}", "liger", LIGER)] if asks_liger else []
     mirror = config.engine.mirror or ""
     wanted += [("engine.mirror", mirror, GCS)] if urlsplit(mirror).scheme == "gs" else []
     wanted += [("engine.trackers", name, Package((name,), name)) for name in config.engine.trackers]  # named as it is
@@ -285,9 +288,9 @@ RUN_ROWS = (
         "Use precision auto, bf16 or fp32.", scope="run",
     ),
     Row(
-        "engine-cuda-here", "R-DEVICE", "trainer", "config.engine.{name}", takes_no_cuda,
-        "The kernels of `{name}: {value}` are written for CUDA, and this machine has no such device.",
-        "Use `{name}: auto`, which takes and records what the device has.", scope="run",
+        "engine-cuda-here", "R-DEVICE", "trainer", "config.engine.{name}", unfit_kernels_here,
+        "The kernels of `{name}: {value}` are written for {written}, and this machine has no such device.",
+        "Use `{name}: {instead}`, which takes what the device has.", scope="run",
     ),
     Row(
         "target-down", "R-TARGET-DOWN", "deployer", "config.targets.{index}.type",

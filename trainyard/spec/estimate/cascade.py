@@ -27,7 +27,9 @@ from trainyard.spec.training import TrainerConfig, default_learning_rate, resolv
 SAFETY = 1.1
 """What is estimated has to fit this many times: an estimate is not a measurement, and other programs grow."""
 PLAIN_ADAPTERS = tuple(method for method in Method if method.facts.adapter and not method.facts.quantised)
-EIGHT_BIT = {Device.CUDA: Optimizer.PAGED_ADAMW_8BIT, Device.CPU: Optimizer.ADAMW_8BIT}
+EIGHT_BIT = {
+    Device.CUDA: Optimizer.PAGED_ADAMW_8BIT, Device.ROCM: Optimizer.ADAMW_8BIT, Device.CPU: Optimizer.ADAMW_8BIT
+}  # fmt: skip
 """Device -> the 8-bit twin of adamw there; paged states can leave the GPU when it is full."""
 SMALLER = "micro-batches of"
 

@@ -39,7 +39,6 @@ from trainyard.spec.axes.methods import (
     adapter_settings,
     trained_rank,
 )
-from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
 from trainyard.spec.estimate.shape import ModelShape
@@ -88,7 +87,7 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device, teacher:
     `teacher` is the shape of the frozen model that the stage loads too.
     """
     hyper, trained = config.hyperparameters, count_trainable(shape, config)
-    adapter, on_cuda = config.method.facts.adapter, device is Device.CUDA
+    adapter, on_cuda = config.method.facts.adapter, device.facts.is_gpu
     half = 2 if on_cuda else 4
     tokens = positions(config, device)
     weights = base_bytes(shape, config, half) + (4 * trained if adapter else 0)
@@ -157,9 +156,8 @@ def targeted(shape: ModelShape, adapter: AdapterSettings) -> dict[str, tuple[int
 
 def base_bytes(shape: ModelShape, config: TrainerConfig, half: int) -> int:
     """Bytes of the model's own weights: float32 where they move, half precision or a format's bits where frozen."""
-    if config.method.facts.quantised:
-        bits = (config.quantization or Quantization.NF4).facts.bits
-        return int(shape.linear * bits / 8) + half * (shape.parameters - shape.linear)
+    if config.base_format:
+        return int(shape.linear * config.base_format.facts.bits / 8) + half * (shape.parameters - shape.linear)
     return (half if config.method.facts.adapter else 4) * shape.parameters
 
 
@@ -188,7 +186,7 @@ def shared_growth(config: TrainerConfig) -> float:
 
 def activation_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
     """What the backward pass keeps of the blocks that it goes through, without what dropout keeps."""
-    on_cuda = device is Device.CUDA
+    on_cuda = device.facts.is_gpu
     block = block_bytes(shape, config, on_cuda)
     checkpointing = config.hyperparameters.gradient_checkpointing
     if checkpointing:
@@ -225,7 +223,7 @@ def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device:
         return 0
     inputs = sum(size[0] for size in targeted(shape, config.method).values())
     blocks = 1 if config.hyperparameters.gradient_checkpointing else shape.layers
-    return blocks * inputs * ((2 if device is Device.CUDA else 4) + 1) * tokens
+    return blocks * inputs * ((2 if device.facts.is_gpu else 4) + 1) * tokens
 
 
 def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
@@ -237,7 +235,7 @@ def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: D
     chunked = chunked and not config.stage.facts.compares_logits
     if config.backend is BackendName.NATIVE and chunked:
         logits = min(logits, LOGITS_PER_CHUNK)
-    return (10 if device is Device.CUDA else 12) * logits
+    return (10 if device.facts.is_gpu else 12) * logits
 
 
 def teacher_bytes(teacher: ModelShape, half: int, tokens: int) -> int:

@@ -40,7 +40,7 @@ def cache_bytes(shape: ModelShape, config: TrainerConfig, device: Device) -> int
     if not drawn_length(config):
         return 0
     hyper = config.hyperparameters
-    number = 2 if device is Device.CUDA and config.method.facts.adapter else 4
+    number = 2 if device.facts.is_gpu and config.method.facts.adapter else 4
     at_once = 1 if config.backend is BackendName.NATIVE else hyper.gradient_accumulation  # micro-batches
     positions = hyper.batch_size * at_once * (hyper.max_length + drawn_length(config))
     return 2 * number * shape.layers * shape.key_value_heads * shape.head_size * positions

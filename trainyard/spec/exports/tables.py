@@ -128,6 +128,9 @@ AXOLOTL: Mapping[str, Write] = {
     "engine.attention": word("attn_implementation", {"fa2": "flash_attention_2", "fa3": "flash_attention_3",
                                                      "sdpa": "sdpa", "eager": "eager"}),
     "engine.head": word("liger_fused_linear_cross_entropy", {"liger": True}),
+    "engine.kernels": lambda value: (
+        dict.fromkeys(("liger_rms_norm", "liger_rope", "liger_glu_activation"), True) if value == "liger" else {}
+    ),
     "engine.trackers": lambda value: {"use_wandb": True} if tuple(value) == ("wandb",) else {},
     "eval.share": key("val_set_size"),
     "eval.patience": key("early_stopping_patience"),
@@ -169,6 +172,7 @@ LLAMAFACTORY: Mapping[str, Write] = {
     "engine.batching": lambda value: {"packing": value == "packed", "neat_packing": value == "packed"},
     "engine.attention": word("flash_attn", {"fa2": "fa2", "fa3": "fa3", "sdpa": "sdpa", "eager": "disabled"}),
     "engine.head": word("enable_liger_kernel", {"liger": True}),
+    "engine.kernels": word("enable_liger_kernel", {"liger": True}),
     "engine.trackers": lambda value: {"report_to": ",".join(value)} if value else {},
     "eval.share": key("val_size"),
 }  # fmt: skip

@@ -52,6 +52,8 @@ class Policy:
     """What a new adapter began with, by the names of a saved one, where that was not zero."""
     rotation: BlockRotation | None = None
     """Draws the blocks that are trainable, where they change while it trains."""
+    packages: list[str] = field(default_factory=list)
+    """Packages whose kernels compute it, besides those of its quantization format and its optimizer."""
 
 
 class BlockRotation(Protocol):

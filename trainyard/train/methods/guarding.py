@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trainyard.errors import TrainyardError
 from trainyard.stores.models import read_safetensors_header
@@ -39,7 +40,15 @@ def base_name(name: str) -> str | None:
 
 @torch.no_grad()
 def weight_digest(weight: torch.Tensor) -> tuple[int, int]:
-    """Two sums over the bits of a tensor, modulo 2**64, as signed numbers."""
+    """Two sums over the bits of a tensor, modulo 2**64, as signed numbers.
+
+    A quantised weight of torchao is made of several tensors, of which none can be seen as bits through it: their sums
+    are added up.
+    """
+    if is_traceable_wrapper_subclass(weight):
+        names, _ = weight.__tensor_flatten__()
+        parts = [weight_digest(getattr(weight, name)) for name in names]
+        return sum(first for first, _ in parts), sum(second for _, second in parts)
     bits = weight.detach().contiguous().flatten().view(torch.uint8)
     if bits.storage_offset() % 8:
         bits = bits.clone()

@@ -22,7 +22,7 @@ from trainyard.train.bases.positions import position_options
 from trainyard.train.bases.vocabulary import grow_vocabulary
 from trainyard.train.head import require_known_logits
 from trainyard.train.methods.contract import Head, PolicyRequest
-from trainyard.train.precision import ATTENTION_NAMES, AttentionSupport, native_bf16
+from trainyard.train.precision import ATTENTION_NAMES, AttentionSupport, frozen_dtype
 
 TRAINING_FILE = "training.json"
 """Record of a training, in the folder of the weights that it made."""
@@ -101,8 +101,7 @@ def load_teacher(folder: str, tokenizer: Any, device: str, precision: Precision)
     """
     own = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     require_same_vocabulary(own.get_vocab(), tokenizer.get_vocab())
-    half = device == "cuda" and precision is not Precision.FP32 and native_bf16("cuda")
-    dtype = torch.bfloat16 if half else torch.float32
+    dtype = frozen_dtype(device, precision)
     if device == "cpu":
         require_memory(folder, dtype)
     teacher = load_for_answers(folder, dtype).requires_grad_(False).to(device)
@@ -158,13 +157,9 @@ def load_model(folder: str, head: Head, options: dict[str, Any]) -> Any:
 
 def base_dtype(request: PolicyRequest) -> torch.dtype:
     """Return the dtype of the base's weights in memory."""
-    asked = request.config.hyperparameters.precision
-    moves = not request.config.method.facts.adapter
-    if moves or request.device == "cpu" or asked is Precision.FP32:
+    if not request.config.method.facts.adapter:
         return torch.float32
-    if asked is Precision.FP16:
-        return torch.float16
-    return torch.bfloat16 if request.device == "cuda" and native_bf16("cuda") else torch.float32
+    return frozen_dtype(request.device, request.config.hyperparameters.precision)
 
 
 def training_record(folder: str | Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.spec.axes.quantization import Quantization
+import torch
+
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import load_base
 from trainyard.train.quantization.formats import align_train_eval, convert, load_config, stored_config
@@ -15,14 +16,17 @@ def load_quantised(request: PolicyRequest, folder: str) -> Any:
 
     Norms are float32, as in the paper's code; embeddings and the output layer keep the format that they are loaded in.
     """
-    format = request.config.quantization or Quantization.NF4
+    format, precision = request.config.base_format, request.config.hyperparameters.precision
+    assert format is not None, "the method qlora"
+    # accelerate, below TRL, compares the number of the GPU and takes a `cuda` without one for another device
+    place = torch.cuda.current_device() if request.device == "cuda" else request.device
     model = load_base(
         request,
         folder,
-        quantization_config=load_config(format, request.device, stored_config(folder)),
-        device_map={"": request.device},
+        quantization_config=load_config(format, request.device, stored_config(folder), precision),
+        device_map={"": place},
     )
-    convert(model, format, request.device)
+    convert(model, format, request.device, precision)
     align_train_eval(model)
     for parameter in model.parameters():
         if parameter.ndim == 1 and parameter.is_floating_point():

@@ -21,15 +21,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.loading import load
+from trainyard.spec.axes.devices import Precision, one_of
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.train.precision import FP8_FIRST_CAPABILITY, Availability, native_bf16
+from trainyard.train.precision import Availability, accelerator_of, frozen_dtype
 
-CPU, CUDA = "cpu", "cuda"
+CPU = "cpu"
 HQQ_GROUP = 64
 """Weights that share a scale and a zero point."""
 
@@ -46,10 +46,12 @@ def probe(format: Quantization, device: str) -> Availability:
     if missing:
         why = f"{format.value} needs {' and '.join(missing)}, not installed here."
         return Availability(False, why, f"pip install '{row.package.install}'")
-    if device not in row.devices:
-        why = f"{row.package.name} has no {format.value} on {device}."
-        return Availability(False, why, f"Train on {' or '.join(row.devices)}, or use lora without quantization.")
-    if format is Quantization.FP8 and device == CUDA and torch.cuda.get_device_capability() < FP8_FIRST_CAPABILITY:
+    here = accelerator_of(device)
+    if here not in row.devices:
+        why = f"{row.package.name} has no {format.value} on {here}."
+        return Availability(False, why, f"Train on {one_of(row.devices)}, or use lora without quantization.")
+    first = here.facts.fp8_capability
+    if format is Quantization.FP8 and first and torch.cuda.get_device_capability() < first:
         return Availability(False, "This GPU has no float8 products.", "Use engine.fp8: off, which computes in bf16.")
     return Availability(True)
 
@@ -69,11 +71,17 @@ def require(format: Quantization, device: str) -> None:
 # Loading
 
 
-def load_config(format: Quantization, device: str, stored: Mapping[str, Any] | None = None) -> Any:
+def load_config(
+    format: Quantization,
+    device: str,
+    stored: Mapping[str, Any] | None = None,
+    precision: Precision = Precision.AUTO,
+) -> Any:
     """What `from_pretrained(quantization_config=…)` takes for a format on a device; None where nothing is to be given.
 
-    `stored` is the base's own quantization config (`stored_config`); gptq and awq need one. Raises `Unavailable`
-    (`E-PACKAGE-MISSING`) and `InvalidInput` (`E-QUANTIZATION`).
+    Quantised weights are multiplied in the dtype of `precision`. `stored` is the base's own quantization config
+    (`stored_config`); gptq and awq need one. Raises `Unavailable` (`E-PACKAGE-MISSING`) and `InvalidInput`
+    (`E-QUANTIZATION`).
     """
     row = format.facts
     if row.use != "base":
@@ -95,13 +103,8 @@ def load_config(format: Quantization, device: str, stored: Mapping[str, Any] | N
         load_in_4bit=True,
         bnb_4bit_quant_type=format.value,
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=compute_dtype(device),
+        bnb_4bit_compute_dtype=frozen_dtype(device, precision),
     )
-
-
-def compute_dtype(device: str) -> torch.dtype:
-    """What a quantised weight is multiplied in: bfloat16 on a GPU that has it, else float32."""
-    return torch.bfloat16 if device == CUDA and native_bf16("cuda") else torch.float32
 
 
 def stored_config(folder: str) -> dict[str, Any] | None:
@@ -127,7 +130,7 @@ def require_fitting_base(format: Quantization, stored: Mapping[str, Any] | None)
     )
 
 
-def convert(model: torch.nn.Module, format: Quantization, device: str) -> int:
+def convert(model: torch.nn.Module, format: Quantization, device: str, precision: Precision = Precision.AUTO) -> int:
     """Convert the linear layers of a loaded model where transformers does not; returns how many it converted.
 
     hqq_int4: weights into groups of 64. Every other format was dealt with by `from_pretrained`, and nothing
@@ -141,7 +144,7 @@ def convert(model: torch.nn.Module, format: Quantization, device: str) -> int:
     layers = [(name, layer) for name, layer in found if layer is not head]
     for name, layer in layers:
         parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, to_hqq(layer, device))
+        setattr(model.get_submodule(parent), leaf, to_hqq(layer, device, precision))
     return len(layers)
 
 
@@ -151,9 +154,10 @@ def output_layer(model: Any) -> Any:
     return getattr(model, "score", None) if head is None else head
 
 
-def to_hqq(layer: torch.nn.Linear, device: str) -> Any:
+def to_hqq(layer: torch.nn.Linear, device: str, precision: Precision = Precision.AUTO) -> Any:
     recipe = load("hqq.core.quantize:BaseQuantizeConfig")(nbits=4, group_size=HQQ_GROUP)
-    return load("hqq.core.quantize:HQQLinear")(layer, recipe, compute_dtype=compute_dtype(device), device=device)
+    dtype = frozen_dtype(device, precision)
+    return load("hqq.core.quantize:HQQLinear")(layer, recipe, compute_dtype=dtype, device=device)
 
 
 def is_hqq(layer: torch.nn.Module) -> bool:
@@ -168,12 +172,14 @@ def align_train_eval(model: torch.nn.Module) -> int:
     bfloat16 for good, and every later training forward loses the gradient; an evaluation forward of an 8-bit layer
     rounds the activations to int8 and a training forward does not, so that a policy differs from its own reference.
     """
-    found = 0
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return 0
+    layers, found = load("bitsandbytes.nn"), 0
     for layer in model.modules():
-        if isinstance(layer, Linear4bit):
+        if isinstance(layer, layers.Linear4bit):
             layer.support_avx512bf16_for_cpu = False
             found += 1
-        elif isinstance(layer, Linear8bitLt):
+        elif isinstance(layer, layers.Linear8bitLt):
             layer.register_forward_pre_hook(in_training)
             found += 1
     return found

@@ -1,8 +1,10 @@
-"""The memory of the host as a tier of checkpoints: what training waits for is one copy into it, and nothing else.
+"""The memory of device and host as tiers of checkpoints: training waits for one copy into the first, and nothing else.
 
-A checkpoint goes GPU -> host memory -> disk -> object store. The copy into host memory is laid out exactly as the data
-of a safetensors file, so a background thread can write the file as one run of bytes, while training changes the
-tensors again. Format: https://huggingface.co/docs/safetensors (header length, JSON header, data).
+A checkpoint goes GPU -> copy on the GPU -> host memory -> disk -> object store. The copy on the GPU (terabytes a
+second) is made where it fits next to the peak of a training step; the way from there to the host (tens of gigabytes a
+second) then overlaps with training. Elsewhere training waits for the copy into host memory. That one is laid out
+exactly as the data of a safetensors file, so a background thread can write the file as one run of bytes, while training
+changes the tensors again. Format: https://huggingface.co/docs/safetensors (header length, JSON header, data).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ WRITE_BYTES = 1 << 20
 """Bytes hashed and written at a time: what was hashed is still in the processor's cache when it is written."""
 CACHE_LINE = 64
 SPARE = 1.25
-"""A second buffer needs this multiple of its size in free memory; without it a save waits for the one before."""
+"""A second buffer, and a copy on the GPU, need this multiple of their size in free memory. Without the buffer a save
+waits for the one before; without the copy, for the way into host memory."""
 
 Shape = tuple[str, torch.dtype, tuple[int, ...]]
 
@@ -86,6 +89,7 @@ class HostBuffer:
         self.layout = layout_of(())
         self._places: dict[str, torch.Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._device_copies: list[torch.Tensor] = []
 
     def reserve(self, size: int, *, pinned: bool = False) -> None:
         """Have at least `size` bytes, touched once, so that the first save does not pay for new memory."""
@@ -95,21 +99,35 @@ class HostBuffer:
 
     @torch.no_grad()
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy every tensor; when it returns, the originals may change. From a GPU: on a side stream, pinned."""
+        """Copy every tensor; when it returns, the originals may change, and `settle` has to be called before reading.
+
+        From a GPU: on a side stream into pinned memory, from a copy on the GPU where that has the room.
+        """
         self._lay_out(tensors)
-        on_cuda = {value.device for value in tensors.values() if value.is_cuda}
-        for device in on_cuda:
-            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                for name, value in tensors.items():
-                    if value.device == device:
-                        self._places[name].copy_(value, non_blocking=True)
+        for device in {value.device for value in tensors.values() if value.is_cuda}:
+            self._stage_device(device, {name: value for name, value in tensors.items() if value.device == device})
         for name, value in tensors.items():
             if not value.is_cuda:
                 self._places[name].copy_(value)
-        for device in on_cuda:
-            self._streams[device].synchronize()
+
+    def _stage_device(self, device: torch.device, tensors: Mapping[str, torch.Tensor]) -> None:
+        stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+        copied = fits_on_device(bytes_of(tensors), device)
+        sources = {name: value.clone() if copied else value for name, value in tensors.items()}
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for name, value in sources.items():
+                self._places[name].copy_(value, non_blocking=True)
+        if copied:
+            self._device_copies += sources.values()
+        else:
+            stream.synchronize()
+
+    def settle(self) -> None:
+        """Wait until every tensor is in host memory, and free the copies on the GPU."""
+        for stream in self._streams.values():
+            stream.synchronize()
+        self._device_copies.clear()
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """The copies, in the order of the file."""
@@ -147,6 +165,17 @@ def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
 def fits_in_memory(size: int) -> bool:
     """Whether one more buffer of `size` bytes leaves the machine some room."""
     return bool(psutil.virtual_memory().available > SPARE * size)
+
+
+def fits_on_device(size: int, device: torch.device) -> bool:
+    """Whether a copy of `size` bytes leaves a CUDA device the memory of its highest use so far."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return has_room(size, free + torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device))
+
+
+def has_room(size: int, capacity: int, peak: int) -> bool:
+    """Whether `size` bytes fit next to a `peak`, in a `capacity` that this process could have."""
+    return capacity - peak > SPARE * size
 
 
 def require_finite(tensors: Mapping[str, torch.Tensor], step: int) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints that training hardly waits for, and that exist whole and verified or not at all.
 
-`save` copies the tensors into host memory and returns; a background thread checks them, writes and hashes the file,
-syncs, renames, copies to the mirror and only then removes what is no longer needed. Training waits for that copy, and
-for an unfinished save if two are under way already.
+`save` copies the tensors into host memory, or on a GPU that has the room, and returns; a background thread checks
+them, writes and hashes the file, syncs, renames, copies to the mirror and only then removes what is no longer needed.
+Training waits for that copy, and for an unfinished save if two are under way already.
 
     step-0000000120/
         state.safetensors   every tensor that decides the next number
@@ -154,8 +154,9 @@ class CheckpointWriter:
         future.result()
 
     def _write(self, buffer: HostBuffer, step: int, values: Mapping[str, Any], metric: float | None) -> None:
-        """Host memory -> disk -> mirror, then prune both. Runs in the background thread."""
+        """Device -> host memory -> disk -> mirror, then prune both. Runs in the background thread."""
         started = time.perf_counter()
+        buffer.settle()
         text = json.dumps({"format": FORMAT, "step": step, "values": values}).encode()
         gated = {name: value for name, value in buffer.tensors().items() if not name.startswith(self.may_overflow)}
         require_finite(gated, step)

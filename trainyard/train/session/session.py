@@ -38,6 +38,7 @@ from trainyard.train.resume import snapshot as snapshots
 from trainyard.train.resume import state
 from trainyard.train.resume.snapshot import Snapshot
 from trainyard.train.schedules import LearningRate
+from trainyard.train.session.determinism import strict_kernels
 from trainyard.train.session.generators import OwnGenerators, draw_own
 from trainyard.train.session.noise import EmbeddingNoise
 from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
@@ -70,6 +71,8 @@ class TrainState:
     """Draws the blocks that are trainable, where they change."""
     parallelism: SingleProcess = field(default_factory=SingleProcess)
     """How the work is shared with other processes."""
+    strict: bool = False
+    """Whether forward and backward take deterministic kernels alone (`session/determinism.py`)."""
 
 
 class Session:
@@ -208,7 +211,7 @@ class Session:
         if engine.rotation is not None:
             engine.rotation.show(self.global_step, engine.optimizer)
         reference = self._reference_scores(on_device)
-        with self.autocast():
+        with strict_kernels(engine.strict), self.autocast():
             scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
             total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
         loss = total / (normalizer if normalizer is not None else units)
@@ -284,7 +287,8 @@ class Session:
             )
         loss, self._pending = self._pending[1], None
         self.parallelism.before_backward(self.parameters)
-        self.scaler.scale(loss * scale if scale != 1.0 else loss).backward()
+        with strict_kernels(self.engine.strict):
+            self.scaler.scale(loss * scale if scale != 1.0 else loss).backward()
         self.parallelism.after_backward(self.parameters)
         self.accumulated += 1
         if not measure:

@@ -31,6 +31,8 @@ from .files import StopFlag, WorkerFiles, require_finite
 IGNORED = -100
 ZERO_STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 NEVER = 1 << 30
+FIRST_SCALE_POWER = 10
+"""fp16's first loss scale is 1,024, as in the native engine: DeepSpeed's 65,536 overflows small models at first."""
 
 
 @dataclass
@@ -85,13 +87,14 @@ def assemble(files: WorkerFiles) -> DeepspeedTraining:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     facts: dict[str, Any] = files.precision(torch.cuda.is_bf16_supported)
-    bf16 = facts["precision"] == "bf16"
     stage = ZERO_STAGES[files.config["launch"]["strategy"]]
     set_seed(int(files.hyper["seed"]))  # every process begins with the same weights
     model = with_adapter(files, load_base(files))
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=groups(model, files), config=engine_config(files, stage, world, bf16=bf16)
+        model=model,
+        model_parameters=groups(model, files),
+        config=engine_config(files, stage, world, facts["precision"]),
     )
     facts |= {"processes": world, "zero_stage": stage, "sharding": shards.measure(engine, sizes, stage, world)}
     return DeepspeedTraining(files, engine, rank, world, device, files.examples(), facts)
@@ -135,7 +138,7 @@ def groups(model: Any, files: WorkerFiles) -> list[dict[str, Any]]:
     return [part for part in parts if part["params"]]
 
 
-def engine_config(files: WorkerFiles, stage: int, world: int, *, bf16: bool) -> dict[str, Any]:
+def engine_config(files: WorkerFiles, stage: int, world: int, precision: str) -> dict[str, Any]:
     """DeepSpeed's configuration. `torch_adam`: its own Adam would be compiled at the first start."""
     hyper = files.hyper
     micro, accumulation = int(hyper["batch_size"]), int(hyper["gradient_accumulation"])
@@ -146,7 +149,9 @@ def engine_config(files: WorkerFiles, stage: int, world: int, *, bf16: bool) -> 
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": float(hyper["max_grad_norm"]),
         "optimizer": {"type": "AdamW", "params": {"lr": rate, "betas": [0.9, 0.999], "eps": 1e-8, "torch_adam": True}},
-        "bf16": {"enabled": bf16},
+        "bf16": {"enabled": precision == "bf16"},
+        # The loss scale begins where the native engine's does.
+        "fp16": {"enabled": precision == "fp16", "initial_scale_power": FIRST_SCALE_POWER},
         # Below the threshold stage 3 would keep whole parameters in every process: nothing of a small model is shared.
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0, "overlap_comm": False},
         "steps_per_print": NEVER,

@@ -64,13 +64,19 @@ class WorkerFiles:
                 if number >= first:
                     yield orjson.loads(line)
 
-    def precision(self, has_bf16: Callable[[], bool]) -> dict[str, str]:
-        """{precision, precision_why}: what was asked for; bf16 on a GPU that has it, fp32 elsewhere."""
+    def precision(self, is_bf16_supported: Callable[..., bool]) -> dict[str, str]:
+        """{precision, precision_why}: what was asked for; on a GPU bf16, or fp16 where bf16 is emulated; else fp32.
+
+        `is_bf16_supported` is torch's, which counts emulation as support by default.
+        """
         asked, device = str(self.hyper["precision"]), self.plan["device"]
         if asked != "auto":
             return {"precision": asked, "precision_why": "asked for"}
-        chosen = "bf16" if device == "cuda" and has_bf16() else "fp32"
-        return {"precision": chosen, "precision_why": f"the default on {device}"}
+        if device != "cuda":
+            return {"precision": "fp32", "precision_why": f"the default on {device}"}
+        if is_bf16_supported(including_emulation=False):
+            return {"precision": "bf16", "precision_why": "native on this device"}
+        return {"precision": "fp16", "precision_why": "this device has no native bf16; fp16 with a loss scale instead"}
 
     def progress(self, step: int, loss: float, rate: float, **more: Any) -> None:
         total, per_epoch = self.plan["total_steps"], self.plan["steps_per_epoch"]

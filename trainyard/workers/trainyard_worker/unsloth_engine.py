@@ -35,6 +35,7 @@ OPTIMIZERS = {
 }
 """Ours -> the name that transformers gives it."""
 TRAINER_FOLDER = ".trainer"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class PlannedOrder(Sampler[int]):
@@ -108,9 +109,9 @@ def train(folder: Path, stop: StopFlag) -> None:
     transformers.logging.set_verbosity(logging.WARNING)
     set_seed(int(files.hyper["seed"]))
     facts = files.precision(torch.cuda.is_bf16_supported)
-    bf16 = facts["precision"] == "bf16"
-    model, tokenizer = load_model(files, bf16=bf16)
-    trainer = build(files, model, tokenizer, stop, bf16=bf16)
+    precision = facts["precision"]
+    model, tokenizer = load_model(files, precision)
+    trainer = build(files, model, tokenizer, stop, precision)
     files.begin(device=files.plan["device"], threads=torch.get_num_threads(), **facts)
     if not stop.raised:
         # transformers resumes from the folder inside a committed checkpoint
@@ -122,13 +123,13 @@ def train(folder: Path, stop: StopFlag) -> None:
     hand_over(files, trainer, facts)
 
 
-def load_model(files: WorkerFiles, *, bf16: bool) -> tuple[Any, Any]:
+def load_model(files: WorkerFiles, precision: str) -> tuple[Any, Any]:
     """Base and adapter by unsloth's own calls, and the tokenizer of the plan."""
     hyper = files.hyper
     model, tokenizer = unsloth.FastLanguageModel.from_pretrained(
         model_name=files.spec["adapter"] or files.spec["base"],
         max_seq_length=int(hyper["max_length"]),
-        dtype=torch.bfloat16 if bf16 else torch.float32,
+        dtype=DTYPES[precision],
         load_in_4bit=files.config["method"]["type"] == "qlora",
         local_files_only=Path(files.spec["base"]).is_dir(),
         trust_remote_code=False,
@@ -150,14 +151,14 @@ def load_model(files: WorkerFiles, *, bf16: bool) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def build(files: WorkerFiles, model: Any, tokenizer: Any, stop: StopFlag, *, bf16: bool) -> PlannedTrainer:
+def build(files: WorkerFiles, model: Any, tokenizer: Any, stop: StopFlag, precision: str) -> PlannedTrainer:
     examples = files.examples()
     lines = list(files.steps(0))
     trainer = PlannedTrainer(
         model=model,
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(examples),
-        args=arguments(files, bf16=bf16),
+        args=arguments(files, precision),
         callbacks=[UnslothCallback(files, stop)],
     )
     trainer.remove_callback(PrinterCallback)
@@ -166,7 +167,7 @@ def build(files: WorkerFiles, model: Any, tokenizer: Any, stop: StopFlag, *, bf1
     return trainer
 
 
-def arguments(files: WorkerFiles, *, bf16: bool) -> Any:
+def arguments(files: WorkerFiles, precision: str) -> Any:
     """Every default that changes numbers is set, so that none is inherited."""
     hyper, cpu = files.hyper, files.plan["device"] == "cpu"
     return SFTConfig(
@@ -182,8 +183,8 @@ def arguments(files: WorkerFiles, *, bf16: bool) -> Any:
         max_length=int(hyper["max_length"]),
         seed=int(hyper["seed"]),
         data_seed=int(hyper["seed"]),
-        bf16=bf16,
-        fp16=False,
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
         use_cpu=cpu,
         packing=False,
         dataset_kwargs={"skip_prepare_dataset": True},
@@ -201,7 +202,9 @@ def arguments(files: WorkerFiles, *, bf16: bool) -> Any:
 def hand_over(files: WorkerFiles, trainer: Any, facts: dict[str, Any]) -> None:
     target = files.output_dir()
     trainer.model.save_pretrained(str(target), safe_serialization=True)
-    tools = ("unsloth", "unsloth_zoo", "torch", "transformers", "trl", "peft")
+    tools = ["unsloth", "unsloth_zoo", "torch", "transformers", "trl", "peft"]
+    if files.config["method"]["type"] == "qlora" or "8bit" in files.hyper["optimizer"]:
+        tools.append("bitsandbytes")
     files.report(
         losses=[[one["step"], one["loss"], one["learning_rate"]] for one in trainer.state.log_history if "loss" in one],
         tool={"name": "unsloth", "version": unsloth.__version__},

@@ -8,13 +8,14 @@ from typing import Any
 from trainyard.api import planning
 from trainyard.api.acceptance import reason_of
 from trainyard.api.context import Context
-from trainyard.api.requests.chains import CheckInput
+from trainyard.api.requests.chains import ChainText, CheckInput
 from trainyard.api.responses import Response
 from trainyard.errors import InvalidInput, Refused
 
 
 class FileCheck(Response):
     file: str
+    """Its path; of a chain that was given itself, its name."""
     ok: bool
     digest: str | None = None
     nodes: int = 0
@@ -33,13 +34,14 @@ class CheckOutput(Response):
 
 
 def check(given: CheckInput, context: Context) -> CheckOutput:
-    return CheckOutput(files=tuple(check_file(path, context) for path in given.files))
+    return CheckOutput(files=tuple(check_file(one, context) for one in given.files))
 
 
-def check_file(path: Path, context: Context) -> FileCheck:
+def check_file(given: Path | ChainText, context: Context) -> FileCheck:
     settings = context.settings
+    path = given if isinstance(given, Path) else str(given.get("name") or "chain")
     try:
-        wanted = planning.asked(str(path))
+        wanted = planning.asked(str(given) if isinstance(given, Path) else given)
         for note in wanted.notes:
             context.say(f"{path}: {note}")
         chain, decisions = planning.decided(wanted.spec, settings)

@@ -19,7 +19,8 @@ RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 def run(given: RunInput, context: Context) -> RunResult:
     settings, since = context.settings, time.time()
-    started = continued(given, settings) if RUN_ID.fullmatch(given.target) else begun(given, context)
+    run_id = given.target if isinstance(given.target, str) and RUN_ID.fullmatch(given.target) else None
+    started = continued(given, run_id, settings) if run_id else begun(given, context)
     context.say(f"run {started.name}: {started.url}")
     if not given.watch:
         return started
@@ -44,7 +45,7 @@ def begun(given: RunInput, context: Context) -> RunResult:
     return started
 
 
-def continued(given: RunInput, settings: Settings) -> RunResult:
+def continued(given: RunInput, run_id: str, settings: Settings) -> RunResult:
     """An ended run, started again."""
     if given.parameters or given.preset or given.refresh or given.tags:
         raise InvalidInput(
@@ -53,5 +54,5 @@ def continued(given: RunInput, settings: Settings) -> RunResult:
             do="Start a new run of the template or file.",
             code="E-PARAMETER",
         )
-    started: RunResult = import_prefect_client(settings, "watching").continue_run(given.target)
+    started: RunResult = import_prefect_client(settings, "watching").continue_run(run_id)
     return started

@@ -1,0 +1,153 @@
+"""How far is the memory of a training from what the plan says?
+
+Three steps of full length, each shape with a method; random weights, made on the card. Measured is the peak of what
+torch reserved on the card plus the CUDA context, planned is `memory_of(...)`, which `trainyard plan` prints. A case
+that the plan does not fit onto this card is left out, and the table says so.
+
+    python -m benchmarks.gpu memory
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks.gpu.engine import assembled, config, train_steps
+from benchmarks.gpu.models import full_rows, model_shape, random_weights, write_config
+from benchmarks.gpu.place import PLACE, WHY, Place, result_name
+from benchmarks.harness import OK, Row, finish
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.estimate.memory import Memory, memory_of
+from trainyard.spec.training import TrainerConfig, resolve_trainer
+
+STEPS, TOLERANCE = 3, 0.10
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemoryCase:
+    """One training whose memory is measured."""
+
+    shape: str
+    method: str
+    batch: int
+    length: int
+    checkpointing: bool = False
+    optimizer: str = "adamw"
+
+    @property
+    def name(self) -> str:
+        rest = [f"{self.batch}x{self.length}", *(["checkpointing"] if self.checkpointing else [])]
+        rest += [self.optimizer] if self.optimizer != "adamw" else []
+        return " ".join((self.shape, self.method, *rest))
+
+    def config(self, place: Place) -> dict[str, Any]:
+        batch, length = (1, 64) if place.rehearsal else (self.batch, self.length)
+        method: Any = {"type": self.method, "profile": "nightly"} if "lora" in self.method else self.method
+        return config(
+            place, "sft", method, engine={"batching": "padded"}, batch_size=batch, max_length=length, max_steps=STEPS,
+            gradient_checkpointing=self.checkpointing, optimizer=self.optimizer, learning_rate=1e-5,
+        )  # fmt: skip
+
+    def packages(self) -> tuple[str, ...]:
+        return ("bitsandbytes",) if self.method == "qlora" or "8bit" in self.optimizer else ()
+
+    def planned(self, place: Place) -> Memory:
+        """What the plan counts."""
+        resolved = resolve_trainer(TrainerConfig.model_validate(self.config(place)), self.shape)
+        return memory_of(model_shape(self.shape, place), resolved, Device(place.device))
+
+
+CASES = (
+    MemoryCase("qwen3-0.6b", "full", 4, 1024),
+    MemoryCase("qwen3-0.6b", "full", 4, 1024, checkpointing=True, optimizer="paged_adamw_8bit"),
+    MemoryCase("qwen3-4b", "lora", 2, 1024),
+    MemoryCase("qwen3-4b", "lora", 4, 2048, checkpointing=True),
+    MemoryCase("qwen3-4b", "qlora", 2, 1024),
+    MemoryCase("qwen3-4b", "freeze", 4, 1024),
+    MemoryCase("olmo3-7b", "lora", 2, 2048),
+    MemoryCase("olmo3-7b", "qlora", 2, 2048, checkpointing=True),
+    MemoryCase("llama-70b", "qlora", 1, 2048, checkpointing=True),
+)
+
+
+def card_bytes(place: Place) -> int:
+    """Memory of the device."""
+    return psutil.virtual_memory().total if place.rehearsal else torch.cuda.mem_get_info()[1]
+
+
+def fits(case: MemoryCase, place: Place) -> bool:
+    return case.planned(place).total < card_bytes(place)
+
+
+def missing(case: MemoryCase, place: Place) -> list[str]:
+    """Packages of a case that are not installed."""
+    return [name for name in case.packages() if not place.has(name)]
+
+
+def measure(case: MemoryCase, place: Place, folder: Path) -> int:
+    """Bytes at the peak of three steps; in a rehearsal the resident memory of this process."""
+    empty(place)
+    base = write_config(folder / "base", case.shape, place)
+    given = case.config(place)
+    hyper = given["hyperparameters"]
+    rows = full_rows(STEPS * hyper["batch_size"], hyper["max_length"])
+    with random_weights():
+        run = assembled(folder / "run", base, {Port.SFT: rows}, given, place)
+    losses = train_steps(run)
+    assert len(losses) == STEPS
+    assert sum(run.prepared.widths) == len(rows) * hyper["max_length"], "the rows have full length"
+    found = peak_bytes(place)
+    del run
+    empty(place)
+    return found
+
+
+def empty(place: Place) -> None:
+    gc.collect()
+    if not place.rehearsal:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_bytes(place: Place) -> int:
+    """What torch reserved at most, and the context: what is in use on the card and not torch's."""
+    if place.rehearsal:
+        return int(psutil.Process().memory_info().rss)
+    free, total = torch.cuda.mem_get_info()
+    return int(torch.cuda.max_memory_reserved() + (total - free) - torch.cuda.memory_reserved())
+
+
+def table_row(case: MemoryCase, place: Place, folder: Path) -> Row:
+    measured, planned = measure(case, place, folder) / GIB, case.planned(place)
+    print(f"{case.name}: measured {measured:.2f} GiB, planned {planned.total / GIB:.2f}: {planned.in_words()}")
+    off = abs(measured / (planned.total / GIB) - 1)
+    bar = TOLERANCE if not place.rehearsal else float("inf")
+    return Row(f"GiB, {case.name}", measured, planned.total / GIB, "plan", off, bar, "<=", off <= bar)
+
+
+def main() -> int:
+    if PLACE is None:
+        print(f"memory: {WHY}")
+        return OK
+    rows = []
+    for case in CASES:
+        if missing(case, PLACE) or not fits(case, PLACE):
+            why = f"needs {', '.join(missing(case, PLACE))}" if missing(case, PLACE) else "is larger than this card"
+            print(f"{case.name}: left out, {why}")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(table_row(case, PLACE, Path(folder)))
+    return finish(result_name("gpu_memory", PLACE), rows, {})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

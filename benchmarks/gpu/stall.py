@@ -1,0 +1,122 @@
+"""How long does training on a card wait for a checkpoint?
+
+A state of 7 GB: all weights of a Qwen3 shape of 0.6 billion, with AdamW's moments. Each save follows a step that
+changes every tensor; what is timed lasts until the next step could begin.
+
+    ours        a copy on the card; a side stream brings it to pinned memory, a thread writes it
+    host        the same without room on the card: training waits for pinned memory
+    memcpy      the state copied into pinned memory that is there already
+    torch.save  the state written before training goes on, neither hashed nor synced
+
+    python -m benchmarks.gpu stall
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.engine import assembled, config, train_steps
+from benchmarks.gpu.models import full_rows, random_weights, write_config
+from benchmarks.gpu.place import PLACE, WHY, Place, result_name
+from benchmarks.harness import OK, Row, finish
+from trainyard.backends.native.assembly import NativeRun
+from trainyard.backends.native.program import save_checkpoint
+from trainyard.spec.axes.data import Port
+from trainyard.train.resume import host_buffer
+from trainyard.train.resume.writer import CheckpointWriter
+
+ROUNDS, MILLISECONDS = 5, 1000.0
+NO_ROOM = 1e12
+Way = Callable[[NativeRun], None]
+
+
+class Ways:
+    """The ways of saving a state."""
+
+    def __init__(self, folder: Path, writer: CheckpointWriter, place: Place) -> None:
+        self.folder, self.writer, self.place = folder, writer, place
+        self.places: dict[str, torch.Tensor] = {}
+
+    def ours(self, run: NativeRun) -> None:
+        save_checkpoint(self.writer, run.session, run.progress)
+
+    def host(self, run: NativeRun) -> None:
+        spare, host_buffer.SPARE = host_buffer.SPARE, NO_ROOM
+        try:
+            save_checkpoint(self.writer, run.session, run.progress)
+        finally:
+            host_buffer.SPARE = spare
+
+    def memcpy(self, run: NativeRun) -> None:
+        for name, value in run.session.snapshot().flat()[0].items():
+            self.places[name].copy_(value, non_blocking=True)
+
+    def reserve(self, run: NativeRun) -> None:
+        tensors = run.session.snapshot().flat()[0]
+        pinned = not self.place.rehearsal
+        self.places = {
+            name: torch.empty_like(value, device="cpu", pin_memory=pinned) for name, value in tensors.items()
+        }
+
+    def torch_save(self, run: NativeRun) -> None:
+        torch.save(run.session.snapshot().parts, self.folder / "torch.pt")
+
+    def table(self) -> dict[str, Way]:
+        return {"ours": self.ours, "host": self.host, "memcpy": self.memcpy, "torch.save": self.torch_save}
+
+
+def seconds_of(way: Way, run: NativeRun, place: Place) -> float:
+    """How long training waits: until the default stream is free for the next step."""
+    train_steps(run, 1)
+    place.synchronize()
+    started = time.perf_counter()
+    way(run)
+    if not place.rehearsal:
+        torch.cuda.current_stream().synchronize()
+    return time.perf_counter() - started
+
+
+def measure(place: Place, folder: Path) -> dict[str, list[float]]:
+    """Seconds that training waits, of every way, in turn."""
+    base = write_config(folder / "base", "qwen3-0.6b", place)
+    length = 64 if place.rehearsal else 512
+    given: Any = config(place, "sft", "full", max_length=length, max_steps=1000, learning_rate=1e-6)
+    with random_weights():
+        run = assembled(folder / "run", base, {Port.SFT: full_rows(64, length)}, given, place)
+    train_steps(run, 2)
+    with CheckpointWriter(folder / "checkpoints", keep=1) as writer:
+        ways = Ways(folder, writer, place)
+        ways.reserve(run)
+        found: dict[str, list[float]] = {name: [] for name in ways.table()}
+        for turn in range(ROUNDS + 1):
+            for name, way in ways.table().items():
+                seconds = seconds_of(way, run, place)
+                writer.wait()
+                if turn:  # the first touches the memory
+                    found[name].append(seconds)
+    return found
+
+
+def main() -> int:
+    if PLACE is None:
+        print(f"stall: {WHY}")
+        return OK
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(PLACE, Path(folder))
+    held = {name: MILLISECONDS * statistics.median(seconds) for name, seconds in found.items()}
+    bars = PLACE.bars({"host": 0.5, "memcpy": 0.5, "torch.save": 0.1})
+    metric = "ms that training waits for a save"
+    rows = [Row.ratio_at_most(metric, held["ours"], held[name], name, bar) for name, bar in bars.items()]
+    return finish(result_name("gpu_stall", PLACE), rows, {})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Kernels that compute the same in another way: packed rows, flash attention, Liger's cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu.engine import config, train_steps
+from benchmarks.gpu.models import chat_rows
+from benchmarks.gpu.place import Place
+from trainyard.backends.native.assembly import NativeRun
+from trainyard.data.rows import SftRow
+from trainyard.train.precision import ATTENTION_NAMES, FLASH_PACKAGES
+
+pytestmark = pytest.mark.gpu
+LONGEST, ROWS, STEPS = 96, 24, 6
+CLOSE, CLOSE_IN_BF16 = 1e-4, 0.02
+Build = Callable[..., NativeRun]
+Needs = Callable[[str], Any]
+
+
+def rows() -> list[SftRow]:
+    """Of very different lengths."""
+    return chat_rows(ROWS, LONGEST, mean=40)
+
+
+def settings(place: Place, precision: str, **engine: Any) -> Any:
+    given = {"precision": precision, "batch_size": 8, "max_length": LONGEST, "max_steps": STEPS, "learning_rate": 5e-4}
+    return config(place, "sft", "full", engine=engine, **given)
+
+
+def losses(build: Build, given: Any) -> list[float]:
+    return train_steps(build(given, rows=rows()))
+
+
+@pytest.mark.parametrize("stage", ["sft", "cpt"])
+def test_packed_rows_train_like_padded_ones(stage: str, place: Place, build: Build) -> None:
+    given = {**settings(place, "fp32", batching="packed", attention="sdpa"), "stage": stage}
+    own = rows() if stage == "sft" else None
+    run = build(given, rows=own)
+    assert run.cut.mode == "packed", run.cut.why
+    padded = build({**given, "engine": {"batching": "padded", "attention": "sdpa"}}, rows=own)
+    assert train_steps(run) == pytest.approx(train_steps(padded), abs=CLOSE)
+
+
+@pytest.mark.parametrize("kernel", list(FLASH_PACKAGES))
+def test_flash_attention_trains_packed_rows_like_sdpa(kernel: str, card: Place, build: Build, needs: Needs) -> None:
+    needs(FLASH_PACKAGES[kernel])
+    if kernel == "fa3" and not card.is_hopper():
+        pytest.skip(f"{card.name()} is not a Hopper card")
+    run = build(settings(card, "bf16", batching="packed", attention=kernel), rows=rows())
+    assert run.policy.model.config._attn_implementation == ATTENTION_NAMES[kernel]
+    there = losses(build, settings(card, "bf16", batching="packed", attention="sdpa"))
+    assert train_steps(run) == pytest.approx(there, rel=CLOSE_IN_BF16)
+
+
+def test_auto_takes_flash_attention_where_it_is_installed(card: Place, build: Build) -> None:
+    run = build(settings(card, "bf16"), rows=rows())
+    order = ("fa3", "fa2") if card.is_hopper() else ("fa2",)
+    wanted = next((name for name in order if card.has(FLASH_PACKAGES[name])), "sdpa")
+    assert run.policy.model.config._attn_implementation == ATTENTION_NAMES[wanted]
+
+
+def test_a_chunked_output_layer_gives_the_same_losses(place: Place, build: Build) -> None:
+    whole, chunked = (losses(build, settings(place, "fp32", head=head)) for head in ("full", "chunked"))
+    assert chunked == pytest.approx(whole, abs=CLOSE)
+
+
+def test_ligers_cross_entropy_gives_the_same_losses(card: Place, build: Build, needs: Needs) -> None:
+    needs("liger_kernel")
+    whole, liger = (losses(build, settings(card, "fp32", head=head)) for head in ("full", "liger"))
+    assert liger == pytest.approx(whole, abs=CLOSE)
+
+
+def test_ligers_cross_entropy_takes_less_memory_than_all_logits(card: Place, build: Build, needs: Needs) -> None:
+    needs("liger_kernel")
+    peaks = {}
+    for head in ("full", "liger"):
+        run = build(settings(card, "bf16", head=head, batching="padded"), rows=rows())
+        torch.cuda.reset_peak_memory_stats()
+        train_steps(run)
+        peaks[head] = torch.cuda.max_memory_allocated()
+    assert peaks["liger"] <= peaks["full"]

@@ -1,0 +1,97 @@
+"""The GPU tests run, here on a CPU with tiny shapes, and import only what a bare CUDA machine has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.fast import OWN, file_of, imports_of
+
+FOLDERS = ("tests/gpu", "benchmarks/gpu")
+BARE = {
+    *("torch", "transformers", "peft", "accelerate", "pyarrow", "numpy", "safetensors", "tokenizers", "pytest"),
+    *("psutil", "yaml", "jinja2", "httpx", "regex", "xxhash", "huggingface_hub", "rich", "packaging"),
+}
+"""What is installed on a CUDA machine without network that trainings are measured on."""
+WHEELS = {
+    *("pydantic", "pydantic_core", "pydantic_settings", "msgspec", "orjson", "rfc8785", "tenacity"),
+    *("jsonschema", "rensa", "google_crc32c"),
+}
+"""What `make gpu-wheels` takes along and every test needs; others are asked for by the tests that need them."""
+WORKERS = "contract"
+"""How a worker in another interpreter imports what is next to it."""
+QUICK = "parity and lora or checkpoints"
+LIMIT_S = 540
+
+
+def rehearse(*arguments: str, device: str = "cpu") -> str:
+    """The output of the GPU tests in a process of its own; fails with it."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", *arguments]
+    given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TRAINYARD_GPU_TESTS_DEVICE": device}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def imported_packages(folder: str) -> dict[str, str]:
+    """Package outside the repository -> the file whose import at module level brings it."""
+    waiting = sorted((REPOSITORY / folder).glob("*.py"))
+    seen, found = set(waiting), dict[str, str]()
+    while waiting:
+        path = waiting.pop()
+        for name in imports_of(path):
+            top = name.partition(".")[0]
+            if top not in (*OWN, "benchmarks", WORKERS):
+                found.setdefault(top, path.relative_to(REPOSITORY).as_posix())
+                continue
+            own = file_of(name)
+            if own and own not in seen:
+                seen.add(own)
+                waiting.append(own)
+    return {name: path for name, path in found.items() if name not in sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_bare_cuda_machine_has_what_is_imported(folder: str) -> None:
+    found = imported_packages(folder)
+    assert {"torch", "transformers", "pydantic"} <= found.keys()
+    assert {name: path for name, path in found.items() if name not in BARE | WHEELS} == {}
+
+
+def test_a_part_of_the_gpu_tests_runs_on_a_cpu() -> None:
+    output = rehearse("-k", QUICK)
+    assert " passed" in output
+    assert "failed" not in output
+
+
+@pytest.mark.slow
+def test_all_gpu_tests_run_on_a_cpu() -> None:
+    output = rehearse()
+    assert " passed" in output
+    assert "no CUDA device" not in output
+
+
+@pytest.mark.slow
+def test_without_a_card_every_gpu_test_is_skipped_and_says_why() -> None:
+    output = rehearse(device="")
+    assert " passed" not in output
+    assert "TRAINYARD_GPU_TESTS_DEVICE=cpu rehearses" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["memory", "speed", "stall"])
+def test_a_gpu_benchmark_prints_its_table_on_a_cpu(name: str, tmp_path: Path) -> None:
+    given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TRAINYARD_GPU_TESTS_DEVICE": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", name], cwd=REPOSITORY, env={**given, "TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 3), done.stdout[-2000:] + done.stderr[-2000:]  # 3: the machine was busy
+    assert f"gpu_{name}_rehearsal:" in done.stdout

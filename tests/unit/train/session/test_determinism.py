@@ -1,0 +1,66 @@
+"""Strict kernels: an operation without a deterministic one is an error, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.train.session.engines import batch_of, same, session_of, train_step, weights_of
+from trainyard.train.session.determinism import refusal_of, strict_kernels
+
+
+@pytest.fixture(autouse=True)
+def as_a_job_has_it() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def overwrite() -> None:
+    """An operation that torch has no deterministic kernel for, on any device."""
+    torch.zeros(3).put_(torch.tensor([1, 1]), torch.tensor([1.0, 2.0]))
+
+
+def test_an_operation_without_a_deterministic_kernel_is_refused_inside_and_only_there() -> None:
+    with strict_kernels(), pytest.raises(RuntimeError, match="put_"):
+        overwrite()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    with pytest.warns(UserWarning, match="put_"):
+        overwrite()
+
+
+def test_the_flags_are_put_back_after_an_error() -> None:
+    with pytest.raises(KeyError), strict_kernels():
+        raise KeyError
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_what_is_not_enabled_changes_nothing() -> None:
+    with strict_kernels(False):
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_a_refused_step_says_which_operation_it_was() -> None:
+    assert "put_" in refusal_of(overwrite)
+    assert refusal_of(lambda: None) == ""
+
+
+def test_another_error_of_a_step_is_not_taken_for_a_refusal() -> None:
+    with pytest.raises(RuntimeError, match="shape"):
+        refusal_of(lambda: torch.zeros(2).reshape(3).sum() or None)
+
+
+def test_a_strict_session_gives_the_same_bits(tmp_path: Path) -> None:
+    found = []
+    for strict in (True, False):
+        session = session_of(tmp_path / str(strict))  # seeds the generators
+        session.engine.strict = strict
+        losses = [train_step(session, [batch_of()]) for _ in range(2)]
+        found.append((losses, weights_of(session)))
+    assert found[0][0] == found[1][0]
+    assert same(found[0][1], found[1][1])

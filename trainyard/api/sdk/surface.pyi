@@ -1,0 +1,153 @@
+"""Types of the operations as methods, written by `python -m docs.generator` from the table of operations."""
+
+from collections.abc import Callable
+from inspect import Parameter
+from pathlib import Path
+from pydantic.fields import FieldInfo
+from trainyard.api.planning import ChainPlan
+from trainyard.api.records import RunResult
+from trainyard.api.responses import Record
+from trainyard.api.verbs.adapters import AdapterRows, Converted
+from trainyard.api.verbs.backends import BackendTable
+from trainyard.api.verbs.chains.check import CheckOutput
+from trainyard.api.verbs.chains.compare import Comparison
+from trainyard.api.verbs.chains.describe import ShownSchema, TemplateRows
+from trainyard.api.verbs.chains.eject import EjectOutput
+from trainyard.api.verbs.chains.exports import ExportOutput
+from trainyard.api.verbs.chains.imports import ImportOutput
+from trainyard.api.verbs.data.preview import DataPreview
+from trainyard.api.verbs.data.renderers import RendererTable
+from trainyard.api.verbs.demo import DemoResult
+from trainyard.api.verbs.doctor import Diagnosis
+from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
+from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
+from trainyard.api.verbs.housekeeping.gc import Collected
+from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
+from trainyard.api.verbs.proof import Proof
+from trainyard.api.verbs.serving.chat import ChatOutput
+from trainyard.api.verbs.serving.serve import Served
+from trainyard.api.verbs.stack import DownOutput, EnvOutput, Migration, UpOutput
+from trainyard.api.verbs.sweeps.show import SweepList, SweepReport
+from trainyard.api.verbs.versions import Card, DeletedVersion, Merged, Promotion, Published, Pulled
+from trainyard.night.report import NightReport
+from trainyard.serve.conversion.architectures import Layout
+from trainyard.spec.axes.backends import BackendName, ServerName
+from trainyard.spec.axes.data import DataFormat
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.states import JobState
+from typing import Any, Literal
+
+class SweepOperations:
+    def __call__(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., trials: int = ..., metric: str | None = ..., direction: Literal['min', 'max'] | None = ..., scheduler: Literal['asha', 'none'] = ..., sampler: Literal['tpe', 'random', 'grid'] = ..., seed: int = ..., reduction: int = ..., first_rung: int | None = ..., parallel: int = ..., trainer: str | None = ..., name: str | None = ..., continued: str | None = ..., watch: bool = ...) -> SweepReport: ...  # write
+    def show(self, *, name: str, best: bool = ..., plot: bool = ...) -> SweepReport: ...  # read
+    def list(self) -> SweepList: ...  # read
+    def stop(self, *, name: str) -> SweepReport: ...  # write
+
+class AdaptersOperations:
+    def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
+    def show(self, *, name: str) -> Record: ...  # read
+    def convert(self, *, source: str, target: Path, to: Layout, base: str | None = ...) -> Converted: ...  # write
+    def promote(self, *, name: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # write
+    def rollback(self, *, role: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # write
+    def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # write
+    def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # write
+    def card(self, *, name: str, out: Path | None = ...) -> Card: ...  # read
+    def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # write
+    def pull(self, *, source: str, alias: str | None = ..., revision: str | None = ..., token_env: str = ...) -> Pulled: ...  # write
+
+class BackendsOperations:
+    def __call__(self, *, imports: bool = ...) -> BackendTable: ...  # read
+    def install(self, *, names: tuple[BackendName | ServerName, ...] = ...) -> BackendTable: ...  # admin
+
+class JobsOperations:
+    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # write
+    def list(self, *, state: JobState | None = ..., limit: int = ...) -> JobList: ...  # read
+    def show(self, *, job: str) -> JobDetail: ...  # read
+    def logs(self, *, job: str, follow: bool = ..., tail: int | None = ...) -> JobLog: ...  # read
+    def metrics(self, *, job: str, node: str | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # write
+    def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # write
+    def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # write
+
+class DataOperations:
+    def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
+
+class GraphOperations:
+    def query(self, *, cypher: str, parameters: dict[str, Any] = ..., graph: str = ...) -> QueryRows: ...  # read
+    def stats(self, *, tenant: str | None = ..., graph: str = ...) -> GraphCounts: ...  # read
+    def export(self, *, tenant: str | None = ..., graph: str = ..., file: Path) -> Exported: ...  # write
+
+class NightlyOperations:
+    def run(self, *, config: Path | None = ..., preset: str | None = ..., run: str | None = ..., again: bool = ...) -> NightReport: ...  # write
+    def simulate(self, *, nights: int = ..., seed: int = ..., inject: str | None = ..., processes: int | None = ..., campaign: int | None = ...) -> Simulated: ...  # write
+    def worker(self, *, config: Path | None = ..., preset: str | None = ..., once: bool = ...) -> Worked: ...  # admin
+    def status(self, *, config: Path | None = ..., preset: str | None = ...) -> NightStatus: ...  # read
+
+class CorpusOperations:
+    def engineering(self, *, repo: Path, bucket: str | None = ..., briefs: Path | None = ..., config: Path | None = ...) -> Added: ...  # write
+    def apprenticeship(self, *, action: Literal['add'] = ..., file: Path | None = ..., prompt: str | None = ..., shadow: str | None = ..., verdict: str | None = ..., bucket: str | None = ..., config: Path | None = ...) -> Added: ...  # write
+    def status(self, *, config: Path | None = ..., preset: str | None = ...) -> CorpusStatus: ...  # read
+
+class RenderersOperations:
+    def verify(self, *, names: tuple[str, ...] = ...) -> RendererTable: ...  # read
+
+class StarterOperations:
+    def build(self) -> Record: ...  # admin
+
+class Operations:
+    def up(self, *, no_auth: bool = ...) -> UpOutput: ...  # admin
+    def down(self) -> DownOutput: ...  # admin
+    def demo(self) -> DemoResult: ...  # admin
+    def env(self) -> EnvOutput: ...  # admin
+    def doctor(self) -> Diagnosis: ...  # read
+    def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # write
+    def gc(self, *, days: int = ..., dry_run: bool = ...) -> Collected: ...  # admin
+    def backup(self, *, file: Path, with_models: bool = ...) -> BackedUp: ...  # admin
+    def restore(self, *, file: Path) -> Restored: ...  # admin
+    def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
+    def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
+    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # write
+    @property
+    def sweep(self) -> SweepOperations: ...
+    def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read
+    def templates(self, *, name: str | None = ...) -> TemplateRows: ...  # read
+    def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
+    def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # write
+    def serve(self, *, role: Literal['graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # write
+    def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # write
+    def import_(self, *, source: Path, tool: Literal['axolotl', 'llamafactory', 'trl', 'unsloth', 'oumi', 'torchtune'] | None = ..., settings: dict[str, Any] = ..., without: tuple[str, ...] = ..., out: Path | None = ..., report: bool = ...) -> ImportOutput: ...  # write
+    def export(self, *, target: str, to: Literal['axolotl', 'llamafactory'], node: str | None = ..., out: Path | None = ...) -> ExportOutput: ...  # write
+    @property
+    def adapters(self) -> AdaptersOperations: ...
+    @property
+    def backends(self) -> BackendsOperations: ...
+    @property
+    def jobs(self) -> JobsOperations: ...
+    @property
+    def data(self) -> DataOperations: ...
+    @property
+    def graph(self) -> GraphOperations: ...
+    @property
+    def nightly(self) -> NightlyOperations: ...
+    @property
+    def corpus(self) -> CorpusOperations: ...
+    @property
+    def renderers(self) -> RenderersOperations: ...
+    @property
+    def starter(self) -> StarterOperations: ...
+
+Call = Callable[[str, dict[str, Any]], Any]
+
+class Surface(Operations):
+    def __init__(self, call: Call, word: str = "") -> None: ...
+
+def words_after(word: str) -> list[str]: ...
+def attribute_of(word: str) -> str: ...
+def call_here(name: str, fields: dict[str, Any]) -> Any: ...
+def checked_request(name: str, fields: dict[str, Any]) -> Any: ...
+def parameter(name: str, field: FieldInfo) -> Parameter: ...
+
+here: Surface
