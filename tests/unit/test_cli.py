@@ -217,6 +217,23 @@ def complete(words: str) -> list[str]:
     return found.stdout.split()
 
 
+def completions(*lines: str) -> dict[str, list[str]]:
+    """The same for the last word of each line, in one process."""
+    program = f"""
+import json, os
+from click.shell_completion import BashComplete
+from trainyard.cli import app
+found = {{}}
+for line in {lines!r}:
+    os.environ |= {{"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}}
+    found[line] = BashComplete(app, {{}}, "trainyard", "_TRAINYARD_COMPLETE").complete().split()
+print(json.dumps(found))
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    answers: dict[str, list[str]] = json.loads(found.stdout)
+    return answers
+
+
 def test_a_shell_completes_commands_options_values_and_files() -> None:
     assert complete("trainyard jo") == ["plain,jobs"]
     assert complete("trainyard backends in") == ["plain,install"]
@@ -232,16 +249,19 @@ def test_a_shell_completes_what_there_is_on_this_machine(home: Path) -> None:
     (home / "adapters" / "acme" / "bot" / "v1").mkdir(parents=True)
     (home / "adapters" / "acme" / "bot" / "v1" / "manifest.json").touch()
     (home / "adapters" / "acme" / "begun" / "v1").mkdir(parents=True)
-    assert complete("trainyard adapters show a") == ["plain,acme/bot", "plain,acme/bot/v1"]
-    assert complete("trainyard adapters list --tenant a") == ["plain,acme"]
-    assert complete("trainyard jobs show 0") == [f"plain,{run_id}"]
-    assert complete("trainyard run 0") == [f"plain,{run_id}", "file,0"]
-    assert complete("trainyard run q") == ["plain,qa-pipeline", "file,q"]
-    assert complete("trainyard run qa-pipeline --preset c") == ["plain,control"]
-    assert complete("trainyard run rag-tuning --preset s") == ["plain,strict"]
-    assert complete("trainyard run rag-tuning --preset q") == []
-    assert complete("trainyard nightly run --preset nightly-l") == ["plain,nightly-l4"]
-    assert complete("trainyard schema set") == ["plain,settings"]
+    expected = {
+        "trainyard adapters show a": ["plain,acme/bot", "plain,acme/bot/v1"],
+        "trainyard adapters list --tenant a": ["plain,acme"],
+        "trainyard jobs show 0": [f"plain,{run_id}"],
+        "trainyard run 0": [f"plain,{run_id}", "file,0"],
+        "trainyard run q": ["plain,qa-pipeline", "file,q"],
+        "trainyard run qa-pipeline --preset c": ["plain,control"],
+        "trainyard run rag-tuning --preset s": ["plain,strict"],
+        "trainyard run rag-tuning --preset q": [],
+        "trainyard nightly run --preset nightly-l": ["plain,nightly-l4"],
+        "trainyard schema set": ["plain,settings"],
+    }
+    assert completions(*expected) == expected
 
 
 def test_completion_of_a_broken_home_is_empty(home: Path) -> None:

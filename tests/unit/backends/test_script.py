@@ -143,10 +143,18 @@ def test_own_script_needs_only_weights_and_a_told_loss(own: Callable[..., Traini
     [
         ("tell('progress', step=1, loss=2.5)", r"E-SCRIPT: .* left no output/adapter_config.json"),
         ("leave()", r"E-SCRIPT: .* reported no step"),
-        ("leave(); open('output/report.json', 'w').write('{')", r"E-SCRIPT: .* not valid JSON"),
-        ("raise ValueError('my own mistake')", r"E-SCRIPT: .* exit code 1\. Why: ValueError: my own mistake"),
+        pytest.param(
+            "leave(); open('output/report.json', 'w').write('{')",
+            r"E-SCRIPT: .* not valid JSON",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "raise ValueError('my own mistake')",
+            r"E-SCRIPT: .* exit code 1\. Why: ValueError: my own mistake",
+            marks=pytest.mark.slow,
+        ),
         ("os.kill(os.getpid(), 9)", r"E-SCRIPT: The training script was ended by SIGKILL"),
-        ("1 +", r"E-SCRIPT: .*SyntaxError"),
+        pytest.param("1 +", r"E-SCRIPT: .*SyntaxError", marks=pytest.mark.slow),
     ],
 )
 def test_a_script_that_fails_says_why(text: str, told: str, own: Callable[..., TrainingJob], tmp_path: Path) -> None:

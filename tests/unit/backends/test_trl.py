@@ -117,9 +117,9 @@ def test_dpo_continues_the_adapter_against_its_frozen_start(
 @pytest.mark.parametrize(
     "config",
     [
-        {"hyperparameters": {"precision": "bf16"}},
+        pytest.param({"hyperparameters": {"precision": "bf16"}}, marks=pytest.mark.slow),
         {"hyperparameters": {"gradient_accumulation": 2}, "preference": {"label_smoothing": 0.1}},
-        {"method": "full", "hyperparameters": {"learning_rate": 1e-3}},
+        pytest.param({"method": "full", "hyperparameters": {"learning_rate": 1e-3}}, marks=pytest.mark.slow),
     ],
 )
 def test_first_dpo_loss_is_ln_2_whatever_is_trained(jobs: Jobs, tmp_path: Path, config: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ def test_first_dpo_loss_is_ln_2_whatever_is_trained(jobs: Jobs, tmp_path: Path, 
     assert ran.record["first_loss"] == pytest.approx(math.log(2), abs=1e-4)
 
 
-@pytest.mark.parametrize(("loss", "at_start"), [("hinge", 1.0), ("ipo", 25.0)])
+@pytest.mark.parametrize(("loss", "at_start"), [pytest.param("hinge", 1.0, marks=pytest.mark.slow), ("ipo", 25.0)])
 def test_other_preference_losses_start_at_their_own_value(
     jobs: Jobs, tmp_path: Path, loss: str, at_start: float
 ) -> None:

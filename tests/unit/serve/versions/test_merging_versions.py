@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainyard.api.context import Context
 from trainyard.api.requests.adapters import CardInput, DeleteInput, MergeInput
@@ -25,28 +28,30 @@ from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.models import chat_template_sha256, model_sha256
 from trainyard.testing.vllm_server import vllm_server
 
-ADAPTER = """
-import sys, torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
-torch.manual_seed(1)
-lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
-get_peft_model(AutoModelForCausalLM.from_pretrained(sys.argv[1]), lora).save_pretrained(sys.argv[2])
-AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2] + "/tokenizer")
-"""
-SAME = """
-import sys, torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-base, adapter, merged = sys.argv[1:4]
-load = lambda folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-ids = torch.arange(5, 60)[None]
-with torch.no_grad():
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
+
+
+def write_random_adapter(base: Path, folder: Path) -> None:
+    """An adapter whose product is not zero, next to the tokenizer of its base."""
+    torch.manual_seed(1)
+    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder / "tokenizer")
+
+
+def load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def require_same_model(base: Path, adapter: Path, merged: Path) -> None:
+    """The merged model answers as base and adapter do, and otherwise than the base alone; it has a chat template."""
+    ids = torch.arange(5, 60)[None]
     alone, whole = load(base)(ids).logits, load(merged)(ids).logits
-    both = PeftModel.from_pretrained(load(base), adapter)(ids).logits
-print(float((both - whole).abs().max()) < 1e-4, float((alone - whole).abs().max()) > 1e-2)
-print(bool(AutoTokenizer.from_pretrained(merged).chat_template))
-"""
+    both = PeftModel.from_pretrained(load(base), str(adapter))(ids).logits
+    assert float((both - whole).abs().max()) < 1e-4
+    assert float((alone - whole).abs().max()) > 1e-2
+    assert AutoTokenizer.from_pretrained(merged).chat_template
 
 
 def python(*arguments: str, cwd: Path | None = None) -> str:
@@ -61,7 +66,7 @@ def python(*arguments: str, cwd: Path | None = None) -> str:
 def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random adapter of the tiny model, with the record of a training."""
     folder = tmp_path_factory.mktemp("trained") / "adapter"
-    python(ADAPTER, str(tiny_model), str(folder))
+    write_random_adapter(tiny_model, folder)
     (folder / "README.md").unlink(missing_ok=True)
     training = {"base_model": str(tiny_model), "base_path": str(tiny_model), "base_sha256": model_sha256(tiny_model)}
     training |= {"chat_template_sha256": chat_template_sha256(tiny_model), "stage": "sft", "method": "lora", "steps": 3}
@@ -93,7 +98,7 @@ def test_merged_folder_says_what_both_say_and_how_far_it_is(
     kept = json.loads((tmp_path / "merged" / "merged.json").read_text())
     assert (kept["divergence"], kept["version"]) == (done.divergence, "acme/bot/v1")
     assert "largest difference of a logit from base plus adapter: " in render("adapters merge", done)
-    assert python(SAME, str(tiny_model), str(trained), str(tmp_path / "merged")).split() == ["True", "True", "True"]
+    require_same_model(tiny_model, trained, tmp_path / "merged")
     with pytest.raises(Conflict, match="E-FILE-EXISTS"):
         merge(MergeInput(name="acme/bot/v1", to=tmp_path / "merged"), context)
 
@@ -180,7 +185,7 @@ def test_a_registry_target_keeps_the_merged_model_of_its_version(
     folder = Path(said["merged"]["path"])
     assert folder == context.settings.models / "merged" / "acme/bot/v1/safetensors"
     assert 0 < said["merged"]["divergence"] < 1e-3
-    assert python(SAME, str(tiny_model), str(trained), str(folder)).split() == ["True", "True", "True"]
+    require_same_model(tiny_model, trained, folder)
     made = (folder / "merged.json").stat().st_mtime_ns
     again = roll_out(context, wanted)
     assert again["targets"] == [said]
@@ -192,6 +197,7 @@ def test_a_registry_target_keeps_the_merged_model_of_its_version(
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_merged_model_that_is_not_served(context: Context) -> None:
     wanted = Target(type=TargetType.REGISTRY, merged="safetensors")
     base = AdapterRegistry(context.settings.adapters).show("acme/bot/v1").facts["base_path"]

@@ -370,6 +370,7 @@ def test_a_session_draws_the_same_again_and_training_draws_the_same_with_it(tmp_
     assert taught == session.generate([[5, 6, 7]], Sampling(max_new_tokens=3))
 
 
+@pytest.mark.slow
 def test_the_student_comes_nearer_to_its_teacher_than_by_imitation_with_the_same_budget() -> None:
     """GKD against SFT: the same first weights, rows, order and steps; KL(teacher || student) in nats per token."""
     found = compare(seed=0, steps=150)
