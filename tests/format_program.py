@@ -70,8 +70,9 @@ def losses(ran: Ran) -> list[float]:
 def compare_logits(format: Quantization, base: Path, plain: Path, adapter: Path) -> dict[str, float]:
     """How far the logits of the base are from those in full precision, and how far PEFT's adapter then moves them."""
     options: dict[str, Any] = {"dtype": torch.float32, "device_map": {"": CPU}, "use_safetensors": True}
-    config = load_config(format, CPU, stored_config(str(base)))
-    model: Any = AutoModelForCausalLM.from_pretrained(base, quantization_config=config, **options)
+    if (config := load_config(format, CPU, stored_config(str(base)))) is not None:
+        options["quantization_config"] = config
+    model: Any = AutoModelForCausalLM.from_pretrained(base, **options)
     convert(model, format, CPU)
     align_train_eval(model)
     ids_BT = torch.arange(24).reshape(2, 12) + 5

@@ -6,7 +6,7 @@ Weights come from safetensors and code from the installed packages, always: `tru
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +146,32 @@ def load_model(folder: str, head: Head, options: dict[str, Any]) -> Any:
     options = {**options}
     attention = options.pop("attn_implementation", None) or default_attention(folder, head)
     scores = {"num_labels": 1} if head == "reward" else {}
-    model = KINDS[head].from_pretrained(folder, attn_implementation=attention, **scores, **options)
+    model, loaded = KINDS[head].from_pretrained(
+        folder, attn_implementation=attention, output_loading_info=True, **scores, **options
+    )
+    require_weights(model, loaded["missing_keys"], folder)
     if head == "reward" and model.config.pad_token_id is None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         padding = tokenizer.pad_token_id
         model.config.pad_token_id = tokenizer.eos_token_id if padding is None else padding
     model.config.use_cache = False
     return model
+
+
+def require_weights(model: Any, missing: Iterable[str], folder: str) -> None:
+    """Raise `InvalidInput` (`E-MODEL-INVALID`) where a matrix of the model is not in the files, and so is random.
+
+    Of a reward model the score is new.
+    """
+    matrices = {name for name, weight in model.named_parameters() if weight.ndim > 1 and not name.startswith("score.")}
+    random = sorted(matrices.intersection(missing))
+    if random:
+        raise InvalidInput(
+            f"The files of {folder} do not have {len(random)} weights of the model, such as {random[0]}.",
+            why="transformers would begin with random ones in their place.",
+            do="Download the model again, or correct config.json: layers, sizes and quantization_config.",
+            code="E-MODEL-INVALID",
+        )
 
 
 def base_dtype(request: PolicyRequest) -> torch.dtype:

@@ -24,7 +24,7 @@ from trainyard.spec.axes.methods import (
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.contract import Groups, Head, PolicyRequest
 from trainyard.train.methods.full import make_group
-from trainyard.train.quantization.formats import is_hqq
+from trainyard.train.quantization.formats import is_hqq, is_packed
 
 TASKS: dict[Head, TaskType] = {"causal": TaskType.CAUSAL_LM, "reward": TaskType.SEQ_CLS}
 EMBEDDING_RATE = 1e-6
@@ -75,9 +75,10 @@ def targets(model: Any, adapter: AdapterSettings) -> str | list[str]:
     if adapter.target_modules == "attention-only":
         return attention_modules(model)
     if isinstance(adapter.target_modules, str):
-        # PEFT takes chosen blocks only with modules by name, and its word for all knows nothing of hqq's layers.
+        # PEFT takes chosen blocks only with modules by name, and its word for all knows no layers of hqq and gptqmodel.
         names = [name.rpartition(".")[2] for name, _ in list_adapted(model, adapter.target_modules)]
-        whole = not any(is_hqq(module) or is_fused(model, name) for name, module in model.named_modules())
+        modules = list(model.named_modules())
+        whole = not any(is_hqq(one) or is_packed(one) or is_fused(model, name) for name, one in modules)
         by_word = adapter.layers is None and whole
         return adapter.target_modules if by_word else sorted(set(names))
     names = [name for name, _ in model.named_modules()]
@@ -116,7 +117,7 @@ def list_adapted(model: Any, wanted: str | list[str]) -> list[tuple[str, int]]:
 
 
 def is_linear(module: torch.nn.Module) -> bool:
-    return isinstance(module, torch.nn.Linear | Conv1D) or is_hqq(module)
+    return isinstance(module, torch.nn.Linear | Conv1D) or is_hqq(module) or is_packed(module)
 
 
 def is_fused(model: Any, name: str) -> bool:

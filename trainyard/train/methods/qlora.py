@@ -20,12 +20,10 @@ def load_quantised(request: PolicyRequest, folder: str) -> Any:
     assert format is not None, "the method qlora"
     # accelerate, below TRL, compares the number of the GPU and takes a `cuda` without one for another device
     place = torch.cuda.current_device() if request.device == "cuda" else request.device
-    model = load_base(
-        request,
-        folder,
-        quantization_config=load_config(format, request.device, stored_config(folder), precision),
-        device_map={"": place},
-    )
+    quantization = load_config(format, request.device, stored_config(folder), precision)
+    # transformers lets a `None` replace the base's own config: its packed weights would be left out, for random ones
+    given = {} if quantization is None else {"quantization_config": quantization}
+    model = load_base(request, folder, **given, device_map={"": place})
     convert(model, format, request.device, precision)
     align_train_eval(model)
     for parameter in model.parameters():

@@ -165,6 +165,11 @@ def is_hqq(layer: torch.nn.Module) -> bool:
     return type(layer).__name__ == "HQQLinear"
 
 
+def is_packed(layer: torch.nn.Module) -> bool:
+    """Whether a layer is one of gptqmodel's (gptq, awq): integers in words, and no `weight`."""
+    return hasattr(layer, "qweight") and hasattr(layer, "in_features")
+
+
 def align_train_eval(model: torch.nn.Module) -> int:
     """Make the quantised layers compute the same in training and in evaluation; returns how many there are.
 
