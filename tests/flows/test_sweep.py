@@ -62,7 +62,7 @@ def test_the_best_third_continues_and_the_data_is_made_once(spec: SweepSpec, mon
     assert f"Best: trial {best.number}, loss {best.value:.4f} with trainer.learning_rate=" in str(state.message)
 
     run_id = read_record(settings(), spec.name).run_id
-    recorded = read_events(settings().runs / run_id)
+    recorded = [*read_events(settings().runs / run_id)]
     events = [(event["node"], event["event"]) for event in recorded]
     assert [event["text"] for event in recorded if "again" in event.get("text", "")] == [
         "started again: it was stopped before"
