@@ -6,7 +6,7 @@ changes every tensor; what is timed lasts until the next step could begin.
     ours        a copy on the card; a side stream brings it to pinned memory, a thread writes it
     host        the same without room on the card: training waits for pinned memory
     memcpy      the state copied into pinned memory that is there already
-    torch.save  the state written before training goes on, neither hashed nor synced
+    torch.save  the state written before training continues, neither hashed nor synced
 
     python -m benchmarks.gpu stall
 """

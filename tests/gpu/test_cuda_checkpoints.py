@@ -15,7 +15,7 @@ from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint
 
 pytestmark = pytest.mark.gpu
 LARGE = 1 << 30
-"""Bytes of a state whose way into host memory can be told from nothing: about 40 ms."""
+"""Bytes of a state whose copy into host memory is measurable: about 40 ms."""
 
 
 def state(place: Place, size: int = 1 << 20) -> dict[str, torch.Tensor]:

@@ -41,7 +41,7 @@ def test_the_gradients_of_a_batch_are_those_of_a_cpu(method: str, place: Place, 
     found = []
     for run in (here, there):
         moving = {name: value for name, value in run.policy.model.named_parameters() if value.requires_grad}
-        for name, value in moving.items():  # a device may draw the weights of a new adapter by itself
+        for name, value in moving.items():  # a device may draw the weights of a new adapter on its own
             value.data.copy_(weights[name])
         batch = run.feed.batch(run.feed.plan.steps(0)[0][0])
         run.session.backward(run.session.forward(batch).forward_id, measure=False)

@@ -32,7 +32,7 @@ PAUSE_AFTER, ROWS = 3, 16
 STEPS = {False: 40, True: 600}
 """Rehearsal or not -> steps; those of a tiny model take milliseconds, and a pause has to come between them."""
 NOTHING_MB = 64
-"""Difference of the card's memory that a driver makes by itself."""
+"""Difference of the card's memory that a driver makes."""
 
 
 class Watcher:

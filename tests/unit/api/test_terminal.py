@@ -37,9 +37,9 @@ def test_a_pipe_gets_plain_lines_where_colours_are_forced(
     """As in a notebook, whose kernel sets FORCE_COLOR."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert Console(stderr=True).is_terminal
-    told = Progress()
-    told.event({"node": "trainer", "event": "started"})
-    told.close()
+    shown = Progress()
+    shown.event({"node": "trainer", "event": "started"})
+    shown.close()
     assert capsys.readouterr().err == "trainer: started\n"
 
 
@@ -69,9 +69,9 @@ def test_a_log_is_not_flooded_with_progress() -> None:
 
 
 def test_a_terminal_gets_a_bar() -> None:
-    told = "\n".join(lines_of([progress(0.25), progress(0.5)], terminal=True))
-    assert "50 %" in told
-    assert "━" in told
+    printed = "\n".join(lines_of([progress(0.25), progress(0.5)], terminal=True))
+    assert "50 %" in printed
+    assert "━" in printed
 
 
 def test_answers_are_shown_while_they_are_written_and_only_on_a_terminal() -> None:
@@ -81,9 +81,9 @@ def test_answers_are_shown_while_they_are_written_and_only_on_a_terminal() -> No
         {"node": "adapter", "event": "answer", "text": "It trains."},
         {"node": "adapter", "event": "answered", "text": ""},
     ]
-    told = "\n".join(lines_of(events, terminal=True))
-    assert "base: A node [reads]." in told
-    assert "adapter: It trains." in told
+    printed = "\n".join(lines_of(events, terminal=True))
+    assert "base: A node [reads]." in printed
+    assert "adapter: It trains." in printed
     assert lines_of(events) == []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, name_of, names, node, reasons, source
+from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, name_of
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
@@ -134,7 +134,7 @@ def test_every_row_has_a_name_of_its_own() -> None:
 
 
 def test_the_wording_of_every_refusal_is_as_agreed() -> None:
-    """`GOLDEN=write` writes the file anew, for a person to read."""
+    """`GOLDEN=write` writes the file again, for a person to read."""
     told = [f"{path.stem}: {reason.line()}" for path in BAD for reason in reasons_of(path)]
     told += [f"{path.stem}: {reason.line()}" for path in AT_RUN for reason in at_run_file(path)]
     text = "\n".join(told) + "\n"
@@ -466,153 +466,3 @@ def chained(reason: Reason) -> bool:
 def test_every_row_of_the_spec_has_a_nearest_good_chain() -> None:
     covered = {expected_name(RESOURCES / "chains_bad" / f"{name}.yaml") for name, _, _ in NEAR}
     assert {row.name for row in ROWS if row.scope == "spec"} <= covered
-
-
-# Rows with more than one way in; those on trainers are in test_refusals_trainer.py
-
-
-def six(*, generator: dict[str, Any], validator: dict[str, Any], evaluator: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        source("docs"), node("ai_generator", **generator), node("validator", **validator), node("trainer"),
-        node("evaluator", **evaluator),
-    ]  # fmt: skip
-
-
-WORDING = {"benchmarks": [{"name": "f1", "set": "unseen_wording"}]}
-DOCUMENTS = {"benchmarks": [{"name": "f1", "set": "unseen_documents"}]}
-
-
-@pytest.mark.parametrize(
-    ("generator", "validator", "evaluator", "expected"),
-    [
-        ({}, {}, WORDING, []),
-        ({"wordings": 2}, {}, WORDING, []),
-        ({"wordings": 1}, {}, WORDING, ["no-set"]),
-        ({"template": "instruction"}, {}, WORDING, ["no-set"]),
-        ({}, {"holdout": {"wording": False}}, WORDING, ["no-set"]),
-        ({}, {"holdout": {"documents": 0}}, WORDING, []),
-        ({}, {"holdout": {"documents": 0}}, DOCUMENTS, ["no-set"]),
-        ({}, {"holdout": {"documents": 0, "wording": False}}, {}, ["no-heldout"]),
-        ({}, {"holdout": {"documents": 0, "wording": False}}, WORDING, ["no-heldout"]),
-        ({"wordings": 1}, {"holdout": {"documents": 0}}, {}, ["no-heldout"]),
-        ({"wordings": 1}, {}, {"primary": "heldout_loss/unseen_wording"}, ["no-set"]),
-        ({}, {}, {"primary": "heldout_loss/unseen_wording"}, []),
-        ({}, {}, {"primary": "heldout_loss/general"}, []),
-    ],
-)
-def test_sets_have_to_be_held_out_to_be_evaluated(
-    generator: dict[str, Any], validator: dict[str, Any], evaluator: dict[str, Any], expected: list[str]
-) -> None:
-    assert names(*six(generator=generator, validator=validator, evaluator=evaluator)) == expected
-
-
-def test_wordings_are_seen_through_a_second_validator() -> None:
-    nodes = six(generator={}, validator={}, evaluator=WORDING)
-    nodes.insert(2, node("validator", "first"))
-    assert names(*nodes) == []
-
-
-def test_the_field_of_a_missing_set_is_named() -> None:
-    given = {"benchmarks": [{"name": "f1"}, {"name": "f1", "set": "unseen_wording"}], "primary": "f1/unseen_wording"}
-    found = reasons(*six(generator={"wordings": 1}, validator={}, evaluator=given))
-    assert [reason.field for reason in found] == ["config.benchmarks.1.set", "config.primary"]
-    assert found[0].because == "No set unseen_wording is held out; there is unseen_documents."
-
-
-def test_rows_that_training_saw_are_no_evaluation() -> None:
-    benchmarks = [{"name": "f1", "path": "tasks.jsonl"}, {"name": "f1"}]
-    assert names(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["no-heldout"]
-    benchmarks = [{"name": "lm_evals"}]
-    assert names(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["no-heldout"]
-
-
-@pytest.mark.parametrize(
-    ("primary", "benchmarks", "fine"),
-    [
-        ("f1", [{"name": "f1", "set": "unseen_documents"}], True),
-        ("f1/unseen_documents", [{"name": "f1", "set": "unseen_documents"}], True),
-        ("f1/unseen_documents", [{"name": "f1"}], True),
-        ("f1/heldout", [{"name": "f1", "set": "unseen_documents"}], False),
-        ("f2", [{"name": "f1"}, {"name": "f2"}], True),
-        ("f3", [{"name": "f1"}, {"name": "f2"}], False),
-        ("f1/tasks", [{"name": "f1", "path": "tasks.jsonl"}], True),
-    ],
-)
-def test_the_primary_metric_has_to_be_listed(primary: str, benchmarks: list[dict[str, str]], fine: bool) -> None:
-    found = names(
-        source(), node("validator"), node("trainer"), node("evaluator", benchmarks=benchmarks, primary=primary)
-    )
-    assert found == ([] if fine else ["primary"])
-
-
-def deployed(trainer: dict[str, Any], *targets: dict[str, Any]) -> list[Reason]:
-    return reasons(
-        source(), node("validator"), node("trainer", **trainer), node("evaluator"),
-        node("deployer", targets=list(targets)),
-    )  # fmt: skip
-
-
-VLLM = {"type": "vllm", "url": "http://127.0.0.1:8000"}
-
-
-def test_each_target_is_judged_by_itself() -> None:
-    found = deployed({"method": {"rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32})
-    assert [(name_of(reason), reason.field) for reason in found] == [("rank-server", "config.targets.1.max_lora_rank")]
-    assert found[0].because == "The adapter has rank 32, and the server takes at most 16."
-
-
-def test_a_stated_limit_counts_for_every_kind_of_target() -> None:
-    found = deployed({"method": {"rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
-    assert [name_of(reason) for reason in found] == ["rank-server"]
-    assert deployed({"method": {"rank": 8}}, {"type": "embedded", "max_lora_rank": 8}) == []
-
-
-def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
-    assert [name_of(r) for r in deployed({"method": "full"}, VLLM)] == ["full-hotload"]
-    assert [name_of(r) for r in deployed({"method": "oft", "backend": "native"}, VLLM)] == ["target-adapter"]
-    assert [name_of(r) for r in deployed({"method": "freeze", "backend": "native"}, VLLM)] == ["full-hotload"]
-
-
-def test_all_reasons_of_a_target_are_told_at_once() -> None:
-    found = deployed(
-        {"method": {"type": "dora", "rank": 64, "modules_to_save": ["lm_head", "embed_tokens"]}},
-        {"type": "vllm", "base_model": "org/other"},
-    )
-    assert [name_of(reason) for reason in found] == [
-        "target-adapter", "target-adapter", "rank-server", "target-base-mismatch", "target-url",
-    ]  # fmt: skip
-    assert "(lm_head, embed_tokens)" in found[1].because
-
-
-@pytest.mark.parametrize(
-    ("kind", "method", "codes"),
-    [
-        ("llama_server", "lora", []),
-        ("llama_server", "dora", ["target-adapter"]),
-        ("llama_server", "full", []),
-        ("ollama", "qlora", []),
-        ("ollama", "oft", ["target-adapter"]),
-        ("mlx", "dora", []),
-        ("mlx", "oft", ["target-adapter"]),
-    ],
-)
-def test_what_the_files_of_a_target_have_no_words_for(kind: str, method: str, codes: list[str]) -> None:
-    assert [name_of(reason) for reason in deployed({"method": method, "backend": "native"}, {"type": kind})] == codes
-
-
-def test_a_server_that_the_deployer_starts_has_no_address_to_give() -> None:
-    own = {"type": "mlx", "url": "http://127.0.0.1:8080"}
-    assert [name_of(reason) for reason in deployed({}, own)] == ["target-own"]
-
-
-def test_a_report_must_be_about_what_is_deployed() -> None:
-    found = reasons(
-        source(), node("validator"), node("trainer"), node("evaluator"), node("trainer", "later"), node("deployer")
-    )
-    assert [name_of(reason) for reason in found] == ["report-mismatch"]
-    assert found[0].because == "The report judges 'trainer', and 'later' would be deployed."
-
-
-def test_a_deployer_may_be_unevaluated_with_an_evaluator_too() -> None:
-    nodes = source(), node("validator"), node("trainer"), node("evaluator"), node("deployer", unevaluated=True)
-    assert names(*nodes) == []

@@ -1,4 +1,4 @@
-"""Each quantization format by itself: train three steps through it, save, load, continue; or what refuses it.
+"""Each quantization format alone: train three steps through it, save, load, continue; or what refuses it.
 
 nf4, fp4, int8 and gguf are of packages that the product has. The others are installed into an environment of their own,
 on top of the product's: `make test-backends` runs these. It is made in `.trainyard/envs/formats`, or in the folder that
@@ -63,7 +63,7 @@ def environment() -> Callable[[Quantization], Path]:
             subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
             (own,) = place.glob("lib/python*/site-packages")
             (own / "product.pth").write_text(sysconfig.get_path("purelib") + "\n")
-            # What is in the product's environment counts as installed there; an own version of it goes on top.
+            # What is in the product's environment counts as installed there; an own version of it has precedence.
             line = [str(python), "-m", "pip", "install", "--no-input", *install.replace("'", "").split()]
             ran = subprocess.run(line, capture_output=True, text=True, check=False)
             require_registry(ran.stderr)

@@ -1,4 +1,4 @@
-"""LISA: which blocks are trained at a step, what happens to optimizer states, and that a restored session goes on."""
+"""LISA: which blocks are trained at a step, what happens to optimizer states, and that a restored session continues."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def losses_of(config: Any, student: Any, ask: Callable[[Any], Any]) -> list[floa
 
 
 def test_losses_of_five_steps_are_the_known_ones(pair: tuple[Any, Any]) -> None:
-    """`GOLDEN=write` writes the file anew, for a person to read."""
+    """`GOLDEN=write` writes the file again, for a person to read."""
     (first, teacher), lines = pair, []
 
     def local(batch: Any) -> Any:
