@@ -3,7 +3,7 @@
 The request of an operation is imported when its options are needed, its implementation when it runs; the rest of this
 product is not imported here. stdout is data, stderr is progress; `--json` prints the operation's result as
 one JSON document. Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict, 5 invalid or corrupt data, 6 limit,
-7 backend unavailable.
+7 backend unavailable, 8 not allowed.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
     ├── Corrupt       (ValueError)      5   something we wrote no longer matches its digest  E-…
     ├── NotFound      (LookupError)     3   a name that does not exist                       E-…
     ├── Conflict      (RuntimeError)    4   locked, already taken, changed meanwhile         E-…
+    ├── Denied        (PermissionError) 8   the caller may not ask for this                  E-…
     ├── LimitExceeded (RuntimeError)    6   a cap or quota is reached                        E-…
     └── Unavailable   (RuntimeError)    7   a backend, server or package is not here         E-… R-…
 
@@ -133,6 +134,13 @@ class Conflict(TrainyardError, RuntimeError):
 
     exit_code = 4
     default_code = "E-CONFLICT"
+
+
+class Denied(TrainyardError, PermissionError):
+    """The caller is unknown, or may not ask for this."""
+
+    exit_code = 8
+    default_code = "E-AUTH"
 
 
 class LimitExceeded(TrainyardError, RuntimeError):

@@ -7,9 +7,27 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
+from trainyard.api.operations import Scope
 from trainyard.callbacks import ignore
 from trainyard.compute.events import Event
 from trainyard.settings import Settings
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks for an operation, and what that caller may do."""
+
+    name: str
+    """Of the token, or of the owner of this home; it is in the audit log."""
+    scope: Scope = Scope.ADMIN
+    tenant: str = ""
+    """Empty: every tenant."""
+    remote: bool = False
+    """Whether the request came over a network: then what is local is refused."""
+
+
+OWNER = Caller("owner")
+"""Whoever can read this home: the command line, and Python on this machine."""
 
 
 @dataclass(frozen=True)
@@ -23,3 +41,9 @@ class Context:
     """Receives the parts of a result that are reported one by one (`jobs logs --follow`)."""
     next_input: Callable[[], str | None] | None = None
     """Returns what a user types next, None at the end (`chat`); without a user there is none."""
+    caller: Caller = OWNER
+    """Who asks; an operation with `tenants` shows and changes what belongs to that tenant."""
+    idempotency_key: str = ""
+    """With the same key, an operation that starts something starts it once."""
+    trace: str = ""
+    """The correlation id of the request; it goes with what the request starts."""

@@ -1,14 +1,19 @@
-"""The request and the implementation of an operation by its name: what every surface begins with."""
+"""The request and the implementation of an operation by its name: what every surface begins with.
+
+`carry_out` is the one way in for callers who are not the owner of this machine: REST, MCP over HTTP.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from trainyard.api.operations import OPERATIONS, REQUESTS, VERBS
-from trainyard.api.requests.fields import FieldError
+from trainyard.api.context import Context
+from trainyard.api.operations import OPERATIONS, REQUESTS, VERBS, Scope
+from trainyard.api.requests.fields import Argument, FieldError, Option
+from trainyard.errors import Denied
 from trainyard.loading import load
 
 
@@ -24,3 +29,47 @@ def request_of(name: str, given: Mapping[str, Any]) -> Any:
 def implementation_of(name: str) -> Any:
     """The function that carries an operation out: (request, context) -> response."""
     return load(VERBS + OPERATIONS[name].implementation)
+
+
+def carry_out(name: str, request: Any, context: Context) -> Any:
+    """Carry an operation out for a caller, if the caller may ask for it.
+
+    Raises `Denied` (`E-SCOPE`, `E-LOCAL`), and what the operation raises.
+    """
+    require_allowed(name, request, context)
+    return implementation_of(name)(request, context)
+
+
+def require_allowed(name: str, request: Any, context: Context) -> None:
+    """Compare an operation with what its caller may do. Raises `Denied` (`E-SCOPE`, `E-LOCAL`)."""
+    operation, caller = OPERATIONS[name], context.caller
+    scopes = list(Scope)
+    if scopes.index(operation.scope) > scopes.index(caller.scope):
+        raise Denied(
+            f"{name} needs a token with the scope {operation.scope.value}; {caller.name} has {caller.scope.value}.",
+            do="Use another token; `trainyard tokens create` makes one.", code="E-SCOPE",
+        )  # fmt: skip
+    if caller.tenant and not operation.tenants:
+        raise Denied(
+            f"{name} concerns every tenant of this machine; the token of {caller.name} is for {caller.tenant} only.",
+            do="Use a token that is for all tenants.", code="E-SCOPE",
+        )  # fmt: skip
+    if caller.remote and operation.local:
+        raise Denied(
+            f"{name} can only be asked for on the machine itself.", why=operation.local,
+            do=f"Run `trainyard {name}` there.", code="E-LOCAL",
+        )  # fmt: skip
+    if caller.remote and (named := sorted(request.model_fields_set & local_fields(type(request)))):
+        raise Denied(
+            f"{named[0]} of {name} can only be given on the machine itself.",
+            why="It names an address or a file that only the machine's user may choose, or prints in a terminal.",
+            do="Leave it out.", code="E-LOCAL",
+        )  # fmt: skip
+
+
+def local_fields(request: type[BaseModel]) -> set[str]:
+    """The fields of a request that only a caller on this machine may set."""
+    return {
+        name for name, field in request.model_fields.items()
+        if any(isinstance(one, Argument | Option) and one.local for one in field.metadata)
+    }  # fmt: skip

@@ -43,6 +43,16 @@ class Operation:
     """What reads the next question from a user; None at the end (`Context.next_input`)."""
     example: str = ""
     """An example for the shell, where the command alone does not show the usage."""
+    route: str = ""
+    """`METHOD /path/{field}` of the REST API; default: POST on the operation's words below /api/v1."""
+    status: int = 200
+    """HTTP status of the answer."""
+    stream: str = ""
+    """What REST answers a client that accepts text/event-stream: an async generator in `api/live`."""
+    local: str = ""
+    """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
+    tenants: bool = False
+    """Whether it keeps to the tenant of its caller; what does not needs a caller who may act for all tenants."""
 
 
 READ, WRITE, ADMIN = Scope
@@ -54,26 +64,32 @@ OPERATIONS: dict[str, Operation] = {
     "up": Operation(
         "Start, or find running, the Prefect server, its pool and deployments, a worker and the embedded model server.",
         "stack:UpInput", "stack:up", "stack:up_text", ADMIN,
+        local="It starts the services of this machine.",
     ),
     "down": Operation(
         "End the processes that `up` started on this home, the worker first so that its runs can save.",
         NOTHING, "stack:down", "stack:down_text", ADMIN,
+        local="It ends the services of this machine, the API with them.",
     ),
     "demo": Operation(
         "Documents in, a served adapter out: the qa-pipeline on the sample handbook, with a control for comparison.",
         NOTHING, "demo:run_demo", "demo:demo_text", ADMIN,
+        local="It starts the services of this machine, and takes minutes.",
     ),
     "env": Operation(
         "The variables that make `prefect` commands talk to this stack.",
         NOTHING, "stack:env", "stack:env_text", ADMIN, example='eval "$(trainyard env)"',
+        local="It prints the string that opens this machine's Prefect server.",
     ),
     "doctor": Operation(
         "Look at versions, server, worker, models, disk and devices, and say what to do about what is wrong.",
         NOTHING, "doctor:examine", "stack:doctor_text", READ,
+        route="GET /api/v1/doctor",
     ),
     "migrate": Operation(
         "Bring what earlier versions wrote below TRAINYARD_HOME into the form of this one.",
         "stack:MigrateInput", "stack:migrate", "stack:migration_text", WRITE,
+        local="It rewrites files below TRAINYARD_HOME.",
     ),
     "gc": Operation(
         "Remove what is not needed any more: old runs, results, logs, environments; with --dry-run, show it.",
@@ -83,220 +99,281 @@ OPERATIONS: dict[str, Operation] = {
         "Write a home with its Prefect database into one file, also while the stack is running.",
         "stack:BackupInput", "housekeeping.backup:back_up", "stack:backup_text", ADMIN,
         example="trainyard backup /mnt/backups/trainyard.tar.gz",
+        local="It writes a file anywhere on this machine.",
     ),
     "restore": Operation(
         "Make the home of a backup again, at the same place, whole or not at all.",
         "stack:RestoreInput", "housekeeping.backup:restore", "stack:restored_text", ADMIN,
+        local="It replaces files below TRAINYARD_HOME.",
     ),
     "check": Operation(
         "Say whether chain files would run, with all reasons at once; nothing is started.",
         "chains:CheckInput", "chains.check:check", "chains:check_text", READ,
+        tenants=True,
     ),
     "plan": Operation(
         "Show what a run would do: resolved config, order, reused results, sizes, times; nothing is started.",
         "chains:PlanInput", "chains.plan:plan", "chains:plan_text", READ,
+        tenants=True,
     ),
     "run": Operation(
         "Start a template or a file, or continue a run by its id; with --watch, follow it to its end.",
         "chains:RunInput", "chains.run:run", "chains:run_text", WRITE,
+        route="POST /api/v1/runs", status=202, tenants=True,
     ),
     "sweep": Operation(
         "Train a chain with many sets of values, stop what is worse early, and continue what is better.",
         "sweeps:SweepInput", "sweeps.start:sweep", "jobs:sweep_text", WRITE,
         example="trainyard sweep chain.yaml -p 'trainer.learning_rate=loguniform(1e-5,1e-3)' --watch",
+        route="POST /api/v1/sweeps",
     ),
     "sweep show": Operation(
         "The trials of a sweep with their rungs, steps and metrics; with --best, the chain of the best one.",
         "sweeps:ShowSweepInput", "sweeps.show:show_sweep", "jobs:sweep_text", READ,
         example="trainyard sweep show NAME --best > best.yaml",
+        route="GET /api/v1/sweeps/{name}",
     ),
     "sweep list": Operation(
         "Every sweep, how far it is, and its best trial.",
         NOTHING, "sweeps.show:list_sweeps", "jobs:sweeps_text", READ,
+        route="GET /api/v1/sweeps",
     ),
     "sweep stop": Operation(
         "End a sweep; its trainings save first, so that `trainyard sweep --continue` continues it.",
         "sweeps:SweepNameInput", "sweeps.start:stop_sweep", "jobs:sweep_text", WRITE,
+        route="POST /api/v1/sweeps/{name}/stop",
     ),
     "compare": Operation(
         "Two trainings next to each other: settings, metrics, benchmarks with intervals, answers, curves.",
         "chains:CompareInput", "chains.compare:compare", "chains:comparison_text", READ,
         example="trainyard compare 59b4dead/trainer 59b4dead/trainer-2 --plot",
+        route="GET /api/v1/compare",
     ),
     "templates": Operation(
         "The templates with their nodes; with a name, its parameters: type, range, default, meaning.",
         "chains:TemplatesInput", "chains.describe:show_templates", "chains:templates_text", READ,
+        route="GET /api/v1/chains/templates", tenants=True,
     ),
     "schema": Operation(
         "The settings of a node, a job, a night or the machine; with --json, the JSON Schema for an editor.",
         "chains:SchemaInput", "chains.describe:show_schema", "chains:schema_text", READ,
         example="trainyard schema trainer",
+        route="GET /api/v1/schema", tenants=True,
     ),
     "prove-resume": Operation(
         "Show that a training that was stopped or killed ends in the same bits as one that was not.",
         "trainers:ProveInput", "proof:prove_resume", "trainers:proof_text", WRITE,
+        local="It trains for minutes on all cores of this machine.",
     ),
     "serve": Operation(
         "Answer over HTTP until stopped: base models and adapters (role model), or the graph that nights write.",
         "serving:ServeInput", "serving.serve:serve", "text:json_text", ADMIN,
         example="trainyard serve --role model --model starter --adapters assistant",
+        local="It becomes a server on this machine.",
     ),
     "chat": Operation(
         "Talk to an adapter and its base side by side; questions come from the terminal, a pipe or --question.",
         "serving:ChatInput", "serving.chat:chat", "chat.columns:chat_text", WRITE,
         part_renderer="chat.columns:turn_text", reader="chat.reading:read_question",
         example="trainyard chat assistant",
+        local="It asks questions in a terminal; over a network, ask the model server's /v1/chat/completions.",
     ),
     "eject": Operation(
         "Write a training as a folder of its own: a plain script to edit and run by hand, its spec and its rows.",
         "chains:EjectInput", "chains.eject:eject", "chains:eject_text", WRITE,
+        local="It writes a folder anywhere on this machine.",
     ),
     "import": Operation(
         "Write a config of Axolotl, LLaMA-Factory, TRL, Unsloth, Oumi or torchtune as a chain; no key is ignored.",
         "chains:ImportInput", "chains.imports:import_configs", "chains:import_text", WRITE,
+        local="It reads and writes files anywhere on this machine.",
     ),
     "export": Operation(
         "Write a trainer of a chain as a config of Axolotl or LLaMA-Factory.",
         "chains:ExportConfigInput", "chains.exports:export_chain", "chains:export_text", WRITE,
+        local="It reads and writes files anywhere on this machine.",
     ),
     "adapters list": Operation(
         "Every adapter version, the live one of each role marked.",
         "adapters:AdaptersInput", "adapters:list_adapters", "adapters:adapters_text", READ,
+        route="GET /api/v1/adapters", tenants=True,
     ),
     "adapters show": Operation(
         "One adapter version's manifest; without a version, the live one's.",
         "adapters:AdapterName", "adapters:show_adapter", "adapters:record_text", READ,
+        route="GET /api/v1/adapters/show", tenants=True,
     ),
     "adapters convert": Operation(
         "Write an adapter in the layout of PEFT, mlx-lm or llama.cpp (gguf), without changing a bit of its weights.",
         "adapters:ConvertInput", "adapters:convert_adapter", "adapters:converted_text", WRITE,
+        local="It writes a folder anywhere on this machine.",
     ),
     "adapters promote": Operation(
         "Make a version live on the targets of its deployment: all of them, or none.",
         "adapters:PromoteInput", "versions:promote", "adapters:promotion_text", WRITE,
         example="trainyard adapters promote default/assistant/v3",
+        route="POST /api/v1/adapters/promote", tenants=True,
     ),
     "adapters rollback": Operation(
         "Make the version live again that the live one replaced, on all targets or none.",
         "adapters:RollbackInput", "versions:rollback", "adapters:promotion_text", WRITE,
+        route="POST /api/v1/adapters/rollback", tenants=True,
     ),
     "adapters delete-version": Operation(
         "Remove the files of a version that is not live; its number is never used again.",
         "adapters:DeleteInput", "versions:delete_version", "adapters:deleted_text", WRITE,
+        route="POST /api/v1/adapters/delete-version", tenants=True,
     ),
     "adapters merge": Operation(
         "Write a version and its base as one model, after a comparison of their answers; whole, or not at all.",
         "adapters:MergeInput", "versions:merge", "adapters:merged_text", WRITE,
         example="trainyard adapters merge default/assistant/v3 --to merged/",
+        local="It writes a folder anywhere on this machine.",
     ),
     "adapters card": Operation(
         "The model card of a version: recipe, data, metrics with intervals, limits, and how to load it.",
         "adapters:CardInput", "versions:show_card", "adapters:card_text", READ,
+        route="GET /api/v1/adapters/card", tenants=True,
     ),
     "adapters push": Operation(
         "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",
         "adapters:PushInput", "versions:push", "adapters:published_text", WRITE,
         example="trainyard adapters push default/assistant/v3 acme/assistant",
+        local="It reads a token from this machine's environment and sends files to a server.",
     ),
     "adapters pull": Operation(
         "Fetch a published version, verify every file, and register it here as a new version.",
         "adapters:PullInput", "versions:pull", "adapters:pulled_text", WRITE,
         example="trainyard adapters pull gs://weights/prod/adapters/acme/assistant",
+        local="It reads a token from this machine's environment and fetches files from a server.",
     ),
     "backends": Operation(
         "Show every trainer: version, import, device, why it is not available and what fixes it.",
         "trainers:BackendsInput", "backends:show_backends", "trainers:backends_text", READ,
+        route="GET /api/v1/backends", tenants=True,
     ),
     "backends install": Operation(
         "Make the environment of a trainer that cannot share ours; whole, or not at all.",
         "trainers:InstallInput", "backends:install_backends", "trainers:backends_text", ADMIN,
+        route="POST /api/v1/backends/install",
     ),
     "jobs create": Operation(
         "Start one training on one data set, from a file or from parameters.",
         "jobs:CreateInput", "jobs:create_job", "chains:run_text", WRITE,
+        route="POST /api/v1/jobs", status=202, tenants=True,
     ),
     "jobs list": Operation(
         "The newest jobs, their states and how far they are.",
         "jobs:JobsInput", "jobs:list_jobs", "jobs:jobs_text", READ,
+        route="GET /api/v1/jobs", tenants=True,
     ),
     "jobs show": Operation(
         "One job: state, trainers, checkpoints, nodes and what it was started with.",
         "jobs:JobInput", "jobs:show_job", "jobs:job_detail_text", READ,
+        route="GET /api/v1/jobs/{job}", tenants=True,
     ),
     "jobs logs": Operation(
         "A job's log, with what its trainers printed; with --follow, as it comes.",
         "jobs:LogsInput", "jobs:show_logs", "jobs:log_text", READ, part_renderer="jobs:log_line_text",
+        route="GET /api/v1/jobs/{job}/logs", tenants=True,
     ),
     "jobs metrics": Operation(
         "Loss and learning rate of every step of a job.",
         "jobs:MetricsInput", "jobs:show_metrics", "jobs:metrics_text", READ,
+        route="GET /api/v1/jobs/{job}/metrics", tenants=True,
     ),
     "jobs pause": Operation(
         "Pause a job: its training saves at the next step, its process ends and its device is free.",
         "jobs:StopInput", "jobs:pause_job", "jobs:job_text", WRITE,
+        route="POST /api/v1/jobs/{job}/pause", tenants=True,
     ),
     "jobs resume": Operation(
         "Continue a job that is paused or has ended without a result, from its newest valid checkpoint.",
         "jobs:ResumeInput", "jobs:resume_job", "jobs:resumed_text", WRITE,
+        route="POST /api/v1/jobs/{job}/resume", tenants=True,
     ),
     "jobs cancel": Operation(
         "End a job; its training saves first, so that it can be resumed all the same.",
         "jobs:StopInput", "jobs:cancel_job", "jobs:job_text", WRITE,
+        route="POST /api/v1/jobs/{job}/cancel", tenants=True,
     ),
     "data preview": Operation(
         "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",
         "data:PreviewInput", "data.preview:preview", "data:preview_text", READ, part_renderer="data:raw_text",
         example="trainyard data preview chats.jsonl --base-model Qwen/Qwen3-4B --max-length 2048",
+        route="GET /api/v1/data/preview",
     ),
     "graph query": Operation(
         "Rows of one reading Cypher statement; values are given as parameters.",
         "graph:QueryInput", "graph:query_graph", "data:query_text", READ,
+        route="POST /api/v1/graph/query",
     ),
     "graph stats": Operation(
         "Count the documents, entities and relations of the knowledge graph.",
         "graph:GraphInput", "graph:count_graph", "data:counts_text", READ,
+        route="GET /api/v1/graph/stats",
     ),
     "graph export": Operation(
         "Write the knowledge graph as JSON lines, in the same order every time.",
         "graph:ExportInput", "graph:export_graph", "data:exported_text", WRITE,
+        local="It writes a file anywhere on this machine.",
     ),
     "nightly run": Operation(
         "Carry out one night: documents into the graph, full corpora into adapters; what is done is not done twice.",
         "nights:RunNightInput", "night:run_once", "nights:night_text", WRITE,
+        local="A night takes up to two hours; over a network, run its deployment: POST /api/v1/runs.",
     ),
     "nightly simulate": Operation(
         "Simulate nights in which everything goes wrong, and check that nothing is lost, doubled or half done.",
         "nights:SimulateInput", "night:simulate_nights", "nights:simulated_text", WRITE,
+        local="It computes for minutes on all cores of this machine.",
     ),
     "nightly worker": Operation(
         "Poll for markers and train them on this machine, until it is stopped.",
         "nights:WorkerInput", "night:run_worker", "text:json_text", ADMIN,
+        local="It runs until it is stopped.",
     ),
     "nightly status": Operation(
         "The last nights and the state of every marker.",
         "nights:NightInput", "night:show_nights", "nights:status_text", READ,
+        route="GET /api/v1/nightly",
     ),
     "corpus engineering": Operation(
         "Add the commits of a repository to a corpus: diff, message, review brief.",
         "nights:EngineeringInput", "night:add_commits", "nights:added_text", WRITE,
+        local="It reads a repository anywhere on this machine.",
     ),
     "corpus apprenticeship": Operation(
         "Add corrections to a corpus: what the model said (shadow), and what a person vouches for (verdict).",
         "nights:AddInput", "night:add_corrections", "nights:added_text", WRITE,
+        route="POST /api/v1/corpus/apprenticeship",
     ),
     "corpus status": Operation(
         "How many valid tuples each corpus contains, and how many make a training.",
         "nights:NightInput", "night:show_corpora", "nights:corpora_text", READ,
+        route="GET /api/v1/corpus",
     ),
     "renderers verify": Operation(
         "Try the chat templates that are known, or a .jinja file: are turns kept, which tokens end an answer.",
         "trainers:RenderersInput", "data.renderers:verify_renderers", "trainers:renderers_text", READ,
+        local="It reads templates anywhere on this machine.",
     ),
     "starter build": Operation(
         "Train the starter model again, from the recipe and corpus of the shipped weights, and compare the two.",
         NOTHING, "starter:build", "adapters:record_text", ADMIN,
+        local="It trains for minutes on all cores of this machine.",
     ),
 }  # fmt: skip
+
+
+API = "/api/v1"
+
+
+def route_of(name: str) -> tuple[str, str]:
+    """The method and the path of an operation in the REST API, such as `("GET", "/api/v1/jobs/{job}")`."""
+    given = OPERATIONS[name].route or f"POST {API}/{name.replace(' ', '/')}"
+    method, _, path = given.partition(" ")
+    return method, path
 
 
 GROUPS: dict[str, str] = {

@@ -25,14 +25,16 @@ class Argument:
     """A text that may be the path of a file, so that a shell completes paths. A `Path` needs no such word."""
     completes: str = ""
     """What else a shell completes: a key of `KNOWN` in `api/terminal/completion.py`."""
+    local: bool = False
+    """Only a caller on this machine may set it: an address, or what prints while an operation is running."""
 
 
 class Option:
     """A field that is given by a name other than `--field-name`, or whose values a shell completes."""
 
-    def __init__(self, *names: str, completes: str = "") -> None:
+    def __init__(self, *names: str, completes: str = "", local: bool = False) -> None:
         self.names = names
-        self.completes = completes  # as that of an `Argument`
+        self.completes, self.local = completes, local  # as those of an `Argument`
 
 
 class FieldError(ValueError):
