@@ -166,7 +166,7 @@ OPERATIONS: dict[str, Operation] = {
         local="It trains for minutes on all cores of this machine.",
     ),
     "serve": Operation(
-        "Answer over HTTP until stopped: base models and adapters (role model), or the graph that nights write.",
+        "Answer over HTTP until stopped: the REST API (role training), models and adapters, or the graph of nights.",
         "serving:ServeInput", "serving.serve:serve", "text:json_text", ADMIN,
         example="trainyard serve --role model --model starter --adapters assistant",
         local="It becomes a server on this machine.",

@@ -73,4 +73,15 @@ def answer_models(given: ServeInput, context: Context) -> str:
     return str(server.serve(server.parse_arguments(argv), announce))
 
 
-ROLES: Mapping[str, Callable[[ServeInput, Context], str]] = {"graph": answer_graph, "model": answer_models}
+def answer_api(given: ServeInput, context: Context) -> str:
+    """Answer the REST API of this home."""
+    service = load("trainyard.api.rest.service")
+    port = service.PORT if given.port is None else given.port
+    return str(service.serve_api(context.settings, given.host, port, context.say))
+
+
+ROLES: Mapping[str, Callable[[ServeInput, Context], str]] = {
+    "training": answer_api,
+    "graph": answer_graph,
+    "model": answer_models,
+}
