@@ -17,7 +17,7 @@ from trainyard.api.rest.bodies import InvalidFields
 from trainyard.api.rest.openapi import openapi_document
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.replays import Replays
-from trainyard.api.rest.routes import MAX_WORKING, Authenticate, Service, add_operations, trace_of
+from trainyard.api.rest.routes import MAX_WORKING, ApiParts, Authenticate, add_operations, trace_of
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
 
@@ -28,7 +28,7 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
     """The application of a home. `authenticate` returns the caller of a request, or raises `Denied`."""
     app = FastAPI(title="Trainyard", version=trainyard.__version__, openapi_url=None, docs_url=None, redoc_url=None)
     replays = Replays(settings.services / "replays.sqlite3")
-    add_operations(app, Service(settings, authenticate, replays, anyio.CapacityLimiter(MAX_WORKING)))
+    add_operations(app, ApiParts(settings, authenticate, replays, anyio.CapacityLimiter(MAX_WORKING)))
     document: dict[str, Any] = {}
 
     @app.get("/health")

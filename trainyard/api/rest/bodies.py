@@ -51,8 +51,8 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
     return bytes(found)
 
 
-async def read_request(model: type[BaseModel], request: Request) -> Any:
-    """The request of an operation.
+async def read_request(model: type[BaseModel], request: Request, whole: str = "") -> Any:
+    """The request of an operation. With `whole`, the body is the value of that field, and the others are in the query.
 
     Raises `InvalidFields` (`E-PARAMETER`), `InvalidInput` (`E-JSON`, `E-MEDIA-TYPE`) and `LimitExceeded`.
     """
@@ -65,6 +65,9 @@ async def read_request(model: type[BaseModel], request: Request) -> Any:
     if media_type(request) == TENSORS_TYPE and TENSORS in model.model_fields:
         tensors = await read_body(request, MAX_TENSORS_BYTES)
         return read_query(model, request.query_params, {**path, TENSORS: base64.b64encode(tensors).decode()})
+    if whole:
+        found = read_object(await read_body(request, MAX_BODY_BYTES), media_type(request))
+        return read_query(model, request.query_params, path, {whole: found})
     if request.query_params:
         raise unknown_fields(request.query_params, "in the query", "Send them in the body, as JSON.")
     body = await read_body(request, MAX_BODY_BYTES)
@@ -123,29 +126,41 @@ def depth_within(value: Any, left: int) -> None:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
-def read_query(model: type[BaseModel], query: QueryParams, path: Mapping[str, Any]) -> Any:
-    """The request of a query. A field that takes several values may be repeated, any other may not."""
-    given: dict[str, Any] = {name: value for name, value in path.items() if not isinstance(value, str)}
-    texts: dict[str, Any] = {name: value for name, value in path.items() if isinstance(value, str)}
+def read_query(
+    model: type[BaseModel], query: QueryParams, path: Mapping[str, Any], body: Mapping[str, Any] | None = None
+) -> Any:
+    """The request of a query. A field with a list of values may be repeated, any other may not."""
+    texts: dict[str, Any] = dict(path)
     for name in query:
+        if body and name in body:
+            raise unknown_fields([name], "in the query, and is the body", "Leave it out.")
         values = query.getlist(name)
         field = model.model_fields.get(name)
         if name in path or field is None:
             raise unknown_fields([name], "in the query", "Leave it out.")
-        if takes_several(field.annotation):
+        if is_repeatable(field.annotation):
             texts[name] = values
         elif len(values) > 1:
             raise unknown_fields([name], "twice in the query", "Give it once.")
         else:
             texts[name] = values[0]
     try:
-        return model.model_validate_strings({**texts, **{name: str(value) for name, value in given.items()}})
+        if not body:
+            return model.model_validate_strings({name: as_text(value) for name, value in texts.items()})
+        parsed = {name: text_value(model, name, value) for name, value in texts.items()}
+        return model.model_validate_json(json.dumps({**parsed, **body}, default=str), strict=True)
     except ValidationError as error:
         raise invalid_fields(error) from error
 
 
-def text_value(model: type[BaseModel], name: str, text: str) -> Any:
-    """The value of a path parameter, as JSON has it. Raises `InvalidFields` (`E-PARAMETER`)."""
+def as_text(value: Any) -> Any:
+    return value if isinstance(value, str | list) else str(value)
+
+
+def text_value(model: type[BaseModel], name: str, text: str | list[str]) -> Any:
+    """The value of a parameter of the path or the query, as JSON has it. Raises `InvalidFields` (`E-PARAMETER`)."""
+    if not isinstance(text, str | list):
+        return text
     kind: Any = model.model_fields[name].annotation
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     try:
@@ -155,9 +170,9 @@ def text_value(model: type[BaseModel], name: str, text: str) -> Any:
     return adapter.dump_python(value, mode="json")
 
 
-def takes_several(annotation: Any) -> bool:
+def is_repeatable(annotation: Any) -> bool:
     if get_origin(annotation) in (Union, UnionType):
-        return any(takes_several(one) for one in get_args(annotation))
+        return any(is_repeatable(one) for one in get_args(annotation))
     return get_origin(annotation) is tuple
 
 

@@ -13,7 +13,7 @@ from trainyard.api.invocation import implementation_of
 from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS, Operation, route_of
 from trainyard.api.responses import Blob
 from trainyard.api.rest.bodies import IF_MATCH, JSON_TYPE, TENSORS, TENSORS_TYPE
-from trainyard.api.rest.problems import MEDIA_TYPE, Problem
+from trainyard.api.rest.problems import MEDIA_TYPE, ProblemDocument
 from trainyard.api.rest.routes import EVENTS_TYPE, operation_id
 from trainyard.loading import load
 
@@ -45,16 +45,22 @@ def openapi_document() -> Json:
     models: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = [
         *((name, "validation", TypeAdapter(load(REQUESTS + row.request))) for name, row in OPERATIONS.items()),
         *((name, "serialization", TypeAdapter(response_type(name))) for name in OPERATIONS),
-        ("problem", "serialization", TypeAdapter(Problem)),
-    ]
+        *(
+            (f"{name} body", "validation", TypeAdapter(load(row.body_schema)))
+            for name, row in OPERATIONS.items() if row.body_schema
+        ),
+        ("problem", "serialization", TypeAdapter(ProblemDocument)),
+    ]  # fmt: skip
     schemas, shared = TypeAdapter.json_schemas(models, ref_template=REFERENCE)
     components: Json = dict(shared.get("$defs", {}))
     paths: Json = {}
     for name, row in OPERATIONS.items():
         method, path = route_of(name)
         given = resolved(schemas[(name, "validation")], components)
-        found = schemas[(name, "serialization")]
-        paths.setdefault(path, {})[method.lower()] = describe(name, row, given, found, components)
+        document = describe(name, row, given, schemas[(name, "serialization")])
+        if body := body_of(name, row, given, schemas.get((f"{name} body", "validation")), components):
+            document["requestBody"] = body
+        paths.setdefault(path, {})[method.lower()] = document
     paths["/health"] = {"get": health_operation()}
     return {
         "openapi": "3.1.0",
@@ -80,11 +86,14 @@ def resolved(schema: Json, components: Json) -> Json:
 
 
 def problem_response(text: str) -> Json:
-    return {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": REFERENCE.format(model="Problem")}}}}
+    return {
+        "description": text,
+        "content": {MEDIA_TYPE: {"schema": {"$ref": REFERENCE.format(model="ProblemDocument")}}},
+    }
 
 
-def describe(name: str, row: Operation, given: Json, found: Json, components: Json) -> Json:
-    """One operation: parameters, body, answers."""
+def describe(name: str, row: Operation, given: Json, found: Json) -> Json:
+    """One operation: its parameters and answers."""
     method, path = route_of(name)
     properties, required = given.get("properties", {}), set(given.get("required", ()))
     in_path = PARAMETER.findall(path)
@@ -97,7 +106,11 @@ def describe(name: str, row: Operation, given: Json, found: Json, components: Js
         })  # fmt: skip
     if method == "GET":
         parameters += [parameter(one, schema, "query", needed=one in required) for one, schema in rest.items()]
-    elif row.scope != "read":
+    elif row.body:
+        parameters += [
+            parameter(one, schema, "query", needed=one in required) for one, schema in rest.items() if one != row.body
+        ]
+    if method != "GET" and row.scope != "read":
         parameters.append({
             "name": "Idempotency-Key", "in": "header", "required": False,
             "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
@@ -113,9 +126,20 @@ def describe(name: str, row: Operation, given: Json, found: Json, components: Js
     }
     if row.local:
         document["description"] = f"Only for callers on the machine itself: {row.local}"
-    if method != "GET" and rest:
-        document["requestBody"] = request_body(name, rest, required - set(in_path), components)
     return document
+
+
+def body_of(name: str, row: Operation, given: Json, whole: Json | None, components: Json) -> Json | None:
+    """The body of an operation: one field of its request, the fields that are not in the path, or none."""
+    method, path = route_of(name)
+    if row.body:
+        schema = whole or given["properties"][row.body]
+        return {"required": True, "content": {JSON_TYPE: {"schema": schema}}}
+    elsewhere = {*PARAMETER.findall(path), IF_MATCH}
+    rest = {one: schema for one, schema in given.get("properties", {}).items() if one not in elsewhere}
+    if method == "GET" or not rest:
+        return None
+    return request_body(name, rest, set(given.get("required", ())) - elsewhere, components)
 
 
 def parameter(name: str, schema: Json, place: str, *, needed: bool) -> Json:

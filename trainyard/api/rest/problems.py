@@ -63,7 +63,7 @@ class FieldProblem(BaseModel):
     row: str = ""
 
 
-class Problem(BaseModel):
+class ProblemDocument(BaseModel):
     """The body of every answer with a status from 400 on."""
 
     type: str
@@ -85,11 +85,11 @@ def status_of(error: TrainyardError) -> int:
     return STATUS_OF_CODE.get(error.code) or next(own, 422)
 
 
-def problem_of(error: TrainyardError, trace: str = "", fields: Sequence[FieldProblem] = ()) -> Problem:
+def problem_of(error: TrainyardError, trace: str = "", fields: Sequence[FieldProblem] = ()) -> ProblemDocument:
     """The document about an error."""
     status = status_of(error)
     reasons = error.reasons if isinstance(error, Refused) else ()
-    return Problem(
+    return ProblemDocument(
         type=f"urn:trainyard:{error.code}",
         title=HTTPStatus(status).phrase,
         status=status,

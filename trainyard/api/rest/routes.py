@@ -36,7 +36,7 @@ MAX_WORKING = 32
 
 
 @dataclass(frozen=True)
-class Service:
+class ApiParts:
     """What the routes work with."""
 
     settings: Settings
@@ -55,7 +55,7 @@ def trace_of(request: Request) -> str:
     return known
 
 
-def add_operations(app: FastAPI, service: Service) -> None:
+def add_operations(app: FastAPI, service: ApiParts) -> None:
     """Add every operation; paths without parameters come first, so that `/chains/templates` is not an id."""
     for name in sorted(OPERATIONS, key=lambda one: path_order(route_of(one)[1])):
         method, path = route_of(name)
@@ -77,7 +77,7 @@ def operation_id(name: str) -> str:
     return name.replace(" ", "_").replace("-", "_")
 
 
-def endpoint(name: str, operation: Operation, service: Service) -> Answer:
+def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
     """What answers a route."""
 
     async def answer(request: Request) -> Response:
@@ -87,7 +87,7 @@ def endpoint(name: str, operation: Operation, service: Service) -> Answer:
         )
         model = load(REQUESTS + operation.request)
         require_allowed(name, model.model_construct(_fields_set=set()), context)  # before its body is read
-        given = await read_request(model, request)
+        given = await read_request(model, request, operation.body)
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
             require_allowed(name, given, context)
             return stream(load(STREAMS + operation.stream), given, context, request)

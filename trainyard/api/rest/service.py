@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import time
 from collections.abc import Callable
 
 import uvicorn
 
 from trainyard.api.rest.access import home_authenticator
 from trainyard.api.rest.app import build_app
-from trainyard.compute.services import Service, record_path, write_record
 from trainyard.serve.listening import bind, server_config, url_of
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import keep_auth
-from trainyard.stores.processes import process_start
-
-PORT = 8898
-NAME = "api"
 
 
 class AnnouncingServer(uvicorn.Server):
@@ -40,10 +33,6 @@ def serve_api(settings: Settings, host: str, port: int, say: Callable[[str], Non
         url = url_of(listener)
 
         def announce() -> None:
-            record = Service(
-                os.getpid(), process_start(), url, NAME, port=listener.getsockname()[1], started=time.time()
-            )
-            write_record(record_path(settings, NAME), record)
             say(f"the API answers at {url}/api/v1; Ctrl-C ends it")
 
         app = build_app(settings, home_authenticator(settings))

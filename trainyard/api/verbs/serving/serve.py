@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from trainyard.api.context import Context
 from trainyard.api.requests.serving import ServeInput
 from trainyard.api.responses import Response
+from trainyard.api.rest.ports import PORT
 from trainyard.api.verbs.graph import serve_graph
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput
@@ -76,7 +77,7 @@ def answer_models(given: ServeInput, context: Context) -> str:
 def answer_api(given: ServeInput, context: Context) -> str:
     """Answer the REST API of this home."""
     service = load("trainyard.api.rest.service")
-    port = service.PORT if given.port is None else given.port
+    port = PORT if given.port is None else given.port
     return str(service.serve_api(context.settings, given.host, port, context.say))
 
 
