@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 import trainyard
 from trainyard.api.operations import API
@@ -46,6 +47,15 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
     return app
 
 
+def methods_of(request: Request) -> list[str]:
+    """The methods that the path of a request has, of all routes with this path."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.path_regex.match(request.url.path):
+            found |= route.methods or set()
+    return sorted(found)
+
+
 def add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(TrainyardError)
     async def answer_refusal(request: Request, error: TrainyardError) -> Response:
@@ -55,12 +65,13 @@ def add_error_answers(app: FastAPI) -> None:
     async def answer_unknown(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:200]
         if error.status_code == 405:
+            allowed = ", ".join(methods_of(request))
             refused: TrainyardError = InvalidInput(
-                f"{request.method} is not for {path}.", do="See /api/v1/openapi.json.", code="E-METHOD"
+                f"{request.method} is not for {path}.", why=f"It takes {allowed}.", code="E-METHOD"
             )
-        else:
-            refused = NotFound(f"There is nothing at {path}.", do="See /api/v1/openapi.json.", code="E-NOT-FOUND")
-        return answer_problem(refused, trace_of(request), headers=error.headers)
+            return answer_problem(refused, trace_of(request), headers={"allow": allowed})
+        refused = NotFound(f"There is nothing at {path}.", do="See /api/v1/openapi.json.", code="E-NOT-FOUND")
+        return answer_problem(refused, trace_of(request))
 
     @app.exception_handler(Exception)
     async def answer_bug(request: Request, error: Exception) -> Response:
