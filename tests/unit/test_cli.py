@@ -181,7 +181,7 @@ def test_importing_the_command_line_imports_next_to_nothing() -> None:
         ("jobs list --limit 0", "Invalid value for '--limit': Input should be greater than or equal to 1"),
         ("jobs list --limit many", "Invalid value for '--limit': Input should be a valid integer"),
         ("jobs list --state gone", "Invalid value for '--state': 'gone' is not one of 'pending', 'running'"),
-        ("serve --role flow", "Invalid value for '--role': 'flow' is not one of 'graph', 'model'"),
+        ("serve --role flow", "Invalid value for '--role': 'flow' is not one of 'training', 'graph', 'model'"),
         ("corpus apprenticeship remove", "'remove' is not 'add'"),
         ("backends remove", "No such command 'remove'"),
         ("plan", "Missing argument 'TEMPLATE|FILE'"),

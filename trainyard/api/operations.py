@@ -45,6 +45,10 @@ class Operation:
     """An example for the shell, where the command alone does not show the usage."""
     route: str = ""
     """`METHOD /path/{field}` of the REST API; default: POST on the operation's words below /api/v1."""
+    body: str = ""
+    """The field of the request that is the whole body in REST; its other fields are in the query then."""
+    body_schema: str = ""
+    """`module:model` of what that field contains, for the OpenAPI document."""
     status: int = 200
     """HTTP status of the answer."""
     stream: str = ""
@@ -203,7 +207,7 @@ OPERATIONS: dict[str, Operation] = {
         local="It trains for minutes on all cores of this machine.",
     ),
     "serve": Operation(
-        "Answer over HTTP until stopped: base models and adapters (role model), or the graph that nights write.",
+        "Answer over HTTP until stopped: the REST API (role training), models and adapters, or the graph of nights.",
         "serving:ServeInput", "serving.serve:serve", "text:json_text", ADMIN,
         example="trainyard serve --role model --model starter --adapters assistant",
         local="It becomes a server on this machine.",
@@ -298,6 +302,7 @@ OPERATIONS: dict[str, Operation] = {
         "Start one training on one data set, from a file or from parameters.",
         "jobs:CreateInput", "jobs:create_job", "chains:run_text", WRITE,
         route="POST /api/v1/jobs", status=202, tenants=True,
+        body="parameters", body_schema="trainyard.spec.job:JobSpec",
     ),
     "jobs list": Operation(
         "The newest jobs, their states and how far they are.",
