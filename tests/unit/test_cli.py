@@ -53,6 +53,7 @@ def test_the_commands_are_the_promised_ones() -> None:
             "pull",
         },
         "backends": {"install"},
+        "chains": {"list", "create", "show", "update", "delete", "run", "runs"},
         "corpus": {"engineering", "apprenticeship", "status"},
         "data": {"preview"},
         "graph": {"query", "stats", "export"},
