@@ -152,7 +152,7 @@ class ChainStore:
 
 
 @lru_cache(MOST_SUMMARIES)
-def read_revision(path: Path, files: Files) -> StoredChain:
+def read_revision(path: Path, files: Any) -> StoredChain:
     return StoredChain.model_validate(read_versioned("chain", files.read(path), path))
 
 
