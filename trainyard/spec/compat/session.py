@@ -1,4 +1,4 @@
-"""Rows on step sessions: what a trainer with a data set can do and a session, whose rows come with each call, cannot."""
+"""Rows on step sessions: what a trainer with a data set can do, and a session whose rows come with calls cannot."""
 
 from __future__ import annotations
 
