@@ -15,6 +15,7 @@ from trainyard.api.verbs.chains.describe import ShownSchema, TemplateRows
 from trainyard.api.verbs.chains.eject import EjectOutput
 from trainyard.api.verbs.chains.exports import ExportOutput
 from trainyard.api.verbs.chains.imports import ImportOutput
+from trainyard.api.verbs.chains.stored import ChainDetail, ChainList, ChainRun, DeletedChain, RunsOfChain
 from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
@@ -44,6 +45,15 @@ class SweepOperations:
     def show(self, *, name: str, best: bool = ..., plot: bool = ...) -> SweepReport: ...  # read
     def list(self) -> SweepList: ...  # read
     def stop(self, *, name: str) -> SweepReport: ...  # write
+
+class ChainsOperations:
+    def list(self, *, name: str | None = ..., limit: int = ..., offset: int = ...) -> ChainList: ...  # read
+    def create(self, *, file: Path | None = ..., spec: dict[str, Any] = ...) -> ChainDetail: ...  # write
+    def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
+    def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # write
+    def delete(self, *, chain: str) -> DeletedChain: ...  # write
+    def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # write
+    def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
 
 class AdaptersOperations:
     def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
@@ -113,9 +123,11 @@ class Operations:
     def sweep(self) -> SweepOperations: ...
     def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read
     def templates(self, *, name: str | None = ...) -> TemplateRows: ...  # read
+    @property
+    def chains(self) -> ChainsOperations: ...
     def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
     def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # write
-    def serve(self, *, role: Literal['graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
     def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # write
     def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # write
     def import_(self, *, source: Path, tool: Literal['axolotl', 'llamafactory', 'trl', 'unsloth', 'oumi', 'torchtune'] | None = ..., settings: dict[str, Any] = ..., without: tuple[str, ...] = ..., out: Path | None = ..., report: bool = ...) -> ImportOutput: ...  # write
