@@ -9,12 +9,12 @@ checkpoints/    its own, by the number of operations;  saved/    those that call
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -25,10 +25,10 @@ from trainyard.errors import NotFound
 from trainyard.settings import Settings
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK, make_folders
+from trainyard.stores.live.job_ids import SESSION_ID
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 
-SESSION_ID = re.compile(r"session-[0-9a-f]{12}")
 RECORD_FILE, STATUS_FILE, SOCKET_FILE = "session.json", "status.json", "socket.json"
 
 
@@ -73,6 +73,10 @@ class SessionStatus(BaseModel):
     detail: str = ""
     run: str = ""
     """Its flow run."""
+    begun: bool = True
+    """Whether a process has taken it."""
+    last: dict[str, Any] = {}
+    """How far it was when its process was last heard of."""
     updated: float = 0.0
 
 
@@ -140,8 +144,16 @@ def is_running(settings: Settings, session: str) -> bool:
     return holder(lock_of_session(settings, session)) is not None
 
 
-def write_status(folder: Path, state: SessionState, detail: str = "", run: str = "") -> None:
-    status = SessionStatus(state=state, detail=detail, run=run, updated=time.time())
+def write_status(
+    folder: Path,
+    state: SessionState,
+    detail: str = "",
+    run: str = "",
+    *,
+    begun: bool = True,
+    last: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    status = SessionStatus(state=state, detail=detail, run=run, begun=begun, last=dict(last), updated=time.time())
     write_json_durably(folder / STATUS_FILE, status.model_dump(mode="json"))
 
 
@@ -151,7 +163,7 @@ def read_status(settings: Settings, session: str) -> SessionStatus:
     known = read_json(folder / STATUS_FILE)
     status = SessionStatus.model_validate(known) if known else SessionStatus()
     alive = status.state in (SessionState.PENDING, SessionState.OPEN)
-    if known and status.run and alive and not is_running(settings, session):
+    if known and status.begun and alive and not is_running(settings, session):
         return status.model_copy(update={"state": SessionState.LOST, "detail": "its process was killed"})
     return status
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,6 +21,8 @@ from trainyard.stores.whole import write_json_durably
 
 PROGRAM = "trainyard.backends.native.sessions.program:serve"
 POLL_S = 0.2
+COUNTERS = ("global_step", "op_seq", "saved_op_seq", "next_op_seq", "resumed_after")
+"""What events say of how far a session is."""
 
 
 class SessionJob(BaseModel):
@@ -68,8 +70,10 @@ def run_session(
     check(given.job, settings)
     write_json_durably(folder / SPEC_FILE, given.model_dump(mode="json"))
     write_status(folder, SessionState.PENDING, "loading the model", run)
+    last: dict[str, Any] = {}
 
     def note(event: Event) -> None:
+        last.update({name: event[name] for name in COUNTERS if name in event})
         if event["event"] == "open":
             write_status(folder, SessionState.OPEN, run=run)
         on_event(event)
@@ -78,7 +82,7 @@ def run_session(
         [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)], folder,
         wanted=wanted, on_event=note, budget_s=record.budget_s, poll_s=poll_s,
     )  # fmt: skip
-    write_status(folder, *ending(outcome), run)
+    write_status(folder, *ending(outcome), run, last=last)
     return outcome
 
 
@@ -93,7 +97,3 @@ def ending(outcome: Outcome) -> tuple[SessionState, str]:
 
 def error_of(outcome: Outcome) -> TrainyardError:
     return from_fields(outcome.error or {"what": "The session ended."})
-
-
-def remove_socket(folder: Path, name: str) -> None:
-    (folder / name).unlink(missing_ok=True)

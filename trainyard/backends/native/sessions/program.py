@@ -115,6 +115,7 @@ class SessionWorker:
             self.server.stop()
         self.save()
         self.writer.wait()
+        self.events.emit("ended", reason=reason, **self.status())
         if reason != CLOSED:
             raise Stopped(reason, step=self.session.global_step, op_seq=self.operations.done)
 
@@ -181,7 +182,8 @@ class SessionWorker:
 
     def note_written(self, fields: dict[str, Any]) -> None:
         self.writing_s = float(fields.get("seconds", 0.0))
-        self.events.emit("warning" if "code" in fields else "checkpoint", **fields)
+        event = {**fields, "op_seq": fields["step"], "saved_op_seq": fields["step"]} if "step" in fields else fields
+        self.events.emit("warning" if "code" in fields else "checkpoint", **event)
 
 
 def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> tuple[Policy, Session]:
