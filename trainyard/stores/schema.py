@@ -48,6 +48,7 @@ KINDS: Mapping[str, StoredKind] = {
     "pin": StoredKind(("pins/*.json",)),
     "run": StoredKind(("runs/*/result.json",)),
     "service": StoredKind(("services/*.json", "services/started/*.json")),
+    "session": StoredKind(("sessions/*/session.json",)),
     "sweep": StoredKind(("sweeps/*/sweep.json",)),
     "timings": StoredKind(("timings/*.json",)),
     "trained": StoredKind(("tenants/*/training/*/trained.json",)),
