@@ -40,36 +40,36 @@ from trainyard.spec.states import JobState
 from typing import Any, Literal
 
 class SweepOperations:
-    def __call__(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., trials: int = ..., metric: str | None = ..., direction: Literal['min', 'max'] | None = ..., scheduler: Literal['asha', 'none'] = ..., sampler: Literal['tpe', 'random', 'grid'] = ..., seed: int = ..., reduction: int = ..., first_rung: int | None = ..., parallel: int = ..., trainer: str | None = ..., name: str | None = ..., continued: str | None = ..., watch: bool = ...) -> SweepReport: ...  # write
+    def __call__(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., trials: int = ..., metric: str | None = ..., direction: Literal['min', 'max'] | None = ..., scheduler: Literal['asha', 'none'] = ..., sampler: Literal['tpe', 'random', 'grid'] = ..., seed: int = ..., reduction: int = ..., first_rung: int | None = ..., parallel: int = ..., trainer: str | None = ..., name: str | None = ..., continued: str | None = ..., watch: bool = ...) -> SweepReport: ...  # run
     def show(self, *, name: str, best: bool = ..., plot: bool = ...) -> SweepReport: ...  # read
     def list(self) -> SweepList: ...  # read
-    def stop(self, *, name: str) -> SweepReport: ...  # write
+    def stop(self, *, name: str) -> SweepReport: ...  # run
 
 class AdaptersOperations:
     def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
     def show(self, *, name: str) -> Record: ...  # read
-    def convert(self, *, source: str, target: Path, to: Layout, base: str | None = ...) -> Converted: ...  # write
-    def promote(self, *, name: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # write
-    def rollback(self, *, role: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # write
-    def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # write
-    def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # write
+    def convert(self, *, source: str, target: Path, to: Layout, base: str | None = ...) -> Converted: ...  # run
+    def promote(self, *, name: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # run
+    def rollback(self, *, role: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # run
+    def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # run
+    def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
     def card(self, *, name: str, out: Path | None = ...) -> Card: ...  # read
-    def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # write
-    def pull(self, *, source: str, alias: str | None = ..., revision: str | None = ..., token_env: str = ...) -> Pulled: ...  # write
+    def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # run
+    def pull(self, *, source: str, alias: str | None = ..., revision: str | None = ..., token_env: str = ...) -> Pulled: ...  # run
 
 class BackendsOperations:
     def __call__(self, *, imports: bool = ...) -> BackendTable: ...  # read
     def install(self, *, names: tuple[BackendName | ServerName, ...] = ...) -> BackendTable: ...  # admin
 
 class JobsOperations:
-    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # write
+    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
     def list(self, *, state: JobState | None = ..., limit: int = ...) -> JobList: ...  # read
     def show(self, *, job: str) -> JobDetail: ...  # read
     def logs(self, *, job: str, follow: bool = ..., tail: int | None = ...) -> JobLog: ...  # read
     def metrics(self, *, job: str, node: str | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
-    def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # write
-    def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # write
-    def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # write
+    def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
+    def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
+    def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
 
 class DataOperations:
     def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
@@ -77,17 +77,17 @@ class DataOperations:
 class GraphOperations:
     def query(self, *, cypher: str, parameters: dict[str, Any] = ..., graph: str = ...) -> QueryRows: ...  # read
     def stats(self, *, tenant: str | None = ..., graph: str = ...) -> GraphCounts: ...  # read
-    def export(self, *, tenant: str | None = ..., graph: str = ..., file: Path) -> Exported: ...  # write
+    def export(self, *, tenant: str | None = ..., graph: str = ..., file: Path) -> Exported: ...  # run
 
 class NightlyOperations:
-    def run(self, *, config: Path | None = ..., preset: str | None = ..., run: str | None = ..., again: bool = ...) -> NightReport: ...  # write
-    def simulate(self, *, nights: int = ..., seed: int = ..., inject: str | None = ..., processes: int | None = ..., campaign: int | None = ...) -> Simulated: ...  # write
+    def run(self, *, config: Path | None = ..., preset: str | None = ..., run: str | None = ..., again: bool = ...) -> NightReport: ...  # run
+    def simulate(self, *, nights: int = ..., seed: int = ..., inject: str | None = ..., processes: int | None = ..., campaign: int | None = ...) -> Simulated: ...  # run
     def worker(self, *, config: Path | None = ..., preset: str | None = ..., once: bool = ...) -> Worked: ...  # admin
     def status(self, *, config: Path | None = ..., preset: str | None = ...) -> NightStatus: ...  # read
 
 class CorpusOperations:
-    def engineering(self, *, repo: Path, bucket: str | None = ..., briefs: Path | None = ..., config: Path | None = ...) -> Added: ...  # write
-    def apprenticeship(self, *, action: Literal['add'] = ..., file: Path | None = ..., prompt: str | None = ..., shadow: str | None = ..., verdict: str | None = ..., bucket: str | None = ..., config: Path | None = ...) -> Added: ...  # write
+    def engineering(self, *, repo: Path, bucket: str | None = ..., briefs: Path | None = ..., config: Path | None = ...) -> Added: ...  # run
+    def apprenticeship(self, *, action: Literal['add'] = ..., file: Path | None = ..., prompt: str | None = ..., shadow: str | None = ..., verdict: str | None = ..., bucket: str | None = ..., config: Path | None = ...) -> Added: ...  # run
     def status(self, *, config: Path | None = ..., preset: str | None = ...) -> CorpusStatus: ...  # read
 
 class RenderersOperations:
@@ -102,24 +102,24 @@ class Operations:
     def demo(self) -> DemoResult: ...  # admin
     def env(self) -> EnvOutput: ...  # admin
     def doctor(self) -> Diagnosis: ...  # read
-    def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # write
+    def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # run
     def gc(self, *, days: int = ..., dry_run: bool = ...) -> Collected: ...  # admin
     def backup(self, *, file: Path, with_models: bool = ...) -> BackedUp: ...  # admin
     def restore(self, *, file: Path) -> Restored: ...  # admin
     def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
     def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
-    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # write
+    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> SweepOperations: ...
     def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read
     def templates(self, *, name: str | None = ...) -> TemplateRows: ...  # read
     def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
-    def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # write
+    def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # run
     def serve(self, *, role: Literal['graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
-    def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # write
-    def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # write
-    def import_(self, *, source: Path, tool: Literal['axolotl', 'llamafactory', 'trl', 'unsloth', 'oumi', 'torchtune'] | None = ..., settings: dict[str, Any] = ..., without: tuple[str, ...] = ..., out: Path | None = ..., report: bool = ...) -> ImportOutput: ...  # write
-    def export(self, *, target: str, to: Literal['axolotl', 'llamafactory'], node: str | None = ..., out: Path | None = ...) -> ExportOutput: ...  # write
+    def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # run
+    def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # run
+    def import_(self, *, source: Path, tool: Literal['axolotl', 'llamafactory', 'trl', 'unsloth', 'oumi', 'torchtune'] | None = ..., settings: dict[str, Any] = ..., without: tuple[str, ...] = ..., out: Path | None = ..., report: bool = ...) -> ImportOutput: ...  # run
+    def export(self, *, target: str, to: Literal['axolotl', 'llamafactory'], node: str | None = ..., out: Path | None = ...) -> ExportOutput: ...  # run
     @property
     def adapters(self) -> AdaptersOperations: ...
     @property
