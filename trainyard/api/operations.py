@@ -363,6 +363,32 @@ OPERATIONS: dict[str, Operation] = {
         NOTHING, "starter:build", "adapters:record_text", ADMIN,
         local="It trains for minutes on all cores of this machine.",
     ),
+    "tokens create": Operation(
+        "Make a token for the API: what it may do, for one tenant or for all; it is shown once.",
+        "callers.tokens:CreateTokenInput", "callers.tokens:create_token", "callers.tokens:new_token_text", ADMIN,
+        example="trainyard tokens create --name ci --scope run --days 90",
+        local="It prints a secret, which is written nowhere.",
+    ),
+    "tokens list": Operation(
+        "The tokens of the API: name, scope, tenant, when they expire.",
+        NOTHING, "callers.tokens:list_tokens", "callers.tokens:tokens_text", ADMIN,
+        route="GET /api/v1/tokens",
+    ),
+    "tokens revoke": Operation(
+        "Revoke a token, at once, also in a service that is running.",
+        "callers.tokens:RevokeTokenInput", "callers.tokens:revoke_token", "callers.tokens:revoked_text", ADMIN,
+        route="DELETE /api/v1/tokens/{name}",
+    ),
+    "audit list": Operation(
+        "What was changed, by whom, through what, and how it ended; the newest first.",
+        "callers.audit:AuditInput", "callers.audit:list_audit", "callers.tokens:audit_text", ADMIN,
+        route="GET /api/v1/audit",
+    ),
+    "audit verify": Operation(
+        "Check that no line of the audit log was changed or is missing.",
+        NOTHING, "callers.audit:verify_audit", "callers.tokens:audit_check_text", ADMIN,
+        route="GET /api/v1/audit/verify",
+    ),
 }  # fmt: skip
 
 
@@ -384,6 +410,8 @@ GROUPS: dict[str, str] = {
     "nightly": "The night: documents into the graph, work into adapters.",
     "corpus": "What people did, as tuples that nights train on.",
     "renderers": "How conversations become tokens.",
+    "tokens": "Tokens of the API: who may ask this machine over a network, and for what.",
+    "audit": "The log of everything that changed something.",
     "starter": "The small model that everything runs with by default.",
 }
 """First word of operations -> what they are about, for words that are not an operation themselves."""
