@@ -17,12 +17,13 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
-from trainyard.api.records import JOB_TAG, NodeResult, NodeState, RunResult
+from trainyard.api.records import NodeResult, NodeState, RunResult
 from trainyard.api.training_logs import draw_run
 from trainyard.compute.events import EventTail
 from trainyard.evals.curves import CURVES_FILE
 from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedChain
+from trainyard.stores.live.job_ids import TENANT_TAG, job_tags
 
 MAX_REPORT_CHARS = 400_000
 """An artifact is one JSON value in the server's database; a longer report stays a file."""
@@ -31,8 +32,10 @@ MAX_REPORT_CHARS = 400_000
 async def announce(chain: ResolvedChain) -> None:
     """Tag the run and write its plan, while the first nodes are running already."""
     async with get_client() as client:
-        tags = {*flow_run.tags, f"chain:{chain.name}", f"tenant:{chain.tenant}"}
-        tags |= {JOB_TAG} if any(node.type == "trainer" for node in chain.nodes) else set()
+        tags = {tag for tag in flow_run.tags if not tag.startswith(TENANT_TAG)}
+        tags |= {f"chain:{chain.name}", f"{TENANT_TAG}{chain.tenant}"}
+        if any(node.type == "trainer" for node in chain.nodes):
+            tags = job_tags(flow_run.id, tags)
         await client.update_flow_run(UUID(flow_run.id), tags=sorted(tags))
     await acreate_table_artifact(plan_rows(chain), key=f"{chain.name}-plan", description=f"Plan of {flow_run.name}")
 

@@ -29,7 +29,7 @@ from flows.walker import FLOW, POLL_S, Futures, done, final_state, quietly, run_
 from nodes.runner import RunInfo
 from nodes.table import NODES
 from trainyard.api.planning import resolved
-from trainyard.api.records import JOB_TAG, NodeResult, NodeState, RunRecord, RunResult, read_events
+from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult, read_events
 from trainyard.api.runs.control import INTERRUPTED
 from trainyard.api.runs.states import AT_RUNG, node_state
 from trainyard.api.training_logs import training_logs_of
@@ -39,6 +39,7 @@ from trainyard.inherited import keep_files_private
 from trainyard.settings import settings
 from trainyard.spec.chain import ResolvedChain
 from trainyard.stores.artifacts import NodeOutput
+from trainyard.stores.live.job_ids import TENANT_TAG, job_tags
 from trainyard.sweeps.asha import Trial, TrialState, find_best
 from trainyard.sweeps.chains import apply_values, needed_nodes
 from trainyard.sweeps.folder import SweepRecord, find_record, sweep_folder, sweep_lock, write_record
@@ -89,8 +90,9 @@ async def run_sweep(spec: SweepSpec, chain: ResolvedChain) -> State[dict[str, An
 
 async def tag_run(spec: SweepSpec) -> None:
     async with get_client() as client:
-        tags = sorted({*flow_run.tags, JOB_TAG, f"chain:{spec.chain.name}", f"sweep:{spec.name}"})
-        await client.update_flow_run(UUID(flow_run.id), tags=tags)
+        tags = {tag for tag in flow_run.tags if not tag.startswith(TENANT_TAG)}
+        tags |= {f"chain:{spec.chain.name}", f"sweep:{spec.name}", f"{TENANT_TAG}{spec.chain.tenant}"}
+        await client.update_flow_run(UUID(flow_run.id), tags=sorted(job_tags(flow_run.id, tags)))
 
 
 async def publish(spec: SweepSpec, trials: list[Trial]) -> None:
@@ -210,7 +212,8 @@ class Trials:
         why = f" Trial {failed.number}: {failed.message}" if failed else ""
         counts = f"{len(trials)} trials, {sum(one.steps for one in trials):,} steps."
         return RunResult(
-            run_id=self.run.run_id, name=str(flow_run.name), chain=self.chain.name, digest=self.chain.digest,
+            id=self.run.id, run_id=self.run.run_id, name=str(flow_run.name),
+            chain=self.chain.name, digest=self.chain.digest,
             state="completed" if is_done else "failed",
             message=f"{counts} {best}" if best else f"{counts} No trial finished.{why}",
             nodes=nodes, seconds=round(seconds, 3),

@@ -41,6 +41,7 @@ from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import ResolvedChain
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.artifacts import NodeOutput
+from trainyard.stores.live.job_ids import job_id_of
 
 PROGRESS_EVERY_S = 10.0
 """Seconds between two updates of the progress artifact: each is a row in the server's database."""
@@ -81,7 +82,7 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
     try:
         return await walk(chain, table)
     except TrainyardError as error:  # of the run's own record, such as a disk that is full
-        return Failed(message=f"{error} Next: `trainyard jobs resume {flow_run.id} --watch` continues it.")
+        return Failed(message=f"{error} Next: `trainyard jobs resume {id_of(chain)} --watch` continues it.")
 
 
 async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, Any]]:
@@ -182,7 +183,14 @@ def state_of(future: Future, reason: str = "") -> State[Any]:
 def run_info(chain: ResolvedChain) -> RunInfo:
     run_id = str(flow_run.id)
     folder = str(settings().runs / run_id)
-    return RunInfo(run_id, chain.name, chain.tenant, folder, alias_of(chain), REFRESH_TAG in flow_run.tags)
+    refresh = REFRESH_TAG in flow_run.tags
+    return RunInfo(run_id, chain.name, chain.tenant, folder, alias_of(chain), refresh, id=id_of(chain))
+
+
+def id_of(chain: ResolvedChain) -> str:
+    """What names the running flow's run: the job's id, or the run's own where no trainer is part of it."""
+    has_trainer = any(node.type == "trainer" for node in chain.nodes)
+    return job_id_of(str(flow_run.id), flow_run.tags) if has_trainer else str(flow_run.id)
 
 
 def alias_of(chain: ResolvedChain) -> str:
@@ -225,12 +233,13 @@ async def conclude(
             record.emit(node.id, "skipped", message=node.message)
     failed = [node for node in nodes if not node.state.succeeded]
     result = RunResult(
+        id=run.id,
         run_id=run.run_id,
         name=str(flow_run.name),
         chain=chain.name,
         digest=chain.digest,
         state="failed" if failed else "completed",
-        message=verdict(nodes, run.run_id),
+        message=verdict(nodes, run.id),
         nodes=nodes,
         seconds=round(seconds, 3),
     )
@@ -262,7 +271,7 @@ async def node_result(given: dict[str, Any], state: State[Any]) -> NodeResult:
     return NodeResult(**given, state=word, message=message or f"it ended as {state.name}")
 
 
-def verdict(nodes: tuple[NodeResult, ...], run_id: str) -> str:
+def verdict(nodes: tuple[NodeResult, ...], run: str) -> str:
     """One message for the flow's state: what finished, or what failed, what was skipped, and what to type next."""
     failed = [node for node in nodes if node.state in (NodeState.FAILED, NodeState.CANCELED)]
     skipped = [node.id for node in nodes if node.state is NodeState.SKIPPED]
@@ -275,7 +284,7 @@ def verdict(nodes: tuple[NodeResult, ...], run_id: str) -> str:
     if skipped:
         lines.append(f"Skipped because of that: {', '.join(skipped)}.")
     lines += [f"{node.id}: {node.message}" for node in failed]
-    lines.append(f"Next: correct the cause, then `trainyard jobs resume {run_id} --watch`; finished nodes are reused.")
+    lines.append(f"Next: correct the cause, then `trainyard jobs resume {run} --watch`; finished nodes are reused.")
     return "\n".join(lines)
 
 

@@ -294,7 +294,8 @@ app.params = [
 
 def shed_secrets() -> None:
     """Execute the same command without the shell's secrets: the environment of a running process can be read."""
-    kept = load("trainyard.inherited:server_environment")()
+    is_api = not {"graph", "model", "--role=graph", "--role=model"} & set(sys.argv)
+    kept = load("trainyard.inherited:server_environment")(speaks_with_prefect=is_api)
     if set(os.environ) - set(kept):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
 

@@ -87,9 +87,13 @@ def cloud_variables() -> dict[str, str]:
     return chosen(os.environ, (CLOUD,), frozenset())
 
 
-def server_environment() -> dict[str, str]:
-    """Return the environment of a server that a user starts in a terminal: a child's, and the token of its clients."""
-    return chosen(os.environ, (*PASSED, SERVER), frozenset(settings().child_variables))
+def server_environment(*, speaks_with_prefect: bool = False) -> dict[str, str]:
+    """Return the environment of a server that a user starts in a terminal: a child's, and the token of its clients.
+
+    The REST API also gets what it needs to speak with Prefect.
+    """
+    rows = (*PASSED, SERVER, *([SERVICES] if speaks_with_prefect else []))
+    return chosen(os.environ, rows, frozenset(settings().child_variables))
 
 
 def keep_files_private() -> None:

@@ -208,6 +208,10 @@ class Settings(MachineSettings):
         return self.home / "adapters"
 
     @property
+    def chains(self) -> Path:
+        return self.home / "chains"
+
+    @property
     def services(self) -> Path:
         """Pid files, ports and logs of the processes that `trainyard up` starts."""
         return self.home / "services"

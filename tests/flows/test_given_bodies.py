@@ -174,5 +174,5 @@ async def test_a_job_at_a_data_worker_is_refused(data: Path) -> None:
     settings.cache_clear()
     state = await training_job(JobSpec.model_validate(body("job-data-worker", data)), return_state=True)
     assert state.is_failed()
-    assert "R-SOURCE" in str(state.message)
+    assert "R-DATA-WORKER" in str(state.message)
     assert "http://dataworker1:8892" in str(state.message)

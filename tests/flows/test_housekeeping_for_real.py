@@ -68,7 +68,7 @@ def test_a_restored_stack_lists_its_jobs_and_resumes_the_paused_one(stack: Stack
     assert again.returncode == 0, again.stderr
     up = stack.command("up")
     assert up.returncode == 0, up.stderr
-    states = {row["id"]: row["state"] for row in stack.json("jobs", "list")["jobs"]}
+    states = {row["run_id"]: row["state"] for row in stack.json("jobs", "list")["jobs"]}
     assert states[paused] == "paused"
     assert states[running] in ("failed", "pending", "running"), "what was running has ended, or starts again"
     assert stack.command("jobs", "cancel", running).returncode in (0, 4)

@@ -56,8 +56,9 @@ def test_a_paused_job_frees_everything_and_ends_in_the_same_bits(stack: Stack, w
     again = stack.command("jobs", "pause", run_id)
     assert again.returncode == 4
     assert "E-JOB-STATE" in again.stderr
-    assert f"trainyard jobs resume {run_id}" in again.stderr
-    assert stack.json("jobs", "resume", run_id[:8])["state"] == "pending"
+    job_id = stack.json("jobs", "show", run_id[:8])["id"]
+    assert f"trainyard jobs resume {job_id}" in again.stderr
+    assert stack.json("jobs", "resume", job_id[:10])["state"] == "pending"
     assert stack.finish(run_id) == whole
     (warning,) = [event for event in stack.events(run_id, "warning") if "continues" in event["text"]]
     assert warning["text"].endswith(f"continues from the checkpoint of step {paused['step']}.")
@@ -201,7 +202,7 @@ def test_logs_metrics_and_lists(stack: Stack) -> None:
     assert [point["step"] for point in points] == list(range(1, 31))
     assert all(point["loss"] > 0 for point in points)
     listed = stack.json("jobs", "list", "--state", "completed")["jobs"]
-    assert listed[0]["id"] == run_id
+    assert listed[0]["run_id"] == run_id
     assert (listed[0]["step"], listed[0]["total_steps"]) == (30, 30)
     assert "training-job-" in stack.command("jobs", "list").stdout
     assert len(stack.command("jobs", "logs", run_id, "--tail", "3").stdout.splitlines()) == 3

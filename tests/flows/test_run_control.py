@@ -26,6 +26,7 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Suspended
 
 from flows.training_job import training_job
+from trainyard.api.context import Context
 from trainyard.api.records import RunRecord, RunResult, read_events
 from trainyard.api.runs import control, listing, operating, server, slots, states, watching
 from trainyard.api.runs.server import NO_HEARTBEAT
@@ -38,6 +39,7 @@ from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings, settings
 from trainyard.spec.states import JobState
+from trainyard.stores.live.job_ids import derive_job_id
 
 pytestmark = pytest.mark.usefixtures("prefect", "fresh")
 
@@ -196,8 +198,8 @@ def test_a_job_is_found_by_id_beginning_and_name(deployed: Settings) -> None:
     run_id = started(deployed)
     row = listing.find_job(run_id)
     assert row == listing.find_job(run_id[:12]) == listing.find_job(row["name"])
-    assert run_id in [one["id"] for one in listing.list_jobs(JobState.PENDING)]
-    assert run_id not in [one["id"] for one in listing.list_jobs(JobState.COMPLETED)]
+    assert run_id in [one["run_id"] for one in listing.list_jobs(JobState.PENDING)]
+    assert run_id not in [one["run_id"] for one in listing.list_jobs(JobState.COMPLETED)]
     with pytest.raises(NotFound, match="E-JOB-NOT-FOUND: There is no job 'nothing'"):
         listing.find_job("nothing")
 
@@ -228,7 +230,7 @@ def test_the_log_of_a_job_shows_its_steps(deployed: Settings, tmp_path: Path) ->
         {"event": "progress", "time": now + 62, "step": 9, "total_steps": 9, "loss": 3.5},
     ]
     (work / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    log = jobs.read_logs(listing, jobs.requests.LogsInput(job=run_id), deployed, lambda line: None)
+    log = jobs.read_logs(listing, jobs.requests.LogsInput(job=run_id), Context(deployed))
     assert [line.text for line in log.lines if line.source == "trainer"] == [
         "tokens: read 10",
         "step 1/9, loss 4.5000, 1,234 tokens/s",
@@ -377,7 +379,7 @@ def test_a_run_whose_process_is_gone_is_settled_at_the_second_look(deployed: Set
     assert watchdog.look() == []
     assert len(watchdog.look()) == 2
     assert state_of(running).type is StateType.CRASHED
-    assert f"trainyard jobs resume {running}" in (state_of(running).message or "")
+    assert f"trainyard jobs resume {derive_job_id(running)}" in (state_of(running).message or "")
     assert state_of(cancelling).type is StateType.CANCELLED
 
 

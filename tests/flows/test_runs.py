@@ -11,13 +11,14 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Late, Paused, Pending, Running, Suspended
 
 from flows.qa_pipeline import qa_pipeline
-from trainyard.api.records import JOB_TAG, NodeState
+from trainyard.api.records import NodeState
 from trainyard.api.runs import listing, server, states, watching
 from trainyard.api.runs.watching import report_state, worker_runs
 from trainyard.api.stack import worker_name
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings, settings
 from trainyard.spec.states import JobState
+from trainyard.stores.live.job_ids import JOB_TAG
 
 ASKED = {"documents": "docs"}
 
@@ -99,7 +100,9 @@ def test_a_run_has_its_name_from_its_creation_on(deployed: Settings) -> None:
     with get_client(sync_client=True) as client:
         for run in runs_of_one_chain:
             client.update_flow_run(UUID(run.run_id), tags=[JOB_TAG])
-    assert [listing.find_job(run.name)["id"] for run in runs_of_one_chain] == [run.run_id for run in runs_of_one_chain]
+    assert [listing.find_job(run.name)["run_id"] for run in runs_of_one_chain] == [
+        run.run_id for run in runs_of_one_chain
+    ]
     assert watching.start_run("qa-pipeline/test", ASKED, settings=deployed, called="guide-12").name == "guide-12"
 
 

@@ -54,7 +54,8 @@ def test_a_run_is_watched_to_its_end(stack: Stack) -> None:
 
 
 def test_a_worker_that_is_killed_in_a_training_and_started_again(stack: Stack) -> None:
-    run_id = stack.json(*job(4000))["run_id"]
+    started = stack.json(*job(4000))
+    run_id = started["run_id"]
     until(lambda: stack.last_progress(run_id) > 0.02, 120)
     worker = running(stack.settings, "worker")
     assert worker is not None
@@ -62,7 +63,7 @@ def test_a_worker_that_is_killed_in_a_training_and_started_again(stack: Stack) -
     again = stack.command("up")
     assert f"the run {run_id} had died with its worker" in again.stderr
     assert stack.state_of(run_id)["type"] == "CRASHED"
-    assert f"trainyard jobs resume {run_id} --watch" in stack.state_of(run_id)["message"]
+    assert f"trainyard jobs resume {started['id']} --watch" in stack.state_of(run_id)["message"]
     done = stack.command("run", run_id, "--watch")
     assert done.returncode == 0, done.stderr
     assert "was started before and continues from the checkpoint of step" in done.stderr

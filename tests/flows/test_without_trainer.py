@@ -101,7 +101,7 @@ def test_a_job_without_its_trainer_is_recorded_and_says_what_it_waits_for(contex
     assert (row.state, row.detail) == (JobState.PENDING, "no trainer installed")
     assert INSTALL in row.message
     assert answer.run_id in [
-        one.id for one in jobs.list_jobs(jobs.requests.JobsInput(state=JobState.PENDING), context).jobs
+        one.run_id for one in jobs.list_jobs(jobs.requests.JobsInput(state=JobState.PENDING), context).jobs
     ]
     assert not due(answer.run_id)
 
@@ -144,4 +144,4 @@ async def test_a_run_whose_machine_has_no_trainer_goes_back_to_pending(context: 
     assert len(pending) == 1
     assert pending[0]["name"]
     assert INSTALL in pending[0]["message"]
-    assert not due(pending[0]["id"])
+    assert not due(pending[0]["run_id"])

@@ -102,6 +102,7 @@ def space_reasons(settings: Settings) -> list[Reason]:
 def missing_inputs(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     """Files and models that the nodes will read and that are not here or may not be loaded; each is reported once."""
     found: dict[tuple[str, str], Reason] = {}
+    models: set[tuple[str, str]] = set()
     ordered = sorted(chain.nodes, key=lambda node: isinstance(node.config, ValidatorConfig))
     for node in ordered:  # a validator counts with its trainer's tokenizer: a missing base is reported at the trainer
         read, config = list(dependencies(node, settings, run_id="")), node.config
@@ -109,6 +110,11 @@ def missing_inputs(chain: ResolvedChain, settings: Settings) -> list[Reason]:
             model = config.model or settings.default_base_model  # whose server is started here
             read.append(Dependency("model", "config.model", partial(model_digest, model, settings)))
         for one in read:
+            if isinstance(one.digest, partial) and one.digest.func is model_digest:
+                asked = (one.field, one.digest.args[0])
+                if asked in models:
+                    continue  # reported at the first node that asks for it
+                models.add(asked)
             for reason in digest_reasons(one, node, settings):
                 found.setdefault((reason.code, reason.because), reason)
     return list(found.values())

@@ -27,7 +27,7 @@ class Caller:
 
 
 OWNER = Caller("owner")
-"""Whoever can read this home: the command line, and Python on this machine."""
+"""The user of this home: the command line, and Python on this machine."""
 
 
 @dataclass(frozen=True)

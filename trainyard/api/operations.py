@@ -45,6 +45,10 @@ class Operation:
     """An example for the shell, where the command alone does not show the usage."""
     route: str = ""
     """`METHOD /path/{field}` of the REST API; default: POST on the operation's words below /api/v1."""
+    body: str = ""
+    """The field of the request that is the whole body in REST; its other fields are in the query then."""
+    body_schema: str = ""
+    """`module:model` of what that field contains, for the OpenAPI document."""
     status: int = 200
     """HTTP status of the answer."""
     stream: str = ""
@@ -154,6 +158,43 @@ OPERATIONS: dict[str, Operation] = {
         "chains:TemplatesInput", "chains.describe:show_templates", "chains:templates_text", READ,
         route="GET /api/v1/chains/templates", tenants=True,
     ),
+    "chains list": Operation(
+        "The stored chains, the newest first: name, id, revision and digest.",
+        "chains:StoredChainsInput", "chains.stored:list_chains", "chains:stored_chains_text", READ,
+        route="GET /api/v1/chains", tenants=True,
+    ),
+    "chains create": Operation(
+        "Store a chain, a job or the call of a template as revision 1 of a chain of its own, if it is valid.",
+        "chains:StoreChainInput", "chains.stored:create_chain", "chains:stored_chain_text", RUN,
+        example="trainyard chains create chain.yaml",
+        route="POST /api/v1/chains", status=201, tenants=True,
+    ),
+    "chains show": Operation(
+        "A stored chain as it was written, with its revisions.",
+        "chains:ShowChainInput", "chains.stored:show_chain", "chains:stored_chain_text", READ,
+        route="GET /api/v1/chains/{chain}", tenants=True,
+    ),
+    "chains update": Operation(
+        "Store a new revision of a chain; what was written meanwhile is shown, and not overwritten.",
+        "chains:UpdateChainInput", "chains.stored:update_chain", "chains:stored_chain_text", RUN,
+        example="trainyard chains update guide chain.yaml --if-match 3-1f2e3d4c5b6a",
+        route="PUT /api/v1/chains/{chain}", tenants=True,
+    ),
+    "chains delete": Operation(
+        "Remove a stored chain with all its revisions; refused while a run of it has not ended.",
+        "chains:StoredName", "chains.stored:delete_chain", "chains:deleted_chain_text", RUN,
+        route="DELETE /api/v1/chains/{chain}", tenants=True,
+    ),
+    "chains run": Operation(
+        "Start a run of a stored chain, by default of its newest revision; with --watch, follow it to its end.",
+        "chains:RunChainInput", "chains.stored:run_chain", "chains:run_text", RUN,
+        route="POST /api/v1/chains/{chain}/run", status=202, tenants=True,
+    ),
+    "chains runs": Operation(
+        "The runs of a stored chain, the newest first, each with its revision.",
+        "chains:ChainRunsInput", "chains.stored:list_chain_runs", "chains:chain_runs_text", READ,
+        route="GET /api/v1/chains/{chain}/runs", tenants=True,
+    ),
     "schema": Operation(
         "The settings of a node, a job, a night or the machine; with --json, the JSON Schema for an editor.",
         "chains:SchemaInput", "chains.describe:show_schema", "chains:schema_text", READ,
@@ -166,7 +207,7 @@ OPERATIONS: dict[str, Operation] = {
         local="It trains for minutes on all cores of this machine.",
     ),
     "serve": Operation(
-        "Answer over HTTP until stopped: base models and adapters (role model), or the graph that nights write.",
+        "Answer over HTTP until stopped: the REST API (role training), models and adapters, or the graph of nights.",
         "serving:ServeInput", "serving.serve:serve", "text:json_text", ADMIN,
         example="trainyard serve --role model --model starter --adapters assistant",
         local="It becomes a server on this machine.",
@@ -261,6 +302,7 @@ OPERATIONS: dict[str, Operation] = {
         "Start one training on one data set, from a file or from parameters.",
         "jobs:CreateInput", "jobs:create_job", "chains:run_text", RUN,
         route="POST /api/v1/jobs", status=202, tenants=True,
+        body="parameters", body_schema="trainyard.spec.job:JobSpec",
     ),
     "jobs list": Operation(
         "The newest jobs, their states and how far they are.",
@@ -404,6 +446,7 @@ def route_of(name: str) -> tuple[str, str]:
 
 GROUPS: dict[str, str] = {
     "adapters": "The registry of deployed adapter versions.",
+    "chains": "Chains that are stored here, as numbered revisions that never change.",
     "data": "Data sets, before anything is trained on them.",
     "jobs": "Trainings: start, watch, pause, resume and cancel them.",
     "graph": "The knowledge graph that nights write.",

@@ -37,8 +37,6 @@ from trainyard.stores.whole import MANIFEST, write_json_durably
 
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result again, including finished ones."""
-JOB_TAG = "job"
-"""Runs with a trainer have this tag: they are the jobs of `trainyard jobs`."""
 PROGRESS_EVERY_S = 0.5
 """Least time between two progress lines of one node: nobody reads faster, and the file stays small."""
 
@@ -78,6 +76,8 @@ class RunResult(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    id: str = ""
+    """What names it: the job's id, or the run's own where no trainer is part of it."""
     run_id: str
     name: str
     chain: str = ""

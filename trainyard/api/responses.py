@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -15,3 +16,12 @@ class Record(Response):
     """What was written about one thing: an adapter version, or a model that was built."""
 
     record: dict[str, Any]
+
+
+class Blob(Response):
+    """Bytes: a file that REST streams, and that other surfaces name."""
+
+    path: Path
+    name: str
+    media_type: str
+    sha256: str

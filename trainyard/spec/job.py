@@ -15,7 +15,7 @@ from trainyard.spec.training import TrainerConfig, TrainingSettings
 
 
 class DatasetSpec(Strict):
-    """Where a job's rows are: a path in a data root. A data worker is read and refused (`R-SOURCE`)."""
+    """Where a job's rows are: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`)."""
 
     path: Path = Field(description="File or folder inside a data root.")
     format: DataFormat = DataFormat.AUTO

@@ -36,6 +36,7 @@ class StoredKind:
 KINDS: Mapping[str, StoredKind] = {
     "adapter": StoredKind(("adapters/*/*/v*/manifest.json",)),
     "artifact": StoredKind(("artifacts/*/*/manifest.json",)),
+    "chain": StoredKind(("chains/*/chain-*/*.json",)),
     "document": StoredKind(("tenants/*/documents.jsonl",)),
     "intent": StoredKind(("tenants/*/intent.json",)),
     "job": StoredKind(("jobs/*.json",)),

@@ -150,7 +150,7 @@ def test_a_job_with_another_problem_is_refused_with_all_reasons(here: Settings) 
 def test_a_data_worker_is_refused_before_anything_is_planned(here: Settings) -> None:
     dataset = {"path": "a.jsonl", "data_worker": "http://worker:9000", "format": "openai"}
     asked = planning.asked("training-job", {"dataset": dataset})
-    with pytest.raises(Refused, match=r"R-SOURCE .*The data worker"):
+    with pytest.raises(Refused, match=r"R-DATA-WORKER .*The data worker"):
         planning.resolved(asked.spec, here)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trainyard.api.requests.base import Parameters, Request
+from trainyard.api.requests.base import BodyRequest, Parameters, Request
 from trainyard.api.requests.fields import Argument, Option
 
 ChainText = dict[str, Any]
@@ -97,3 +97,56 @@ class ExportConfigInput(Request):
     to: Literal["axolotl", "llamafactory"] = Field(description="The tool.")
     node: str | None = Field(None, description="Which trainer, if there are several.")
     out: Annotated[Path | None, Option("-o", "--out")] = Field(None, description="File to write; default: print.")
+
+
+# Stored chains
+
+
+class StoredName(Request):
+    chain: Annotated[str, Argument("CHAIN")] = Field(
+        min_length=1, max_length=100, description="Id of a stored chain, or its name where only one has it."
+    )
+
+
+class StoredChainsInput(Request):
+    name: str | None = Field(None, max_length=100, description="Only chains whose name contains this.")
+    limit: int = Field(50, ge=1, le=1000, description="At most so many.")
+    offset: int = Field(0, ge=0, le=10**9, description="Leave out so many, the newest first.")
+
+
+Body = Annotated[ChainText, Option("--set")]
+BODY = "Keys that are laid over the file's, or a whole chain."
+
+
+class StoreChainInput(BodyRequest):
+    others: ClassVar[str] = "spec"
+    file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
+        None, description="A chain, a job, or the call of a template, as YAML or JSON."
+    )
+    spec: Body = Field({}, description=BODY)
+
+
+class UpdateChainInput(BodyRequest, StoredName):
+    others: ClassVar[str] = "spec"
+    file: Annotated[Path | None, Argument("FILE", local=True)] = Field(None, description="The chain as it shall be.")
+    spec: Body = Field({}, description=BODY)
+    if_match: str = Field("", max_length=200, description="ETag of the revision that was edited; refused without it.")
+
+
+class ShowChainInput(StoredName):
+    revision: int | None = Field(None, ge=1, le=10**9, description="Default: the newest.")
+
+
+class RunChainInput(StoredName):
+    revision: int | None = Field(None, ge=1, le=10**9, description="Default: the newest.")
+    parameters: Parameters = Field({}, description="Of the call of a template that is stored; dots reach inside.")
+    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow the run to its end.")
+    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
+        False, description="Make every result again, also those that are finished."
+    )
+    tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+
+
+class ChainRunsInput(StoredName):
+    limit: int = Field(50, ge=1, le=1000, description="At most so many.")
+    offset: int = Field(0, ge=0, le=10**9, description="Leave out so many, the newest first.")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from trainyard.api.requests.base import Parameters, Request
+from trainyard.api.requests.base import BodyRequest, Parameters, Request
 from trainyard.api.requests.chains import PARAMETERS
 from trainyard.api.requests.fields import Argument, Option
 from trainyard.spec.states import JobState
@@ -19,8 +19,11 @@ class JobInput(Request):
     )
 
 
-class CreateInput(Request):
-    file: Annotated[Path | None, Argument("FILE")] = Field(None, description="A job: a data set and a trainer.")
+class CreateInput(BodyRequest):
+    others: ClassVar[str] = "parameters"
+    file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
+        None, description="A job: a data set and a trainer."
+    )
     parameters: Parameters = Field({}, description=PARAMETERS)
     watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow it to its end.")
 

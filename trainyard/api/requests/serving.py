@@ -12,9 +12,13 @@ from trainyard.api.requests.graph import ADDRESS
 
 
 class ServeInput(Request):
-    role: Literal["graph", "model"] = Field("graph", description="What to serve.")
+    role: Literal["training", "graph", "model"] = Field(
+        "training", description="What to serve: the REST API, the graph that nights write, or models."
+    )
     host: str = Field("127.0.0.1", description="Another one than loopback needs TRAINYARD_TOKEN.")
-    port: int | None = Field(None, ge=0, le=65535, description="0 takes a free one; default: graph 9081, model 0.")
+    port: int | None = Field(
+        None, ge=0, le=65535, description="0 takes a free one; default: training 8898, graph 9081, model 0."
+    )
     graph: str = Field("", description=f"Role graph. {ADDRESS}")
     model: tuple[str, ...] = Field(
         (), description="Role model: `starter`, a folder or a Hub name; may repeat. Default: the setting serve_models."

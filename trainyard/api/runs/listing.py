@@ -13,13 +13,14 @@ from prefect.client.schemas.filters import FlowRunFilter, LogFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
 
-from trainyard.api.records import JOB_TAG
-from trainyard.api.runs.operating import process_of, read_run
+from trainyard.api.runs.operating import process_of
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import run_state, waits_for_trainer
 from trainyard.api.runs.watching import run_url
 from trainyard.errors import Conflict, NotFound
 from trainyard.spec.states import JobState
+from trainyard.stores.live.job_facts import read_facts
+from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, job_id_of, name_run
 
 PAGE = 200
 """Rows that the server gives at once, at most."""
@@ -37,18 +38,30 @@ def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **wanted: Any) ->
         offset += PAGE
 
 
-def jobs_of(prefect: SyncPrefectClient) -> Iterator[FlowRun]:
-    """Every run with a trainer, the newest first."""
-    wanted = FlowRunFilter.model_validate({"tags": {"all_": [JOB_TAG]}})
+def jobs_of(prefect: SyncPrefectClient, *tags: str) -> Iterator[FlowRun]:
+    """Every run with a trainer that has these tags, too, the newest first."""
+    wanted = FlowRunFilter.model_validate({"tags": {"all_": [JOB_TAG, *tags]}})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
     return paged(prefect.read_flow_runs, flow_run_filter=wanted, sort=newest)
 
 
-def list_jobs(state: JobState | None = None, limit: int = 50) -> list[dict[str, Any]]:
-    """The newest jobs, optionally of one state only."""
+def list_jobs(state: JobState | None = None, limit: int = 50, tenant: str = "") -> list[dict[str, Any]]:
+    """The newest jobs, optionally of one state or one tenant only."""
     with client() as prefect:
-        rows = (row_of(prefect, run) for run in jobs_of(prefect))
+        rows = (row for run in jobs_of(prefect) if belongs(row := row_of(prefect, run), tenant))
         return list(islice((row for row in rows if state in (None, row["state"])), limit))
+
+
+def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[dict[str, Any]]:
+    """The runs with a tag, the newest first, each with its tags and whether it has ended."""
+    wanted = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
+    newest = FlowRunSort.EXPECTED_START_TIME_DESC
+    with client() as prefect:
+        found = islice(paged(prefect.read_flow_runs, offset, flow_run_filter=wanted, sort=newest), limit)
+        return [
+            {**row_of(prefect, run), "tags": run.tags, "ended": run.state is not None and run.state.is_final()}
+            for run in found
+        ]
 
 
 def select_ended(run_ids: Iterable[str]) -> set[str]:
@@ -63,20 +76,44 @@ def select_ended(run_ids: Iterable[str]) -> set[str]:
     return ended
 
 
-def find_job(name: str) -> dict[str, Any]:
-    """The one job of that id, beginning of an id, or name.
+def find_job(name: str, tenant: str = "") -> dict[str, Any]:
+    """The one job of that id, run id, beginning of one of them, or name; of that tenant, if one is given.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
     """
     with client() as prefect:
-        if is_id(name):
-            return row_of(prefect, read_run(prefect, name))
-        found = [run for run in jobs_of(prefect) if name and (str(run.id).startswith(name.lower()) or run.name == name)]
-        if len(found) == 1:
-            return row_of(prefect, found[0])
+        found = [row for run in candidates(prefect, name) if belongs(row := row_of(prefect, run), tenant)]
+    return the_only(found, name)
+
+
+def belongs(row: dict[str, Any], tenant: str) -> bool:
+    """Whether a caller of that tenant may see a job; "" may see all."""
+    return tenant in ("", row["tenant"])
+
+
+def candidates(prefect: SyncPrefectClient, name: str) -> Iterator[FlowRun]:
+    """The runs that a user may mean by a word."""
+    if is_id(name):
+        yield from prefect.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [name]}}))
+    elif JOB_ID.fullmatch(name) and (tagged := list(jobs_of(prefect, name))):
+        yield from tagged
+    else:
+        yield from (run for run in jobs_of(prefect) if is_meant(name, run))
+
+
+def is_meant(word: str, run: FlowRun) -> bool:
+    """Whether a word names a run: by the beginning of one of its ids, or by its name."""
+    ids = (str(run.id), job_id_of(str(run.id), run.tags))
+    return bool(word) and (run.name == word or any(one.startswith(word.lower()) for one in ids))
+
+
+def the_only(found: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The one job that was found. Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`)."""
+    if len(found) == 1:
+        return found[0]
     if not found:
         raise NotFound(f"There is no job {name!r}.", do="List them by `trainyard jobs list`.", code="E-JOB-NOT-FOUND")
-    ids = ", ".join(str(run.id) for run in found[:SHOWN_AMBIGUOUS]) + (" …" if len(found) > SHOWN_AMBIGUOUS else "")
+    ids = ", ".join(row["id"] for row in found[:SHOWN_AMBIGUOUS]) + (" …" if len(found) > SHOWN_AMBIGUOUS else "")
     raise Conflict(
         f"{name!r} means {len(found)} jobs: {ids}.",
         why="It is the beginning of several ids, or a name that several runs were given.",
@@ -99,7 +136,8 @@ def row_of(prefect: SyncPrefectClient, run: FlowRun) -> dict[str, Any]:
     if state is JobState.PAUSED and process is not None:
         detail = "pausing"
     return {
-        "id": str(run.id),
+        "id": name_run(str(run.id), run.tags),
+        "run_id": str(run.id),
         "name": run.name,
         "state": state,
         "detail": detail,
@@ -112,6 +150,8 @@ def row_of(prefect: SyncPrefectClient, run: FlowRun) -> dict[str, Any]:
         "url": run_url(prefect, run.id),
         "parameters": run.parameters,
         "waits_for_trainer": waits_for_trainer(run.state),
+        "tags": tuple(sorted(run.tags)),
+        **read_facts(run.tags, run.parameters),
     }
 
 

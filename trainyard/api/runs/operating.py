@@ -26,6 +26,7 @@ from trainyard.api.runs.states import in_words, preempted, waits_for_trainer
 from trainyard.api.training_logs import made_no_progress, note_preemption, saved_and_left
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings
+from trainyard.stores.live.job_ids import name_run
 
 LEAVING_S = 20.0
 """How long `resume` waits for a run that is still saving, and for the worker's message of its end."""
@@ -55,6 +56,11 @@ def refused(run: FlowRun, verb: str, do: str) -> Conflict:
     return Conflict(f"The run {run.name} cannot be {verb}: it is {in_words(run.state)}.", do=do, code="E-JOB-STATE")
 
 
+def id_of(run: FlowRun) -> str:
+    """What names a run to users: the job's id, or the run's own where no trainer is part of it."""
+    return name_run(str(run.id), run.tags)
+
+
 def pause_run(run_id: str) -> FlowRun:
     """Suspend a running run: its training saves at the next step and its process ends; nothing times out.
 
@@ -75,7 +81,7 @@ def pause_run(run_id: str) -> FlowRun:
 def pausing_advice(run: FlowRun) -> str:
     kind = run.state.type if run.state else None
     if kind is StateType.PAUSED:
-        return f"`trainyard jobs resume {run.id}` continues it."
+        return f"`trainyard jobs resume {id_of(run)}` continues it."
     if kind in (StateType.SCHEDULED, StateType.PENDING, None):
         return "Wait until it runs, or cancel it."
     return "Only a run that runs can be paused."
@@ -249,7 +255,7 @@ def write_end_state(run: FlowRun, settings: Settings) -> None:
     elif left and not made_no_progress(folder):
         state = preempted(note_preemption(folder, left), after_s=0)
     else:
-        state = Crashed(message=f"Its process ended. Next: `trainyard jobs resume {run.id} --watch` continues it.")
+        state = Crashed(message=f"Its process ended. Next: `trainyard jobs resume {id_of(run)} --watch` continues it.")
     with client() as prefect:
         prefect.set_flow_run_state(run.id, state, force=True)
 

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainyard.api import stack
+from trainyard.api.rest.ports import NAME as API
+from trainyard.api.rest.starting import start_api
 from trainyard.api.runs.log_lines import log_line
 from trainyard.api.verbs.stack import begin_work, start_embedded
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, record_path
@@ -30,7 +32,7 @@ STEADY_S = 600.0
 
 def dead_services(settings: Settings) -> list[str]:
     """The services of this home that were started, not stopped, and whose process is gone."""
-    records = [record_path(settings, name) for name in ("server", "worker", EMBEDDED)]
+    records = [record_path(settings, name) for name in ("server", "worker", API, EMBEDDED)]
     records += local.list_expected(settings)
     return [path.stem for path in records if path.is_file() and find_service(path) is None]
 
@@ -44,6 +46,8 @@ def revive(settings: Settings, say: Callable[[str], None]) -> list[str]:
         url = stack.api_url(settings)
         if "worker" in dead and url is not None and is_healthy(url, timeout_s=10):
             begin_work(settings, url, say)
+        if API in dead and url is not None:
+            start_api(settings, url, say)
         if EMBEDDED in dead:
             start_embedded(settings, say)
         for line in local.restore_servers(settings) if dead else ():

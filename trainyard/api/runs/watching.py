@@ -17,8 +17,9 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Scheduled
+from pydantic_core import to_jsonable_python
 
-from trainyard.api.records import JOB_TAG, NodeResult, RunRecord, RunResult, read_result
+from trainyard.api.records import NodeResult, RunRecord, RunResult, read_result
 from trainyard.api.runs.operating import read_run
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import in_words, node_state, run_state, waits_for_trainer, without_trainer
@@ -28,6 +29,7 @@ from trainyard.compute.events import Event, EventTail
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
+from trainyard.stores.live.job_ids import name_run
 
 OnProgress = Callable[[Event], None]
 
@@ -44,16 +46,17 @@ def start_run(
     tags: tuple[str, ...] = (),
     waits: str = "",
     called: str = "",
+    key: str = "",
 ) -> RunResult:
     """Create a run of a deployment; a worker takes it. Relative data paths mean the caller's working folder.
 
     With `waits`, the reason why its trainer cannot be used, nobody takes it until it is resumed. `called` is the run's
     name, with a number if another run has it; by default Prefect invents one. A run keeps the name it is created with.
+    A second call with the same `key` returns the run of the first. Raises `Conflict` (`E-CONFLICT`) if that one has
+    other parameters.
     """
     environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
     state: State[Any] | None = without_trainer(waits) if waits else None
-    if waits:
-        tags = (*tags, JOB_TAG)  # which its flow would add when it begins
     with client() as prefect:
         deployment = find_deployment(prefect, name)
         try:
@@ -64,10 +67,24 @@ def start_run(
                 name=free_name(prefect, called) if called else None,
                 tags=tags,
                 job_variables={"env": environment},
+                idempotency_key=key or None,
             )
         except PrefectHTTPStatusError as error:
             raise refused_parameters(name, error) from error
-        return started_result(prefect, run, (state.message if state else "") or "started")
+        require_same(run, parameters)
+        started = started_result(prefect, run, (state.message if state else "") or "started")
+        return started.model_copy(update={"state": run_state(run.state)[0]})  # of a run that this key started before
+
+
+def require_same(run: FlowRun, parameters: Mapping[str, Any]) -> None:
+    """Refuse another request under a key that was used before. Raises `Conflict` (`E-CONFLICT`)."""
+    given = to_jsonable_python(dict(parameters))
+    if any(run.parameters.get(name) != value for name, value in given.items()):
+        raise Conflict(
+            f"The idempotency key belongs to the run {run.name}, which was started with other parameters.",
+            do="Use a new key for a new run.",
+            code="E-CONFLICT",
+        )
 
 
 def free_name(prefect: SyncPrefectClient, wanted: str) -> str:
@@ -81,7 +98,8 @@ def free_name(prefect: SyncPrefectClient, wanted: str) -> str:
 
 def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> RunResult:
     url = run_url(prefect, run.id)
-    return RunResult(run_id=str(run.id), name=run.name, state=JobState.PENDING, message=message, url=url)
+    own = name_run(str(run.id), run.tags)
+    return RunResult(id=own, run_id=str(run.id), name=run.name, state=JobState.PENDING, message=message, url=url)
 
 
 def continue_run(run_id: str) -> RunResult:
@@ -92,9 +110,10 @@ def continue_run(run_id: str) -> RunResult:
     with client() as prefect:
         run = read_run(prefect, run_id)
         if run.state is not None and not run.state.is_final():
+            own = name_run(run_id, run.tags)
             raise Conflict(
                 f"The run {run.name} has not ended: it is {run.state.name}.",
-                do=f"Continue a paused run by `trainyard jobs resume {run_id}`; watch or cancel any other.",
+                do=f"Continue a paused run by `trainyard jobs resume {own}`; watch or cancel any other.",
                 code="E-JOB-STATE",
             )
         prefect.set_flow_run_state(run.id, Scheduled(name="Resuming", message="continued"), force=True)
@@ -196,8 +215,11 @@ def result_of(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResu
     seconds = run.total_run_time.total_seconds()
     own = read_result(folder)
     if own is not None and not waits_for_trainer(run.state):
-        return own.model_copy(update={"state": word, "message": message, "url": run_url(prefect, run.id)})
+        named = own.id or name_run(str(run.id), run.tags)
+        update = {"id": named, "state": word, "message": message, "url": run_url(prefect, run.id)}
+        return own.model_copy(update=update)
     return RunResult(
+        id=name_run(str(run.id), run.tags),
         run_id=str(run.id),
         name=run.name,
         state=word,

@@ -9,12 +9,15 @@ from trainyard.api.records import RunResult
 from trainyard.api.responses import Record
 from trainyard.api.verbs.adapters import AdapterRows, Converted
 from trainyard.api.verbs.backends import BackendTable
+from trainyard.api.verbs.callers.audit import AuditCheck, AuditRows
+from trainyard.api.verbs.callers.tokens import NewToken, Token, TokenList
 from trainyard.api.verbs.chains.check import CheckOutput
 from trainyard.api.verbs.chains.compare import Comparison
 from trainyard.api.verbs.chains.describe import ShownSchema, TemplateRows
 from trainyard.api.verbs.chains.eject import EjectOutput
 from trainyard.api.verbs.chains.exports import ExportOutput
 from trainyard.api.verbs.chains.imports import ImportOutput
+from trainyard.api.verbs.chains.stored import ChainDetail, ChainList, ChainRun, DeletedChain, RunsOfChain
 from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
@@ -44,6 +47,15 @@ class SweepOperations:
     def show(self, *, name: str, best: bool = ..., plot: bool = ...) -> SweepReport: ...  # read
     def list(self) -> SweepList: ...  # read
     def stop(self, *, name: str) -> SweepReport: ...  # run
+
+class ChainsOperations:
+    def list(self, *, name: str | None = ..., limit: int = ..., offset: int = ...) -> ChainList: ...  # read
+    def create(self, *, file: Path | None = ..., spec: dict[str, Any] = ...) -> ChainDetail: ...  # run
+    def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
+    def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # run
+    def delete(self, *, chain: str) -> DeletedChain: ...  # run
+    def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
+    def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
 
 class AdaptersOperations:
     def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
@@ -96,6 +108,15 @@ class RenderersOperations:
 class StarterOperations:
     def build(self) -> Record: ...  # admin
 
+class TokensOperations:
+    def create(self, *, name: str, scope: Literal['read', 'run', 'admin'] = ..., tenant: str | None = ..., days: int = ...) -> NewToken: ...  # admin
+    def list(self) -> TokenList: ...  # admin
+    def revoke(self, *, name: str) -> Token: ...  # admin
+
+class AuditOperations:
+    def list(self, *, caller: str | None = ..., operation: str | None = ..., tenant: str | None = ..., outcome: str | None = ..., hours: float | None = ..., limit: int = ...) -> AuditRows: ...  # admin
+    def verify(self) -> AuditCheck: ...  # admin
+
 class Operations:
     def up(self, *, no_auth: bool = ...) -> UpOutput: ...  # admin
     def down(self) -> DownOutput: ...  # admin
@@ -113,9 +134,11 @@ class Operations:
     def sweep(self) -> SweepOperations: ...
     def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read
     def templates(self, *, name: str | None = ...) -> TemplateRows: ...  # read
+    @property
+    def chains(self) -> ChainsOperations: ...
     def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
     def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # run
-    def serve(self, *, role: Literal['graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
     def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # run
     def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # run
     def import_(self, *, source: Path, tool: Literal['axolotl', 'llamafactory', 'trl', 'unsloth', 'oumi', 'torchtune'] | None = ..., settings: dict[str, Any] = ..., without: tuple[str, ...] = ..., out: Path | None = ..., report: bool = ...) -> ImportOutput: ...  # run
@@ -138,6 +161,10 @@ class Operations:
     def renderers(self) -> RenderersOperations: ...
     @property
     def starter(self) -> StarterOperations: ...
+    @property
+    def tokens(self) -> TokensOperations: ...
+    @property
+    def audit(self) -> AuditOperations: ...
 
 Call = Callable[[str, dict[str, Any]], Any]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from trainyard.api.terminal.text import draw_curves, table
+from trainyard.loading import load
 
 LONGEST = 44
 """Characters of a setting's value in the table; `--json` has all of it."""
@@ -165,3 +167,52 @@ def section_texts(sections: Sequence[Any]) -> list[str]:
         rows = [(row.name, row.type, row.limits, row.default, " ".join(row.text.split())) for row in one.rows]
         found.append("\n".join([f"{one.path}: {words}" if words else one.path, table(rows, header)]))
     return found
+
+
+# Stored chains
+
+
+def stored_chains_text(result: Any) -> str:
+    rows = [
+        (one.name, one.id, str(one.revision), one.digest[:12], str(one.nodes), one.tenant, one.author)
+        for one in result.chains
+    ]
+    shown = table(rows, ("name", "id", "revision", "digest", "nodes", "tenant", "author")) if rows else "No chains."
+    rest = result.total - len(result.chains)
+    return f"{shown}\n{len(rows)} of {result.total}" if rest else shown
+
+
+def stored_chain_text(result: Any) -> str:
+    """A stored chain: its revisions, whether it would run here, and its file."""
+    lines = [
+        f"{result.name} ({result.id}), revision {result.revision}, etag {result.etag}, digest {result.digest[:12]}"
+    ]
+    if result.check is not None:
+        lines += ["It would run here now."] if result.check.ok else ["It would not run here now:"]
+        lines += [reason["line"] for reason in result.check.reasons] + list(result.check.notes)
+        return "\n".join(lines)
+    rows = [(str(one.revision), one.digest[:12], minute_text(one.created), one.author) for one in result.revisions]
+    header = ("revision", "digest", "stored", "author")
+    return "\n".join([*lines, table(rows, header), "", *body_lines(result.body)])
+
+
+def minute_text(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+
+
+def body_lines(body: Any) -> list[str]:
+    """A stored chain as its file has it."""
+    dump = load("yaml:safe_dump")
+    return str(dump(body, sort_keys=False, allow_unicode=True)).rstrip().splitlines()
+
+
+def deleted_chain_text(result: Any) -> str:
+    return f"{result.name} ({result.id}): deleted with {result.revisions} revisions"
+
+
+def chain_runs_text(result: Any) -> str:
+    rows = [
+        (one.name, one.id, str(one.revision), f"{one.state.value} {one.detail}".strip(), f"{one.seconds:.1f}")
+        for one in result.runs
+    ]
+    return table(rows, ("run", "id", "revision", "state", "seconds")) if rows else f"{result.name} has no runs."

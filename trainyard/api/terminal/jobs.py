@@ -16,7 +16,7 @@ def jobs_text(result: Any) -> str:
         step = f"{job.step}/{job.total_steps}" if job.total_steps else "-"
         message = job.message.splitlines()[0][:60] if job.message else ""
         loss = "-" if job.loss is None else f"{job.loss:.4f}"
-        rows.append([job.id[:8], job.name, job_state(job), step, loss, f"{job.seconds:.0f}", message])
+        rows.append([job.id, job.name, job_state(job), step, loss, f"{job.seconds:.0f}", message])
     return table(rows, ("id", "name", "state", "step", "loss", "seconds", "message")) if rows else "no jobs yet"
 
 
@@ -27,7 +27,7 @@ def job_state(job: Any) -> str:
 def job_text(result: Any) -> str:
     """One job in one line, with what can be done next."""
     step = f" at step {result.step} of {result.total_steps}" if result.total_steps else ""
-    after = {"paused": f"\nContinue it by `trainyard jobs resume {result.id[:8]}`."}.get(result.state.value, "")
+    after = {"paused": f"\nContinue it by `trainyard jobs resume {result.id}`."}.get(result.state.value, "")
     return f"{result.name} ({result.id}): {job_state(result)}{step}. {result.message}{after}"
 
 

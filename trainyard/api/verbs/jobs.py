@@ -39,7 +39,11 @@ class Job(Response):
     """One job, as a list shows it."""
 
     id: str
+    """`job-` and 12 hex digits; the run's own id, where no trainer is part of it."""
+    run_id: str
+    """Of its run in Prefect, and the name of its folder below `TRAINYARD_HOME/runs`."""
     name: str
+    tenant: str = ""
     state: JobState
     detail: str
     """starting, pausing, cancelling, preempted, budget exceeded, crashed …"""
@@ -48,6 +52,11 @@ class Job(Response):
     started: float | None = None
     seconds: float = 0.0
     attempts: int = 0
+    stage: str = ""
+    method: str = ""
+    backend: str = ""
+    base_model: str = ""
+    tags: tuple[str, ...] = ()
     pid: int | None = None
     """The run's process on this machine."""
     url: str = ""
@@ -121,13 +130,15 @@ def create_job(given: requests.CreateInput, context: Context) -> RunResult:
 def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
     listing, settings = import_prefect_client(context.settings, "listing"), context.settings
     state = None if given.state is None else JobState(given.state)
-    return JobList(jobs=tuple(job_of(row, settings) for row in listing.list_jobs(state, given.limit)))
+    return JobList(
+        jobs=tuple(job_of(row, settings) for row in listing.list_jobs(state, given.limit, context.caller.tenant))
+    )
 
 
 def show_job(given: requests.JobInput, context: Context) -> JobDetail:
     """One job with its trainers, its nodes and what it was started with."""
-    row = import_prefect_client(context.settings, "listing").find_job(given.job)
-    folder = context.settings.runs / row["id"]
+    row = import_prefect_client(context.settings, "listing").find_job(given.job, context.caller.tenant)
+    folder = context.settings.runs / row["run_id"]
     result = read_result(folder)
     trainings = tuple(
         Training(
@@ -143,13 +154,15 @@ def show_job(given: requests.JobInput, context: Context) -> JobDetail:
 
 
 def show_logs(given: requests.LogsInput, context: Context) -> JobLog:
-    return read_logs(import_prefect_client(context.settings, "listing"), given, context.settings, context.on_part)
+    return read_logs(import_prefect_client(context.settings, "listing"), given, context)
 
 
 def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
-    row = import_prefect_client(context.settings, "listing").find_job(given.job)
-    works = [work for work in training_logs_of(context.settings.runs / row["id"]) if given.node in (None, work.node)]
+    row = import_prefect_client(context.settings, "listing").find_job(given.job, context.caller.tenant)
+    works = [
+        work for work in training_logs_of(context.settings.runs / row["run_id"]) if given.node in (None, work.node)
+    ]
     curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
     if not any(one.points for one in curves):
         raise NotFound(
@@ -173,16 +186,16 @@ def resume_job(given: requests.ResumeInput, context: Context) -> Resumed:
     """Continue a job that is paused, failed, crashed or cancelled, or start one whose trainer is here now."""
     since, settings = time.time(), context.settings
     listing = import_prefect_client(settings, "listing")
-    row = listing.find_job(given.job)
+    row = listing.find_job(given.job, context.caller.tenant)
     refuse_changes(row, given.parameters)
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
-    import_prefect_client(settings, "operating").resume_run(row["id"])
-    job = job_of(listing.find_job(row["id"]), settings)
+    import_prefect_client(settings, "operating").resume_run(row["run_id"])
+    job = job_of(listing.find_job(row["run_id"]), settings)
     if not given.watch:
         return job
     watching = import_prefect_client(settings, "watching")
-    watched: RunResult = watching.watch(job.id, settings=settings, on_progress=context.on_progress, since=since)
+    watched: RunResult = watching.watch(job.run_id, settings=settings, on_progress=context.on_progress, since=since)
     return watched
 
 
@@ -209,7 +222,7 @@ def body(given: requests.CreateInput) -> dict[str, Any]:
 def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause", "cancel"]) -> Job:
     """Pause or cancel a job and, if that is wanted, wait until its process is gone."""
     listing, operating = (import_prefect_client(context.settings, name) for name in ("listing", "operating"))
-    run_id = listing.find_job(given.job)["id"]
+    run_id = listing.find_job(given.job, context.caller.tenant)["run_id"]
     (operating.pause_run if verb == "pause" else operating.cancel_run)(run_id)
     row, deadline = listing.find_job(run_id), time.monotonic() + STOP_WAIT_S
     if given.wait and not gone(row):
@@ -225,7 +238,7 @@ def gone(row: dict[str, Any]) -> bool:
 
 
 def job_of(row: dict[str, Any], settings: Settings) -> Job:
-    works = training_logs_of(settings.runs / row["id"])
+    works = training_logs_of(settings.runs / row["run_id"])
     progress = works[-1].progress().model_dump(include={"step", "total_steps", "loss"}) if works else {}
     return Job(**{key: value for key, value in row.items() if key in Job.model_fields}, **progress)
 
@@ -247,14 +260,14 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
 # Logs
 
 
-def read_logs(listing: Any, given: requests.LogsInput, settings: Settings, report: Callable[[LogLine], None]) -> JobLog:
+def read_logs(listing: Any, given: requests.LogsInput, context: Context) -> JobLog:
     """Merge the run's log and its trainers' own. With `follow`, report each line as it comes until the job ends."""
-    row = listing.find_job(given.job)
-    reader = LogReader(listing, row["id"], settings)
+    row = listing.find_job(given.job, context.caller.tenant)
+    reader = LogReader(listing, row["run_id"], context.settings)
     lines = list(reader.read())
     lines = lines[-given.tail :] if given.tail else lines if given.tail is None else []
     if given.follow:
-        follow(listing, reader, lines, report)
+        follow(listing, reader, lines, context.on_part)
         return JobLog(id=row["id"], lines=(), streamed=True)
     return JobLog(id=row["id"], lines=(*lines, *reader.rest()) if given.tail is None else tuple(lines))
 

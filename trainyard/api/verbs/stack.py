@@ -11,6 +11,8 @@ from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.stack import MigrateInput, UpInput
 from trainyard.api.responses import Response
+from trainyard.api.rest.ports import NAME as API
+from trainyard.api.rest.starting import start_api
 from trainyard.backends.job import rename_work_folder, work_folders_of_earlier_versions
 from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep
@@ -34,6 +36,8 @@ class UpOutput(Response):
     """The file with the login of the UI; None if the server asks for none, or is not this home's."""
     worker_pid: int
     watchdog_pid: int
+    service_url: str
+    """Where the REST API answers."""
     embedded_url: str | None
     home: str
 
@@ -56,9 +60,11 @@ def up(given: UpInput, context: Context) -> UpOutput:
             bootstrap(settings, url, context.say)
         worker = stack.running_for(settings, "worker", url) or begin_work(settings, url, context.say)
         watchdog = stack.start_watchdog(settings, url)
+        service = start_api(settings, url, context.say)
         embedded = start_embedded(settings, context.say)
         for line in local.restore_servers(settings):
             context.say(line)
+        stack.wait_until_healthy(service)
     return UpOutput(
         api_url=url,
         ui_url=url.removesuffix("/api"),
@@ -66,6 +72,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
         auth_file=auth_file(settings) if asks else None,
         worker_pid=worker.pid,
         watchdog_pid=watchdog.pid,
+        service_url=service.url,
         embedded_url=embedded,
         home=str(settings.home),
     )
@@ -122,7 +129,7 @@ def down(_: Nothing, context: Context) -> DownOutput:
     settings = context.settings
     with stack.exclusive(settings):
         # The watchdog first: it would start the others again.
-        stopped = [name for name in ("watchdog", "worker") if stack.stop(settings, name)]
+        stopped = [name for name in ("watchdog", API, "worker") if stack.stop(settings, name)]
         stopped += [*(["embedded"] if embedded.stop(settings) else []), *local.end_all(settings)]
         stopped += ["server"] if stack.stop(settings, "server") else []
     return DownOutput(stopped=tuple(stopped))

@@ -118,7 +118,7 @@ SOURCE_ROWS = (
         "Name the set documents, or name a file of rows in `path`.",
     ),
     Row(
-        "data-worker", "R-SOURCE", "data_source", "config.{where}data_worker", data_workers,
+        "data-worker", "R-DATA-WORKER", "data_source", "config.{where}data_worker", data_workers,
         "The data worker {worker} cannot be read: this release has no client for data workers.",
         "Copy the file into a data root and remove data_worker.",
     ),

@@ -182,11 +182,11 @@ def find_trained(name: str, settings: Settings) -> TrainedNode:
 
 
 def find_run(name: str, settings: Settings) -> tuple[Path, RunResult]:
-    """The ended run of that id, beginning of an id, or name."""
+    """The ended run of that id, beginning of a run's id, or name."""
     folders = [path for path in sorted(settings.runs.glob("*")) if (path / "chain.json").is_file()]
     found = [path for path in folders if name and path.name.startswith(name.lower())]
     ended = {path: result for path in found or folders if (result := read_result(path)) is not None}
-    matching = [path for path in ended if found or ended[path].name == name]
+    matching = [path for path in ended if found or name in (ended[path].name, ended[path].id)]
     if len(matching) == 1:
         return matching[0], ended[matching[0]]
     if matching:

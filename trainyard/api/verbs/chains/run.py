@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 
@@ -11,16 +12,18 @@ from trainyard.api.records import REFRESH_TAG, RunResult
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.chains import missing_backend
+from trainyard.api.verbs.chains.tenancy import keep_to_tenant, require_free_tags
 from trainyard.errors import InvalidInput
-from trainyard.settings import Settings
+from trainyard.spec.chain import ResolvedChain
+from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
 
 RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def run(given: RunInput, context: Context) -> RunResult:
     settings, since = context.settings, time.time()
-    run_id = given.target if isinstance(given.target, str) and RUN_ID.fullmatch(given.target) else None
-    started = continued(given, run_id, settings) if run_id else begun(given, context)
+    earlier = isinstance(given.target, str) and (RUN_ID.fullmatch(given.target) or JOB_ID.fullmatch(given.target))
+    started = continued(given, context) if earlier else begun(given, context)
     context.say(f"run {started.name}: {started.url}")
     if not given.watch:
         return started
@@ -32,20 +35,37 @@ def run(given: RunInput, context: Context) -> RunResult:
 def begun(given: RunInput, context: Context) -> RunResult:
     """A new run, checked here first: a refusal is reported at once and with all its reasons."""
     settings = context.settings
-    wanted = planning.located(planning.asked(given.target, given.parameters, given.preset), settings)
+    require_free_tags(given.tags)
+    asked = planning.asked(given.target, given.parameters, given.preset)
+    wanted = planning.located(keep_to_tenant(asked, context.caller), settings)
     for note in wanted.notes:
         context.say(note)
     chain = planning.resolved(wanted.spec, settings)
     waits = missing_backend.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
-    tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))
+    tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []), *tags_of(chain, context))
     watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:8]}"
     started: RunResult = watching.start_run(
-        wanted.deployment, wanted.parameters, settings=settings, tags=tags, waits=waits, called=called
-    )
+        wanted.deployment, wanted.parameters,
+        settings=settings, tags=tags, waits=waits, called=called, key=key_of(context),
+    )  # fmt: skip
     return started
 
 
-def continued(given: RunInput, run_id: str, settings: Settings) -> RunResult:
+def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
+    """What a run is from its creation on: whose, by which request, and as a job if a trainer is part of it."""
+    tags = [f"{TENANT_TAG}{chain.tenant}"]
+    tags += [f"{TRACE_TAG}{context.trace}"] if context.trace else []
+    return tags + ([JOB_TAG, draw_job_id()] if any(node.type == "trainer" for node in chain.nodes) else [])
+
+
+def key_of(context: Context) -> str:
+    """The idempotency key for the server; two tenants may choose the same one. Empty without a key."""
+    if not context.idempotency_key:
+        return ""
+    return hashlib.sha256(f"{context.caller.tenant}\n{context.idempotency_key}".encode()).hexdigest()
+
+
+def continued(given: RunInput, context: Context) -> RunResult:
     """An ended run, started again."""
     if given.parameters or given.preset or given.refresh or given.tags:
         raise InvalidInput(
@@ -54,5 +74,6 @@ def continued(given: RunInput, run_id: str, settings: Settings) -> RunResult:
             do="Start a new run of the template or file.",
             code="E-PARAMETER",
         )
-    started: RunResult = import_prefect_client(settings, "watching").continue_run(run_id)
+    row = import_prefect_client(context.settings, "listing").find_job(given.target, context.caller.tenant)
+    started: RunResult = import_prefect_client(context.settings, "watching").continue_run(row["run_id"])
     return started

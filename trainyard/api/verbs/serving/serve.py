@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from trainyard.api.context import Context
 from trainyard.api.requests.serving import ServeInput
 from trainyard.api.responses import Response
+from trainyard.api.rest.ports import PORT
 from trainyard.api.verbs.graph import serve_graph
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput
@@ -73,4 +74,15 @@ def answer_models(given: ServeInput, context: Context) -> str:
     return str(server.serve(server.parse_arguments(argv), announce))
 
 
-ROLES: Mapping[str, Callable[[ServeInput, Context], str]] = {"graph": answer_graph, "model": answer_models}
+def answer_api(given: ServeInput, context: Context) -> str:
+    """Answer the REST API of this home."""
+    service = load("trainyard.api.rest.service")
+    port = PORT if given.port is None else given.port
+    return str(service.serve_api(context.settings, given.host, port, context.say))
+
+
+ROLES: Mapping[str, Callable[[ServeInput, Context], str]] = {
+    "training": answer_api,
+    "graph": answer_graph,
+    "model": answer_models,
+}

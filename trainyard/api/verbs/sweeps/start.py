@@ -11,6 +11,7 @@ from trainyard.api.verbs.sweeps.build import build_sweep
 from trainyard.api.verbs.sweeps.show import SweepReport, show_sweep
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.settings import Settings
+from trainyard.stores.live.job_ids import JOB_TAG, TENANT_TAG, draw_job_id
 from trainyard.sweeps.folder import SweepRecord, dump_spec, find_record, read_record, require_same, write_record
 
 DEPLOYMENT = "sweep/local"
@@ -61,7 +62,9 @@ def carry_on(record: SweepRecord, settings: Settings) -> tuple[str, str]:
             return record.run_id, words
     watching, spec = import_prefect_client(settings, "watching"), record.spec
     write_record(settings, record)
-    started = watching.start_run(DEPLOYMENT, {"spec": dump_spec(spec)}, settings=settings, called=spec.name)
+    tags = (JOB_TAG, draw_job_id(), f"{TENANT_TAG}{spec.chain.tenant}")
+    parameters = {"spec": dump_spec(spec)}
+    started = watching.start_run(DEPLOYMENT, parameters, settings=settings, tags=tags, called=spec.name)
     write_record(settings, record.model_copy(update={"run_id": started.run_id}))
     return started.run_id, "started"
 

@@ -1,0 +1,208 @@
+"""The REST API in this process: every operation has a route, a document describes it, errors are problem documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import openapi_spec_validator
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from trainyard.api.context import OWNER, Caller
+from trainyard.api.operations import OPERATIONS, REQUESTS, Scope, route_of
+from trainyard.api.rest.app import build_app
+from trainyard.api.rest.openapi import openapi_document
+from trainyard.api.rest.problems import MEDIA_TYPE, STATUS, status_of
+from trainyard.api.rest.routes import operation_id, path_order
+from trainyard.errors import Denied, InvalidInput, TrainyardError, Unavailable
+from trainyard.loading import load
+from trainyard.settings import settings
+
+CALLERS = {
+    "owner": OWNER,
+    "remote": Caller("remote", remote=True),
+    "reader": Caller("reader", Scope.READ, remote=True),
+    "tenant": Caller("tenant", tenant="blue", remote=True),
+}
+
+
+def authenticate(request: Request) -> Caller:
+    name = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if name not in CALLERS:
+        raise Denied("Nobody has this token.", code="E-AUTH")
+    return CALLERS[name]
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
+    for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return build_app(settings(), authenticate)
+
+
+def ask(app: FastAPI, method: str, path: str, *, caller: str = "remote", **words: Any) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            headers = {"authorization": f"Bearer {caller}", **words.pop("headers", {})}
+            return await client.request(method, path, headers=headers, **words)
+
+    return anyio.run(send)
+
+
+def test_every_operation_has_one_route_of_its_own() -> None:
+    routes = [route_of(name) for name in OPERATIONS]
+    assert len(set(routes)) == len(routes)
+    for name, (method, path) in zip(OPERATIONS, routes, strict=True):
+        assert method in ("GET", "POST", "PUT", "DELETE"), name
+        fields = load(REQUESTS + OPERATIONS[name].request).model_fields
+        assert {part[1:-1] for part in path.split("/") if part.startswith("{")} <= set(fields), name
+
+
+def test_reading_operations_alone_are_asked_for_by_get() -> None:
+    for name, row in OPERATIONS.items():
+        if route_of(name)[0] == "GET":
+            assert row.scope is Scope.READ, name
+
+
+def test_the_document_is_openapi_and_has_every_operation() -> None:
+    document = openapi_document()
+    openapi_spec_validator.validate(document)
+    found = {one["operationId"]: one for path in document["paths"].values() for one in path.values()}
+    assert found.keys() == {*map(operation_id, OPERATIONS), "health"}
+    for name, row in OPERATIONS.items():
+        assert found[operation_id(name)]["summary"] == row.summary
+        assert found[operation_id(name)]["x-scope"] == row.scope.value
+
+
+def test_every_field_of_a_request_is_in_the_document() -> None:
+    document = openapi_document()
+    for name, row in OPERATIONS.items():
+        method, path = route_of(name)
+        found = document["paths"][path][method.lower()]
+        named = {one["name"] for one in found["parameters"]}
+        body = found.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        if "$ref" in body and not row.body:
+            named |= set(document["components"]["schemas"][body["$ref"].rsplit("/", 1)[-1]]["properties"])
+        wanted = set(load(REQUESTS + row.request).model_fields) - {row.body, "if_match"}
+        assert wanted <= named, name
+
+
+def test_a_path_without_parameters_comes_before_one_with_them() -> None:
+    assert sorted(["/chains/{chain}", "/chains/templates"], key=path_order) == ["/chains/templates", "/chains/{chain}"]
+
+
+def test_health_needs_no_token(app: FastAPI) -> None:
+    answer = ask(app, "GET", "/health", caller="")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+
+
+def test_an_operation_answers_with_its_response(app: FastAPI) -> None:
+    answer = ask(app, "GET", "/api/v1/chains/templates")
+    assert answer.status_code == 200
+    assert "qa-pipeline" in answer.text
+
+
+def test_a_body_is_the_request(app: FastAPI, tmp_path: Path) -> None:
+    chain = {"nodes": [{"type": "data_source", "config": {"path": "none.jsonl"}}, {"type": "trainer"}]}
+    answer = ask(app, "POST", "/api/v1/check", json={"files": [chain]})
+    (found,) = answer.json()["files"]
+    assert not found["ok"]
+    assert found["reasons"][0]["code"] == "E-DATA-NOT-FOUND"
+
+
+def test_a_body_may_be_one_field(app: FastAPI) -> None:
+    body = {"name": "one", "dataset": {"path": "none.jsonl"}, "hyperparams": {"epochs": 1}}
+    answer = ask(app, "POST", "/api/v1/jobs", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["code"] == "E-DATA-NOT-FOUND"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "code", "text"),
+    [
+        ({"content": b"{"}, 400, "E-JSON", "not valid JSON"),
+        ({"content": b'{"files": [], "files": []}'}, 400, "E-JSON", "'files' occurs twice"),
+        ({"content": b'{"files": [NaN]}'}, 400, "E-JSON", "NaN is not JSON"),
+        ({"content": b"[1]"}, 400, "E-JSON", "not a JSON object"),
+        ({"content": b'{"files": ' + b"[" * 200 + b"]" * 200 + b"}"}, 400, "E-JSON", "more than 100 levels"),
+        ({"content": b"[" * 100_000}, 400, "E-JSON", "nested too deeply"),
+        ({"content": b"\xff\xfe"}, 400, "E-JSON", "not valid JSON"),
+        ({"content": b"{}", "headers": {"content-type": "text/plain"}}, 415, "E-MEDIA-TYPE", "text/plain"),
+        ({"json": {"files": [], "more": 1}}, 422, "E-PARAMETER", "more"),
+        ({"json": {"files": "a.yaml"}}, 422, "E-PARAMETER", "files"),
+        ({"json": {"files": ["a.yaml"]}, "params": {"x": "1"}}, 422, "E-PARAMETER", "in the query"),
+        ({"content": b'{"files": ["' + b"a" * (9 << 20) + b'"]}'}, 413, "E-BODY-LENGTH", "8,388,608"),
+    ],
+)  # fmt: skip
+def test_a_bad_body_is_a_problem(app: FastAPI, words: dict[str, Any], status: int, code: str, text: str) -> None:
+    given = {**words, "headers": {"content-type": "application/json", **words.get("headers", {})}}
+    answer = ask(app, "POST", "/api/v1/check", **given)
+    problem = answer.json()
+    assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code)
+    assert text in answer.text
+    assert answer.headers["content-type"] == MEDIA_TYPE
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [("limit=many", "limit"), ("limit=1&limit=2", "twice"), ("nothing=1", "Leave it out"), ("limit=0", "limit")],
+)
+def test_a_bad_query_is_a_problem(app: FastAPI, query: str, text: str) -> None:
+    answer = ask(app, "GET", f"/api/v1/jobs?{query}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "E-PARAMETER")
+    assert text in answer.text
+
+
+@pytest.mark.parametrize(
+    ("caller", "method", "path", "status", "code"),
+    [
+        ("", "GET", "/api/v1/chains/templates", 401, "E-AUTH"),
+        ("wrong", "POST", "/api/v1/check", 401, "E-AUTH"),
+        ("reader", "POST", "/api/v1/runs", 403, "E-SCOPE"),
+        ("tenant", "GET", "/api/v1/nightly", 403, "E-SCOPE"),
+        ("remote", "POST", "/api/v1/up", 403, "E-LOCAL"),
+        ("remote", "GET", "/api/v1/nothing", 404, "E-NOT-FOUND"),
+        ("remote", "DELETE", "/api/v1/jobs", 405, "E-METHOD"),
+    ],
+)
+def test_who_may_ask_for_what(app: FastAPI, caller: str, method: str, *, path: str, status: int, code: str) -> None:
+    answer = ask(app, method, path, caller=caller)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert (answer.headers.get("www-authenticate") == "Bearer") == (status == 401)
+
+
+def test_allow_names_the_methods_of_all_routes_of_a_path(app: FastAPI) -> None:
+    assert ask(app, "DELETE", "/api/v1/jobs").headers["allow"] == "GET, POST"
+
+
+def test_without_prefect_the_service_says_so(app: FastAPI) -> None:
+    answer = ask(app, "GET", "/api/v1/jobs/job-0123456789ab/logs")
+    assert (answer.status_code, answer.json()["code"]) == (503, "E-NO-SERVER")
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def test_a_trace_id_comes_back_with_a_problem(app: FastAPI) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    answer = ask(app, "GET", "/nothing", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
+    assert answer.json()["trace"] == trace
+    assert len(ask(app, "GET", "/nothing", headers={"traceparent": "00-zz-x-01"}).json()["trace"]) == 32
+
+
+def test_every_class_of_error_has_a_status() -> None:
+    for kind in STATUS:
+        assert 400 <= status_of(kind("x")) < 500
+    assert status_of(Unavailable("x", code="E-SERVER-UNREACHABLE")) == 503
+    assert status_of(TrainyardError("x")) == 422
+    assert status_of(InvalidInput("x", code="E-JSON")) == 400
+
+
+def test_the_document_needs_a_token_and_is_json(app: FastAPI) -> None:
+    assert ask(app, "GET", "/api/v1/openapi.json", caller="").status_code == 401
+    assert json.loads(ask(app, "GET", "/api/v1/openapi.json").text)["openapi"] == "3.1.0"

@@ -1,0 +1,82 @@
+"""Ids of jobs, and what a list reads from a run's tags and parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainyard.stores.live.job_facts import read_chain_facts, read_facts
+from trainyard.stores.live.job_ids import JOB_ID, derive_job_id, draw_job_id, is_reserved, job_id_of, job_tags, name_run
+
+RUN = "0190d3c2-1f2e-7a3b-8c4d-5e6f70819203"
+
+
+def test_a_drawn_id_is_job_and_twelve_hex_digits() -> None:
+    drawn = {draw_job_id() for _ in range(1000)}
+    assert len(drawn) == 1000
+    assert all(JOB_ID.fullmatch(one) for one in drawn)
+
+
+@given(st.uuids())
+def test_a_derived_id_is_the_end_of_the_runs_and_the_same_each_time(run: UUID) -> None:
+    first = derive_job_id(str(run))
+    assert JOB_ID.fullmatch(first)
+    assert run.hex.endswith(first.removeprefix("job-"))
+    assert first == derive_job_id(str(run)) == job_id_of(str(run), ["job", "chain:a"])
+
+
+def test_the_tag_of_a_run_wins_over_what_would_be_derived() -> None:
+    assert job_id_of(RUN, ["mine", "job-00000000000a", "job"]) == "job-00000000000a"
+    assert job_tags(RUN, ["job-00000000000a"]) == {"job", "job-00000000000a"}
+    assert job_tags(RUN, ["mine"]) == {"job", "mine", "job-5e6f70819203"} == job_tags(RUN, job_tags(RUN, ["mine"]))
+
+
+def test_a_run_without_a_trainer_is_named_by_its_own_id() -> None:
+    assert name_run(RUN, ["chain:a"]) == RUN
+    assert name_run(RUN, ["job"]) == "job-5e6f70819203"
+
+
+def test_tags_that_say_what_a_run_is_are_reserved() -> None:
+    reserved = ["job", "job-00000000000a", "tenant:acme", "trace:1"]
+    assert [is_reserved(one) for one in reserved] == [True] * 4
+    assert not any(map(is_reserved, ["jobs", "job-1", "chain:a", "project:tenant"]))
+
+
+def test_the_facts_of_a_job_are_in_any_of_its_spellings() -> None:
+    ours = {"job": {"dataset": {"path": "a"}, "stage": {"type": "dpo"}, "method": {"type": "lora"}, "backend": "trl"}}
+    theirs = {"job": {"dataset": {"path": "a"}, "method": "dpo", "backend": "trl"}}
+    wanted = {"tenant": "default", "stage": "dpo", "method": "lora", "backend": "trl", "base_model": ""}
+    assert read_facts([], ours) == read_facts([], theirs) == wanted
+
+
+def test_the_facts_of_a_chain_are_those_of_its_last_trainer() -> None:
+    first, last = {"type": "trainer", "config": {}}, {"type": "trainer", "config": {"base_model": "m", "stage": "cpt"}}
+    chain = {"tenant": "acme", "nodes": [first, last, {"type": "evaluator"}]}
+    wanted = {"tenant": "acme", "stage": "cpt", "method": "lora", "backend": "native", "base_model": "m"}
+    assert read_facts([], {"spec": chain}) == read_facts([], {"spec": {"chain": chain}}) == wanted
+
+
+def test_the_tag_says_whose_a_run_is() -> None:
+    assert read_facts(["tenant:acme"], {"publish": {"tenant": "other"}})["tenant"] == "acme"
+    assert read_facts([], {"publish": {"tenant": "other"}})["tenant"] == "other"
+
+
+def test_parameters_that_nobody_can_read_leave_the_defaults() -> None:
+    found = read_facts(["tenant:acme"], {"job": {"stage": 7, "method": {"type": ["x"]}, "lora": "wide"}})
+    assert found["tenant"] == "acme"
+    assert all(isinstance(one, str) for one in found.values())
+
+
+def test_the_resolved_chain_of_a_run_has_the_facts(tmp_path: Path) -> None:
+    assert read_chain_facts(tmp_path) is None
+    config = {"stage": {"type": "sft"}, "method": {"type": "qlora"}, "backend": "trl", "base_model": "m"}
+    chain = {"tenant": "acme", "nodes": [{"type": "trainer", "config": config}]}
+    (tmp_path / "chain.json").write_bytes(orjson.dumps(chain))
+    wanted = {"tenant": "acme", "stage": "sft", "method": "qlora", "backend": "trl", "base_model": "m"}
+    assert read_chain_facts(tmp_path) == wanted
+    (tmp_path / "chain.json").write_bytes(b"{")
+    assert read_chain_facts(tmp_path) is None

@@ -1,0 +1,85 @@
+"""The application: the operations below /api/v1, `/health`, and errors as problem documents."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import anyio
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import trainyard
+from trainyard.api.operations import API
+from trainyard.api.rest.bodies import InvalidFields
+from trainyard.api.rest.openapi import openapi_document
+from trainyard.api.rest.problems import answer_problem
+from trainyard.api.rest.replays import Replays
+from trainyard.api.rest.routes import MAX_WORKING, ApiParts, Authenticate, add_operations, trace_of
+from trainyard.errors import InvalidInput, NotFound, TrainyardError
+from trainyard.settings import Settings
+
+LOG = logging.getLogger("trainyard.rest")
+
+
+def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
+    """The application of a home. `authenticate` returns the caller of a request, or raises `Denied`."""
+    app = FastAPI(title="Trainyard", version=trainyard.__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    replays = Replays(settings.services / "replays.sqlite3")
+    add_operations(app, ApiParts(settings, authenticate, replays, anyio.CapacityLimiter(MAX_WORKING)))
+    document: dict[str, Any] = {}
+
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok", "version": trainyard.__version__})
+
+    @app.get(f"{API}/openapi.json")
+    async def openapi(request: Request) -> Response:
+        authenticate(request)
+        if not document:
+            document.update(await anyio.to_thread.run_sync(openapi_document))
+        return JSONResponse(document)
+
+    add_error_answers(app)
+    return app
+
+
+def methods_of(request: Request) -> list[str]:
+    """The methods that the path of a request has, of all routes with this path."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.path_regex.match(request.url.path):
+            found |= route.methods or set()
+    return sorted(found)
+
+
+def add_error_answers(app: FastAPI) -> None:
+    @app.exception_handler(TrainyardError)
+    async def answer_refusal(request: Request, error: TrainyardError) -> Response:
+        return answer_problem(error, trace_of(request), error.fields if isinstance(error, InvalidFields) else ())
+
+    @app.exception_handler(HTTPException)
+    async def answer_unknown(request: Request, error: HTTPException) -> Response:
+        path = request.url.path[:200]
+        if error.status_code == 405:
+            allowed = ", ".join(methods_of(request))
+            refused: TrainyardError = InvalidInput(
+                f"{request.method} is not for {path}.", why=f"It takes {allowed}.", code="E-METHOD"
+            )
+            return answer_problem(refused, trace_of(request), headers={"allow": allowed})
+        refused = NotFound(f"There is nothing at {path}.", do="See /api/v1/openapi.json.", code="E-NOT-FOUND")
+        return answer_problem(refused, trace_of(request))
+
+    @app.exception_handler(Exception)
+    async def answer_bug(request: Request, error: Exception) -> Response:
+        trace = trace_of(request)
+        LOG.error("trace %s", trace, exc_info=error)
+        bug = TrainyardError(
+            f"The service failed: {type(error).__name__}.",
+            do=f"Its log has the traceback, by trace {trace}.",
+            code="E-BUG",
+        )
+        return answer_problem(bug, trace)

@@ -1,0 +1,198 @@
+"""Requests of operations from HTTP: path, query and headers as texts, a body as strict JSON.
+
+JSON is read strictly: a number in quotation marks is not a number, a key may occur once, NaN is not JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect, Request
+
+from trainyard.api.rest.problems import FieldProblem
+from trainyard.errors import InvalidInput, LimitExceeded
+
+JSON_TYPE, TENSORS_TYPE = "application/json", "application/x-safetensors"
+TENSORS, IF_MATCH = "tensors", "if_match"
+"""Names of fields that a body of tensors, and the header If-Match, fill."""
+MAX_BODY_BYTES = 8 << 20
+MAX_TENSORS_BYTES = 256 << 20
+MAX_DEPTH = 100
+SHOWN = 20
+"""Reasons that one answer lists, at most."""
+
+
+class InvalidFields(InvalidInput):
+    """Values that a request does not take; `fields` has one entry for each."""
+
+    def __init__(self, what: str, fields: Iterable[FieldProblem] = (), **words: str) -> None:
+        self.fields = tuple(fields)
+        super().__init__(what, **words)
+
+
+async def read_body(request: Request, most_bytes: int) -> bytes:
+    """Read a body. Raises `LimitExceeded` (`E-BODY-LENGTH`), and `InvalidInput` (`E-JSON`) for a client that left."""
+    found = bytearray()
+    try:
+        async for part in request.stream():
+            found += part
+            if len(found) > most_bytes:
+                raise LimitExceeded(
+                    f"The body is longer than {most_bytes:,} bytes.", do="Send less at a time.", code="E-BODY-LENGTH"
+                )
+    except ClientDisconnect as error:
+        raise InvalidInput("The connection ended before the body did.", code="E-JSON") from error
+    return bytes(found)
+
+
+async def read_request(model: type[BaseModel], request: Request, whole: str = "") -> Any:
+    """The request of an operation. With `whole`, the body is the value of that field, and the others are in the query.
+
+    Raises `InvalidFields` (`E-PARAMETER`), `InvalidInput` (`E-JSON`, `E-MEDIA-TYPE`) and `LimitExceeded`.
+    """
+    path = {name: text_value(model, name, text) for name, text in request.path_params.items()}
+    header = request.headers.get("if-match")
+    if header is not None and IF_MATCH in model.model_fields:
+        path[IF_MATCH] = header.strip().removeprefix("W/").strip('"')
+    if request.method == "GET":
+        return read_query(model, request.query_params, path)
+    if media_type(request) == TENSORS_TYPE and TENSORS in model.model_fields:
+        tensors = await read_body(request, MAX_TENSORS_BYTES)
+        return read_query(model, request.query_params, {**path, TENSORS: base64.b64encode(tensors).decode()})
+    if whole:
+        found = read_object(await read_body(request, MAX_BODY_BYTES), media_type(request))
+        return read_query(model, request.query_params, path, {whole: found})
+    if request.query_params:
+        raise unknown_fields(request.query_params, "in the query", "Send them in the body, as JSON.")
+    body = await read_body(request, MAX_BODY_BYTES)
+    given = {} if not body else read_object(body, media_type(request))
+    if twice := sorted(path.keys() & given.keys()):
+        raise unknown_fields(twice, "in the body, and in the path or a header", "Give them once.")
+    try:
+        return model.model_validate_json(json.dumps({**given, **path}, default=str), strict=True)
+    except ValidationError as error:
+        raise invalid_fields(error) from error
+
+
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def read_object(body: bytes, kind: str) -> dict[str, Any]:
+    """A JSON object. Raises `InvalidInput` (`E-JSON`, `E-MEDIA-TYPE`)."""
+    if kind != JSON_TYPE:
+        raise InvalidInput(
+            f"The body is sent as {kind or 'nothing'}, not as {JSON_TYPE}.",
+            do=f"Send the header Content-Type: {JSON_TYPE}.", code="E-MEDIA-TYPE",
+        )  # fmt: skip
+    try:
+        found = json.loads(body, object_pairs_hook=object_of, parse_constant=refuse_constant)
+        depth_within(found, MAX_DEPTH)
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidInput("The body is not valid JSON.", why=f"{why}.", do="Correct it.", code="E-JSON") from error
+    if not isinstance(found, dict):
+        raise InvalidInput("The body is not a JSON object.", do="Send the fields as an object.", code="E-JSON")
+    return found
+
+
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
+    return found
+
+
+def refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+def depth_within(value: Any, left: int) -> None:
+    """Raise `ValueError` for a value that is nested more deeply."""
+    level = [value]
+    while level := [
+        inner for one in level if isinstance(one, dict | list)
+        for inner in (one.values() if isinstance(one, dict) else one)
+    ]:  # fmt: skip
+        left -= 1
+        if left < 0:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+
+
+def read_query(
+    model: type[BaseModel], query: QueryParams, path: Mapping[str, Any], body: Mapping[str, Any] | None = None
+) -> Any:
+    """The request of a query. A field with a list of values may be repeated, any other may not."""
+    texts: dict[str, Any] = dict(path)
+    for name in query:
+        if body and name in body:
+            raise unknown_fields([name], "in the query, and is the body", "Leave it out.")
+        values = query.getlist(name)
+        field = model.model_fields.get(name)
+        if name in path or field is None:
+            raise unknown_fields([name], "in the query", "Leave it out.")
+        if is_repeatable(field.annotation):
+            texts[name] = values
+        elif len(values) > 1:
+            raise unknown_fields([name], "twice in the query", "Give it once.")
+        else:
+            texts[name] = values[0]
+    try:
+        if not body:
+            return model.model_validate_strings({name: as_text(value) for name, value in texts.items()})
+        parsed = {name: text_value(model, name, value) for name, value in texts.items()}
+        return model.model_validate_json(json.dumps({**parsed, **body}, default=str), strict=True)
+    except ValidationError as error:
+        raise invalid_fields(error) from error
+
+
+def as_text(value: Any) -> Any:
+    return value if isinstance(value, str | list) else str(value)
+
+
+def text_value(model: type[BaseModel], name: str, text: str | list[str]) -> Any:
+    """The value of a parameter of the path or the query, as JSON has it. Raises `InvalidFields` (`E-PARAMETER`)."""
+    if not isinstance(text, str | list):
+        return text
+    kind: Any = model.model_fields[name].annotation
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    try:
+        value = adapter.validate_strings(text)
+    except ValidationError as error:
+        raise invalid_fields(error, name) from error
+    return adapter.dump_python(value, mode="json")
+
+
+def is_repeatable(annotation: Any) -> bool:
+    if get_origin(annotation) in (Union, UnionType):
+        return any(is_repeatable(one) for one in get_args(annotation))
+    return get_origin(annotation) is tuple
+
+
+def unknown_fields(names: Iterable[str], where: str, do: str) -> InvalidFields:
+    shown = [name[:100] for name in sorted(names)[:SHOWN]]
+    fields = [FieldProblem(field=name, because=f"it is given {where}", code="E-PARAMETER") for name in shown]
+    return InvalidFields(f"{', '.join(shown)}: given {where}.", fields, do=do, code="E-PARAMETER")
+
+
+def invalid_fields(error: ValidationError, place: str = "") -> InvalidFields:
+    """What pydantic found, without the values that were given: they may be secrets."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    fields = [
+        FieldProblem(
+            field=".".join(filter(None, (place, *map(str, one["loc"]))))[:500], because=one["msg"], code="E-PARAMETER"
+        )
+        for one in found[:SHOWN]
+    ]
+    first = fields[0]
+    return InvalidFields(
+        f"{first.field or 'The request'}: {first.because}" + (f" ({len(found)} reasons)" if len(found) > 1 else ""),
+        fields, do="Correct the fields that are listed.", code="E-PARAMETER",
+    )  # fmt: skip

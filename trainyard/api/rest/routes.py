@@ -1,0 +1,138 @@
+"""One HTTP route for each operation of the table: request in, response or problem document out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import orjson
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+
+from trainyard.api.context import Caller, Context
+from trainyard.api.invocation import carry_out, require_allowed
+from trainyard.api.operations import OPERATIONS, REQUESTS, Operation, route_of
+from trainyard.api.responses import Blob
+from trainyard.api.rest.bodies import read_request
+from trainyard.api.rest.replays import Replays, read_key
+from trainyard.callbacks import ignore
+from trainyard.loading import load
+from trainyard.settings import Settings
+
+Answer = Callable[[Request], Awaitable[Response]]
+Authenticate = Callable[[Request], Caller]
+TRACE_HEADER = "x-trace-id"
+EVENTS_TYPE = "text/event-stream"
+STREAMS = "trainyard.api."
+MAX_WORKING = 32
+"""Operations that are carried out at a time; further ones wait."""
+
+
+@dataclass(frozen=True)
+class ApiParts:
+    """What the routes work with."""
+
+    settings: Settings
+    authenticate: Authenticate
+    replays: Replays
+    working: anyio.CapacityLimiter
+
+
+def trace_of(request: Request) -> str:
+    """The correlation id of a request: the trace id of its `traceparent` (W3C Trace Context), or a new one."""
+    known: str | None = request.scope.get("trainyard.trace")
+    if known is None:
+        parts = request.headers.get("traceparent", "").split("-")
+        usable = len(parts) == 4 and len(parts[1]) == 32 and set(parts[1]) <= set("0123456789abcdef")
+        known = request.scope["trainyard.trace"] = parts[1] if usable else secrets.token_hex(16)
+    return known
+
+
+def add_operations(app: FastAPI, service: ApiParts) -> None:
+    """Add every operation; paths without parameters come first, so that `/chains/templates` is not an id."""
+    for name in sorted(OPERATIONS, key=lambda one: path_order(route_of(one)[1])):
+        method, path = route_of(name)
+        app.add_api_route(
+            path,
+            endpoint(name, OPERATIONS[name], service),
+            methods=[method],
+            name=name,
+            operation_id=operation_id(name),
+        )
+
+
+def path_order(path: str) -> tuple[bool, ...]:
+    return tuple(part.startswith("{") for part in path.split("/"))
+
+
+def operation_id(name: str) -> str:
+    """`jobs create` is `jobs_create`."""
+    return name.replace(" ", "_").replace("-", "_")
+
+
+def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
+    """What answers a route."""
+
+    async def answer(request: Request) -> Response:
+        caller = service.authenticate(request)
+        context = Context(
+            service.settings, say=ignore, caller=caller, trace=trace_of(request), idempotency_key=read_key(request)
+        )
+        model = load(REQUESTS + operation.request)
+        require_allowed(name, model.model_construct(_fields_set=set()), context)  # before its body is read
+        given = await read_request(model, request, operation.body)
+        if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
+            require_allowed(name, given, context)
+            return stream(load(STREAMS + operation.stream), given, context, request)
+        work = partial(carry_out, name, given, context)
+        status, result = operation.status, None
+        if context.idempotency_key and request.method != "GET":
+            result = await anyio.to_thread.run_sync(
+                service.replays.once, caller, name, given, context.idempotency_key, partial(as_json, work),
+                limiter=service.working,
+            )  # fmt: skip
+            return respond_bytes(result, status)
+        return respond(await anyio.to_thread.run_sync(work, limiter=service.working), status, request)
+
+    answer.__name__ = operation_id(name)
+    return answer
+
+
+def as_json(work: Callable[[], BaseModel]) -> bytes:
+    return work().model_dump_json().encode()
+
+
+def respond_bytes(body: bytes, status: int) -> Response:
+    return Response(body, status_code=status, media_type="application/json", headers=dict(links_of(orjson.loads(body))))
+
+
+def respond(result: BaseModel, status: int, request: Request) -> Response:
+    """The answer with a response: bytes of a file, nothing if the client has it already (ETag), or JSON."""
+    if isinstance(result, Blob):
+        return FileResponse(result.path, media_type=result.media_type, headers={"etag": f'"{result.sha256}"'})
+    etag = getattr(result, "etag", None)
+    if etag and request.method == "GET" and f'"{etag}"' in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers={"etag": f'"{etag}"'})
+    return respond_bytes(result.model_dump_json().encode(), status)
+
+
+def links_of(found: Mapping[str, Any]) -> Mapping[str, str]:
+    etag = found.get("etag")
+    return {"etag": f'"{etag}"'} if isinstance(etag, str) and etag else {}
+
+
+def stream(follow: Any, given: Any, context: Context, request: Request) -> Response:
+    """The answer as server-sent events (WHATWG HTML, 9.2); `Last-Event-ID` continues one that was interrupted."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for event in follow(given, context, request.headers.get("last-event-id")):
+            yield event.encode()
+
+    return StreamingResponse(lines(), media_type=EVENTS_TYPE, headers={"cache-control": "no-store"})

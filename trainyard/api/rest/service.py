@@ -1,0 +1,40 @@
+"""The process that answers: a socket, the application, and what runs next to it until a signal."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from trainyard.api.rest.access import home_authenticator
+from trainyard.api.rest.app import build_app
+from trainyard.serve.listening import bind, server_config, url_of
+from trainyard.settings import Settings
+from trainyard.stores.auth_string import keep_auth
+
+
+class AnnouncingServer(uvicorn.Server):
+    """uvicorn, which calls `announce` once it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.announce()
+
+
+def serve_api(settings: Settings, host: str, port: int, say: Callable[[str], None]) -> str:
+    """Answer until SIGINT or SIGTERM. Raises `LimitExceeded` (`E-PORT`), `InvalidInput` (`E-AUTH`)."""
+    keep_auth(settings)
+    with bind(host, port) as listener:
+        url = url_of(listener)
+
+        def announce() -> None:
+            say(f"the API answers at {url}/api/v1; Ctrl-C ends it")
+
+        app = build_app(settings, home_authenticator(settings))
+        AnnouncingServer(server_config(app, graceful_s=5), announce).run(sockets=[listener])
+    return url

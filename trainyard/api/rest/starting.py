@@ -1,0 +1,22 @@
+"""The API as a service of one machine: started by `trainyard up` next to the Prefect server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from trainyard.api import stack
+from trainyard.api.rest.ports import NAME, PORT
+from trainyard.compute.services import HOST, Service, free_port
+from trainyard.settings import Settings
+
+
+def start_api(settings: Settings, prefect_url: str, say: Callable[[str], None]) -> Service:
+    """The API of this home: the running one, or a new one on the first free port from 8898. Does not wait for it."""
+    if (existing := stack.running(settings, NAME)) is not None:
+        return existing
+    port = free_port(PORT)
+    url = f"http://{HOST}:{port}"
+    say(f"starting the API on port {port}")
+    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "training", "--host", HOST, "--port", str(port)]
+    return stack.spawn(settings, NAME, argv, stack.service_environment(settings, prefect_url, NAME), url)

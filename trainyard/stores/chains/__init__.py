@@ -1,0 +1,1 @@
+"""Chains that users store: numbered revisions that never change."""

@@ -1,0 +1,55 @@
+"""Ids of jobs: `job-` and 12 hex digits, a tag of the run that carries the job out.
+
+The tag is set when a run is created. A run that Prefect's own UI or a schedule created gets it when its flow begins,
+derived from the run's id, so that every start of the run derives the same; so are those of runs without the tag.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+
+JOB_TAG = "job"
+"""Runs with a trainer have this tag: they are the jobs of `trainyard jobs`."""
+TENANT_TAG, TRACE_TAG = "tenant:", "trace:"
+"""Prefixes of the tags that say whose a run is, and which request started it."""
+ID_BYTES = 6
+JOB_ID = re.compile(rf"job-[0-9a-f]{{{2 * ID_BYTES}}}")
+
+
+def draw_job_id() -> str:
+    """A new id; two are the same once in 2^48 pairs."""
+    return f"job-{secrets.token_hex(ID_BYTES)}"
+
+
+def derive_job_id(run_id: str) -> str:
+    """The id of a run that was created without one: the end of its own."""
+    return f"job-{run_id.replace('-', '').lower()[-2 * ID_BYTES :]}"
+
+
+def job_id_of(run_id: str, tags: Iterable[str]) -> str:
+    """The id of a job by its run's tags; derived where they have none."""
+    return next((tag for tag in sorted(tags) if JOB_ID.fullmatch(tag)), "") or derive_job_id(run_id)
+
+
+def name_run(run_id: str, tags: Iterable[str]) -> str:
+    """What a user types to name a run: the job's id, or the run's own where no trainer is part of it."""
+    tags = set(tags)
+    return job_id_of(run_id, tags) if JOB_TAG in tags else run_id
+
+
+def job_tags(run_id: str, tags: Iterable[str]) -> set[str]:
+    """The tags of a run that was found to have a trainer: what it has, and those of a job."""
+    tags = set(tags)
+    return tags | {JOB_TAG, job_id_of(run_id, tags)}
+
+
+def tenant_of(tags: Iterable[str]) -> str:
+    """Whose a run is by its tags; empty if they do not say."""
+    return next((tag.removeprefix(TENANT_TAG) for tag in sorted(tags) if tag.startswith(TENANT_TAG)), "")
+
+
+def is_reserved(tag: str) -> bool:
+    """Whether a tag says what Trainyard itself decides: that a run is a job, which one, and whose."""
+    return tag == JOB_TAG or tag.startswith((TENANT_TAG, TRACE_TAG)) or JOB_ID.fullmatch(tag) is not None
