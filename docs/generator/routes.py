@@ -18,8 +18,8 @@ def routes_page() -> str:
     ]
     introduction = (
         "Every route of the REST API, from the table of operations; the document for programs is "
-        "`/api/v1/openapi.json`. Fields in braces are part of the path; those of a GET are in the query, those of other "
-        "methods in a JSON object. The [REST API](../rest-api.md) page explains tokens, errors and streams."
+        "`/api/v1/openapi.json`. Fields in braces are part of the path; those of a GET are in the query, those of "
+        "other methods in a JSON object. The [REST API](../rest-api.md) page explains tokens, errors and streams."
     )
     return page("Routes", introduction, [*parts, statuses()])
 
