@@ -49,6 +49,7 @@ KINDS: Mapping[str, StoredKind] = {
     "pin": StoredKind(("pins/*.json",)),
     "run": StoredKind(("runs/*/result.json",)),
     "service": StoredKind(("services/*.json", "services/started/*.json")),
+    "session": StoredKind(("sessions/*/session.json",)),
     "sweep": StoredKind(("sweeps/*/sweep.json",)),
     "timings": StoredKind(("timings/*.json",)),
     "tokens": StoredKind(("access/tokens.json",)),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainyard.api.requests.base import BodyRequest, Parameters, Request
+from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.fields import Argument, Option
 
 ChainText = dict[str, Any]
@@ -118,16 +118,14 @@ Body = Annotated[ChainText, Option("--set")]
 BODY = "Keys that are laid over the file's, or a whole chain."
 
 
-class StoreChainInput(BodyRequest):
-    others: ClassVar[str] = "spec"
+class StoreChainInput(Request):
     file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
         None, description="A chain, a job, or the call of a template, as YAML or JSON."
     )
     spec: Body = Field({}, description=BODY)
 
 
-class UpdateChainInput(BodyRequest, StoredName):
-    others: ClassVar[str] = "spec"
+class UpdateChainInput(StoredName):
     file: Annotated[Path | None, Argument("FILE", local=True)] = Field(None, description="The chain as it shall be.")
     spec: Body = Field({}, description=BODY)
     if_match: str = Field("", max_length=200, description="ETag of the revision that was edited; refused without it.")

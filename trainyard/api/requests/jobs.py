@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
-from trainyard.api.requests.base import BodyRequest, Parameters, Request
+from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.chains import PARAMETERS
 from trainyard.api.requests.fields import Argument, Option
 from trainyard.spec.states import JobState
@@ -19,8 +19,7 @@ class JobInput(Request):
     )
 
 
-class CreateInput(BodyRequest):
-    others: ClassVar[str] = "parameters"
+class CreateInput(Request):
     file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
         None, description="A job: a data set and a trainer."
     )

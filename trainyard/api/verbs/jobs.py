@@ -35,7 +35,19 @@ STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
 ENDS = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED, JobState.PAUSED)
 
 
-class Job(Response):
+class JobTraining(Response):
+    """What a job trains, and how far it is."""
+
+    stage: str = ""
+    method: str = ""
+    backend: str = ""
+    base_model: str = ""
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+
+
+class Job(JobTraining):
     """One job, as a list shows it."""
 
     id: str
@@ -52,17 +64,10 @@ class Job(Response):
     started: float | None = None
     seconds: float = 0.0
     attempts: int = 0
-    stage: str = ""
-    method: str = ""
-    backend: str = ""
-    base_model: str = ""
     tags: tuple[str, ...] = ()
     pid: int | None = None
     """The run's process on this machine."""
     url: str = ""
-    step: int = 0
-    total_steps: int | None = None
-    loss: float | None = None
 
 
 class JobList(Response):

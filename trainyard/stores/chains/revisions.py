@@ -122,7 +122,7 @@ class ChainStore:
                 f"The chain {chain.name} ({chain.id}) has no revision {revision}.",
                 why=f"Its revisions are 1 to {chain.revision}.", do="Name one of them.", code="E-NOT-FOUND",
             )  # fmt: skip
-        return read_revision(path, self.files)
+        return read_revision(path, self.files)  # type: ignore[arg-type]
 
     def delete(self, chain: StoredChain) -> None:
         """Remove a chain with all its revisions; nobody finds a part of them."""
@@ -146,13 +146,13 @@ class ChainStore:
         """The newest revision in a folder; None in one that was made and not written, or is deleted meanwhile."""
         try:
             numbers = [int(found[1]) for name in self.files.listdir(folder) if (found := REVISION_FILE.fullmatch(name))]
-            return read_revision(folder / f"{max(numbers)}.json", self.files) if numbers else None
+            return read_revision(folder / f"{max(numbers)}.json", self.files) if numbers else None  # type: ignore[arg-type]
         except FileNotFoundError:
             return None
 
 
-@lru_cache(MOST_SUMMARIES)
-def read_revision(path: Path, files: Files) -> StoredChain:
+@lru_cache(MOST_SUMMARIES)  # a revision never changes; mypy does not take a protocol for hashable
+def read_revision(path: Path, files: Any) -> StoredChain:
     return StoredChain.model_validate(read_versioned("chain", files.read(path), path))
 
 
