@@ -61,6 +61,8 @@ def test_the_commands_are_the_promised_ones() -> None:
         "nightly": {"run", "simulate", "worker", "status"},
         "renderers": {"verify"},
         "starter": {"build"},
+        "tokens": {"create", "list", "revoke"},
+        "audit": {"list", "verify"},
     }
 
 

@@ -64,6 +64,7 @@ def test_the_verbs_are_the_promised_ones() -> None:
     nights = {"nightly run", "nightly simulate", "nightly worker", "nightly status"}
     sweeps = {"sweep", "sweep show", "sweep list", "sweep stop"}
     corpora = {"corpus engineering", "corpus apprenticeship", "corpus status"}
+    work |= {"tokens create", "tokens list", "tokens revoke", "audit list", "audit verify"}
     work |= {f"adapters {verb}" for verb in adapters}
     assert set(OPERATIONS) == stack | work | proofs | trainers | JOBS | CHAINS | graph | nights | corpora | sweeps
 

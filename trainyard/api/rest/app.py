@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,6 +16,7 @@ from starlette.routing import Route
 import trainyard
 from trainyard.api.operations import API
 from trainyard.api.rest.bodies import InvalidFields
+from trainyard.api.rest.measured import ApiMetrics, MeasuredRequests
 from trainyard.api.rest.openapi import openapi_document
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.replays import Replays
@@ -31,10 +33,17 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
     replays = Replays(settings.services / "replays.sqlite3")
     add_operations(app, ApiParts(settings, authenticate, replays, anyio.CapacityLimiter(MAX_WORKING)))
     document: dict[str, Any] = {}
+    measured = ApiMetrics()
+    app.add_middleware(MeasuredRequests, metrics=measured)
 
     @app.get("/health")
     async def health() -> Response:
         return JSONResponse({"status": "ok", "version": trainyard.__version__})
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        authenticate(request)
+        return Response(await anyio.to_thread.run_sync(measured.text), media_type=CONTENT_TYPE_LATEST)
 
     @app.get(f"{API}/openapi.json")
     async def openapi(request: Request) -> Response:

@@ -89,7 +89,8 @@ class Session:
         self.stale = False
         self.global_step = 0
         self.skipped = 0
-        self._forwards = 0
+        self.num_forwards = 0
+        """Passes so far; their ids are counted by it."""
         self._pending: tuple[str, torch.Tensor] | None = None
         self._replies = Replies()
         if engine.stage.head == "causal":
@@ -198,7 +199,7 @@ class Session:
         on_device = {name: value.to(engine.device, non_blocking=True) for name, value in batch.items()}
         if "labels" not in batch:
             found = self._outputs(on_device, outputs or ("logits",), inline)
-            self._forwards += 1
+            self.num_forwards += 1
             return Forward("", torch.tensor(math.nan), 0, {}, found)
         units = engine.stage.units(batch)
         if not units:
@@ -215,8 +216,8 @@ class Session:
             scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
             total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
         loss = total / (normalizer if normalizer is not None else units)
-        self._forwards += 1
-        self._pending = (f"forward-{self._forwards}", loss)
+        self.num_forwards += 1
+        self._pending = (f"forward-{self.num_forwards}", loss)
         return Forward(self._pending[0], loss.detach(), units, metrics, found)
 
     def _reference_scores(self, batch: Batch) -> Scores | None:
@@ -263,7 +264,7 @@ class Session:
             found = self.parallelism.run(self.engine.model, lambda model: read_outputs(model, batch, names))
         if not self.parallelism.leading:
             return {}
-        at = self.folder / "outputs" / f"forward-{self._forwards + 1}"
+        at = self.folder / "outputs" / f"forward-{self.num_forwards + 1}"
         return {
             name: hand_out(name, value, at.with_name(f"{at.name}-{name}.safetensors"), inline=inline)
             for name, value in found.items()
@@ -461,6 +462,11 @@ class Session:
     def drop_reference(self) -> None:
         """Free the frozen reference, when its scores are known for every example."""
         self.engine.reference = None
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether a forward waits for its backward; a saved state does not contain its graph."""
+        return self._pending is not None
 
     # Surroundings
 

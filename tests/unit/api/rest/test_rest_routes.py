@@ -65,10 +65,10 @@ def test_every_operation_has_one_route_of_its_own() -> None:
         assert {part[1:-1] for part in path.split("/") if part.startswith("{")} <= set(fields), name
 
 
-def test_reading_operations_alone_are_asked_for_by_get() -> None:
+def test_nothing_that_starts_work_is_asked_for_by_get() -> None:
     for name, row in OPERATIONS.items():
         if route_of(name)[0] == "GET":
-            assert row.scope is Scope.READ, name
+            assert row.scope is not Scope.RUN, name
 
 
 def test_the_document_is_openapi_and_has_every_operation() -> None:
@@ -206,3 +206,13 @@ def test_every_class_of_error_has_a_status() -> None:
 def test_the_document_needs_a_token_and_is_json(app: FastAPI) -> None:
     assert ask(app, "GET", "/api/v1/openapi.json", caller="").status_code == 401
     assert json.loads(ask(app, "GET", "/api/v1/openapi.json").text)["openapi"] == "3.1.0"
+
+
+def test_requests_are_counted_by_operation_and_by_nothing_that_a_client_chose(app: FastAPI) -> None:
+    for path in ("/api/v1/chains/templates", "/api/v1/chains/templates", "/api/v1/nothing-of-the-kind"):
+        ask(app, "GET", path)
+    assert ask(app, "GET", "/metrics", caller="").status_code == 401
+    text = ask(app, "GET", "/metrics").text
+    assert 'trainyard_requests_total{method="GET",operation="templates",status="200"} 2.0' in text
+    assert 'trainyard_requests_total{method="GET",operation="other",status="404"} 1.0' in text
+    assert "of-the-kind" not in text

@@ -1,0 +1,89 @@
+"""`/metrics` for Prometheus: requests by operation and status, their duration, and what the machine is doing.
+
+Labels are names of the table and states, never what a client sent: their number is bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+OTHER = "other"
+"""The label of requests that reach no operation."""
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
+Reading = Callable[[], Iterable[tuple[str, str, dict[str, str], float]]]
+"""Returns (name, help, labels, value) of gauges that are read when Prometheus asks."""
+
+
+class ReadGauges(Collector):
+    """Gauges that are read when they are asked for."""
+
+    def __init__(self, readings: Iterable[Reading]) -> None:
+        self.readings = tuple(readings)
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, GaugeMetricFamily] = {}
+        for name, words, labels, value in (row for read in self.readings for row in read()):
+            if name not in families:
+                families[name] = GaugeMetricFamily(name, words, labels=sorted(labels))
+            families[name].add_metric([labels[key] for key in sorted(labels)], value)
+        return families.values()
+
+
+class ApiMetrics:
+    """The counters of one service."""
+
+    def __init__(self, readings: Iterable[Reading] = ()) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "trainyard_requests", "Requests answered.", ("operation", "method", "status"), registry=self.registry
+        )
+        self.seconds = Histogram(
+            "trainyard_request_seconds", "Time to the first byte of an answer.", ("operation",),
+            buckets=BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self.working = Gauge(
+            "trainyard_requests_in_progress", "Requests that are answered now.", registry=self.registry
+        )
+        self.registry.register(ReadGauges(readings))
+
+    def text(self) -> bytes:
+        """In Prometheus' exposition format."""
+        return generate_latest(self.registry)
+
+
+class MeasuredRequests:
+    """Counts and times what goes through it: an ASGI application around the API."""
+
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        began = time.perf_counter()
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                operation = name_of(scope)
+                self.metrics.seconds.labels(operation).observe(time.perf_counter() - began)
+                self.metrics.requests.labels(operation, method_of(scope), message["status"]).inc()
+            await send(message)
+
+        with self.metrics.working.track_inprogress():
+            await self.app(scope, receive, sending)
+
+
+def name_of(scope: Scope) -> str:
+    """The operation of a request that has found its route."""
+    route = scope.get("route")
+    return str(getattr(route, "name", OTHER)) if route is not None else OTHER
+
+
+def method_of(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE") else OTHER
