@@ -343,7 +343,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "sessions create": Operation(
         "Open a step session: a model on a device that is driven call by call, without a data set.",
-        "sessions.life:CreateSessionInput", "sessions.life:create_session", "sessions.lines:session_text", WRITE,
+        "sessions.life:CreateSessionInput", "sessions.life:create_session", "sessions.lines:session_text", RUN,
         example="trainyard sessions create -p base_model=starter --wait",
         route="POST /api/v1/sessions", status=202, tenants=True,
         body="parameters", body_schema="trainyard.spec.session:SessionSpec",
@@ -360,52 +360,52 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "sessions close": Operation(
         "End a session with a checkpoint; its device is free then.",
-        "sessions.life:SessionInput", "sessions.life:close_session", "sessions.lines:session_text", WRITE,
+        "sessions.life:SessionInput", "sessions.life:close_session", "sessions.lines:session_text", RUN,
         route="POST /api/v1/sessions/{session}/close", tenants=True,
     ),
     "sessions resume": Operation(
         "Continue a session that has ended, failed or was killed, from its newest valid checkpoint.",
-        "sessions.life:ResumeSessionInput", "sessions.life:resume_session", "sessions.lines:session_text", WRITE,
+        "sessions.life:ResumeSessionInput", "sessions.life:resume_session", "sessions.lines:session_text", RUN,
         route="POST /api/v1/sessions/{session}/resume", status=202, tenants=True,
     ),
     "sessions forward": Operation(
         "Score a batch of rows and keep its graph for one backward.",
-        "sessions.calls:ForwardInput", "sessions.calls:forward", "sessions.lines:reply_text", WRITE,
+        "sessions.calls:ForwardInput", "sessions.calls:forward", "sessions.lines:reply_text", RUN,
         route="POST /api/v1/sessions/{session}/forward", tenants=True,
     ),
     "sessions backward": Operation(
         "Add the gradients of a forward, times a factor.",
-        "sessions.calls:BackwardInput", "sessions.calls:backward", "sessions.lines:reply_text", WRITE,
+        "sessions.calls:BackwardInput", "sessions.calls:backward", "sessions.lines:reply_text", RUN,
         route="POST /api/v1/sessions/{session}/backward", tenants=True,
     ),
     "sessions step": Operation(
         "Clip the gradients, update the weights and the schedule.",
-        "sessions.calls:StepInput", "sessions.calls:step", "sessions.lines:reply_text", WRITE,
+        "sessions.calls:StepInput", "sessions.calls:step", "sessions.lines:reply_text", RUN,
         route="POST /api/v1/sessions/{session}/step", tenants=True,
     ),
     "sessions zero-grad": Operation(
         "Clear the gradients, and drop a graph that waits.",
-        "sessions.calls:ZeroGradInput", "sessions.calls:zero_grad", "sessions.lines:reply_text", WRITE,
+        "sessions.calls:ZeroGradInput", "sessions.calls:zero_grad", "sessions.lines:reply_text", RUN,
         route="POST /api/v1/sessions/{session}/zero_grad", tenants=True,
     ),
     "sessions generate": Operation(
         "Complete prompts with the weights as they are: text, tokens, and the log-probability of each.",
-        "sessions.calls:GenerateInput", "sessions.calls:generate", "sessions.lines:completions_text", WRITE,
+        "sessions.calls:GenerateInput", "sessions.calls:generate", "sessions.lines:completions_text", RUN,
         route="POST /api/v1/sessions/{session}/generate", tenants=True,
     ),
     "sessions logprobs": Operation(
         "The log-probability of each token of a text, of messages or of tokens.",
-        "sessions.calls:LogprobsInput", "sessions.calls:logprobs", "sessions.lines:reply_text", WRITE,
+        "sessions.calls:LogprobsInput", "sessions.calls:logprobs", "sessions.lines:reply_text", RUN,
         route="POST /api/v1/sessions/{session}/logprobs", tenants=True,
     ),
     "sessions save": Operation(
         "Save the session's state, its weights, or the adapter or model for other programs, by a name.",
-        "sessions.calls:SaveInput", "sessions.calls:save", "sessions.lines:reply_text", WRITE,
+        "sessions.calls:SaveInput", "sessions.calls:save", "sessions.lines:reply_text", RUN,
         route="POST /api/v1/sessions/{session}/save", tenants=True,
     ),
     "sessions load": Operation(
         "Take a saved state back, or its weights alone.",
-        "sessions.calls:LoadInput", "sessions.calls:load", "sessions.lines:reply_text", WRITE,
+        "sessions.calls:LoadInput", "sessions.calls:load", "sessions.lines:reply_text", RUN,
         route="POST /api/v1/sessions/{session}/load", tenants=True,
     ),
     "sessions result": Operation(

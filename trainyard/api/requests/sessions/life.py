@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
-from trainyard.api.requests.base import BodyRequest, Parameters, Request
+from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.chains import PARAMETERS
 from trainyard.api.requests.fields import Argument, Option
 
@@ -20,8 +20,7 @@ class SessionInput(Request):
     )
 
 
-class CreateSessionInput(BodyRequest):
-    others: ClassVar[str] = "parameters"
+class CreateSessionInput(Request):
     file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
         None, description="A session: the settings of a trainer without a data set."
     )
