@@ -43,7 +43,7 @@ from trainyard.spec.axes.data import DataFormat
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
-from typing import Any, Literal
+from typing import Any, List, Literal
 
 class SweepOperations:
     def __call__(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., trials: int = ..., metric: str | None = ..., direction: Literal['min', 'max'] | None = ..., scheduler: Literal['asha', 'none'] = ..., sampler: Literal['tpe', 'random', 'grid'] = ..., seed: int = ..., reduction: int = ..., first_rung: int | None = ..., parallel: int = ..., trainer: str | None = ..., name: str | None = ..., continued: str | None = ..., watch: bool = ...) -> SweepReport: ...  # run
@@ -96,8 +96,8 @@ class SessionsOperations:
     def backward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., forward_id: str, scale: float = ..., measure: bool = ...) -> BackwardReply: ...  # run
     def step(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., max_grad_norm: float | None = ..., learning_rate: float | None = ..., metric: float | None = ...) -> StepReply: ...  # run
     def zero_grad(self, *, session: str, op_seq: int | None = ..., wait: bool = ...) -> Operated: ...  # run
-    def generate(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., prompts: tuple[str | list[int] | dict[str, Any], ...], samples: int = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ..., seed: int = ..., stop_ids: tuple[int, ...] = ...) -> GenerateReply: ...  # run
-    def logprobs(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | list[int] | dict[str, Any], ...]) -> LogprobsReply: ...  # run
+    def generate(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., prompts: tuple[str | List[int] | dict[str, Any], ...], samples: int = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ..., seed: int = ..., stop_ids: tuple[int, ...] = ...) -> GenerateReply: ...  # run
+    def logprobs(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | List[int] | dict[str, Any], ...]) -> LogprobsReply: ...  # run
     def save(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., name: str, kind: Literal['full', 'weights', 'result'] = ...) -> SaveReply: ...  # run
     def load(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., name: str, optimizer: bool = ...) -> LoadReply: ...  # run
     def result(self, *, session: str, op_seq: int, wait: bool = ...) -> ResultReply: ...  # read
