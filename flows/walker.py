@@ -42,6 +42,7 @@ from trainyard.spec.graph import ResolvedChain
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.artifacts import NodeOutput
 from trainyard.stores.live.job_ids import job_id_of
+from trainyard.tracing import span
 
 PROGRESS_EVERY_S = 10.0
 """Seconds between two updates of the progress artifact: each is a row in the server's database."""
@@ -93,7 +94,7 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
     record = RunRecord(Path(run.folder))
     record.begin(chain.model_dump(mode="json"))
     progress = RunProgress(chain, EventTail.at_end(record.events))
-    with interruptible():
+    with interruptible(), span(f"run {chain.name}", run=run.id, digest=chain.digest):
         announcing = asyncio.create_task(quietly(announce(chain)))
         futures = submit(chain, run, table)
         await all_done(list(futures.values()), progress)

@@ -37,6 +37,7 @@ from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Refe
 from trainyard.stores.base_models.hub import download_model
 from trainyard.stores.metrics import TrainingPace
 from trainyard.stores.models import resolve_model
+from trainyard.tracing import span
 
 Config = TypeVar("Config", bound=Strict)
 Make = Callable[[Path], Produced]
@@ -182,6 +183,13 @@ def carry_out(
     node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot = no_slot
 ) -> State[NodeOutput]:
     """Run one node. The returned state's message is what a user reads: a failure says what, why and what to do."""
+    with span(f"node {node.id}", type=node.type, run=run.id or run.run_id):
+        return carry_out_node(node, upstream, run, prepare, slot)
+
+
+def carry_out_node(
+    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot
+) -> State[NodeOutput]:
     context = open_context(node, upstream, run)
     try:
         output = reuse_or_make(context, prepare, slot)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -97,7 +97,12 @@ def kind_of(annotation: Any) -> tuple[Any, bool]:
         return word_kind(parts[0]), True
     if origin in (Literal, dict):
         return (dict if origin is dict else annotation), False
-    return (parts[0] if parts else annotation), False
+    return (plain(parts[0]) if parts else annotation), False
+
+
+def plain(kind: Any) -> Any:
+    """A type without what is annotated to it, such as how bytes are written: `Base64Bytes` is bytes."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def word_kind(kind: Any) -> Any:

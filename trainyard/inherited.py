@@ -64,6 +64,11 @@ PASSED = (
     ),
     Passed("STORAGE_EMULATOR_HOST GRPC_*", "where an object store is, without what opens it"),
     Passed("http_proxy https_proxy no_proxy all_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY", "the way out"),
+    Passed(
+        "TRACEPARENT OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_TRACES_ENDPOINT OTEL_RESOURCE_ATTRIBUTES "
+        "OTEL_SERVICE_NAME OTEL_SDK_DISABLED OTEL_TRACES_SAMPLER OTEL_TRACES_SAMPLER_ARG",
+        "where spans go, without the headers, which may contain a key",
+    ),
     Passed("SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE", "certificates"),
     Passed("DO_NOT_TRACK TRAINYARD_*", "this product's own, but for TRAINYARD_TOKEN"),
 )
@@ -116,8 +121,14 @@ def service_environment(name: str, given: Settings, keys: Iterable[str] = ()) ->
 
 
 def key_variables(given: Settings) -> frozenset[str]:
-    """The variables with the keys of the endpoints."""
-    return frozenset(one.api_key_env for one in given.endpoints.values() if one.api_key_env)
+    """The variables with the keys of the endpoints, and with that of checkpoints."""
+    found = frozenset(one.api_key_env for one in given.endpoints.values() if one.api_key_env)
+    return found | ({name} if (name := key_variable(given.checkpoint_key)) else set())
+
+
+def key_variable(key: str) -> str:
+    """The variable that the setting `checkpoint_key` names; empty if it names a file or nothing."""
+    return key.removeprefix("env:") if key.startswith("env:") else ""
 
 
 def operator_environment() -> dict[str, str]:

@@ -17,9 +17,9 @@ Every `R-…` code: a combination that is refused, why, and what to write instea
 `row` in the output of `trainyard check --json` is the name of one. `<…>` is a value of the chain, `…` one of a run.
 
 A row of scope *chain* refuses on every machine. One of scope *machine* depends on the machine and its settings too:
-`check`, `plan` and a run on the same machine agree. All of them print the same line, all reasons at once, and exit with
-code 5."""
-SCOPES = {"spec": "chain", "words": "chain", "run": "machine"}
+`check`, `plan` and a run on the same machine agree. One of scope *session* refuses a step session. All of them print
+the same line, all reasons at once, and exit with code 5."""
+SCOPES = {"spec": "chain", "words": "chain", "run": "machine", "session": "session"}
 WORDS = {
     "backend-setting": {"instead": "a value that the backend supports, or a backend that supports this one"},
     "launch-shard": {"do": "a shard_size that divides the processes, or an even number of processes, 4 or more"},

@@ -32,8 +32,9 @@ from starlette.types import Message, Receive, Scope, Send
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from trainyard.api.access.guarding import Guard
 from trainyard.api.runs.control import asker
-from trainyard.api.runs.guard import Guard
+from trainyard.api.runs.guard import as_prefect_answers
 from trainyard.api.stack import start_server, stop
 from trainyard.api.verbs import doctor
 from trainyard.compute.services import Service
@@ -72,7 +73,7 @@ async def asked(headers: dict[str, str], method: str = "GET", kind: str = "http"
 
     rows = [(key.encode(), value.encode()) for key, value in headers.items()]
     scope = {"type": kind, "method": method, "path": "/api/flows/", "headers": rows}
-    await Guard(echo, ORIGINS)(scope, receive, send)
+    await Guard(echo, ORIGINS, as_prefect_answers)(scope, receive, send)
     return sent
 
 
@@ -133,7 +134,7 @@ async def test_what_a_foreign_page_can_send_is_refused(status: int, method: str,
 
 
 async def test_two_hosts_or_origins_are_none() -> None:
-    guard = Guard(echo, ORIGINS)
+    guard = Guard(echo, ORIGINS, as_prefect_answers)
     for name, values in (("host", (b"127.0.0.1:4200", b"evil.example")), ("origin", (OWN.encode(), EVIL.encode()))):
         rows = [(name.encode(), value) for value in values]
         given = rows if name == "host" else [(b"host", b"127.0.0.1:4200"), *rows]
@@ -157,7 +158,7 @@ async def test_a_websocket_is_judged_alike(accepted: bool, headers: dict[str, st
 async def test_prefect_s_app_behind_the_guard_asks_for_the_string() -> None:
     """Prefect's real app, without a database: nothing that is refused needs one."""
     with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: AUTH, PREFECT_UI_ENABLED: False}):
-        app = Guard(create_app(ignore_cache=True), ORIGINS)
+        app = Guard(create_app(ignore_cache=True), ORIGINS, as_prefect_answers)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=OWN) as client:
         wanted = {"json": {}, "headers": auth_header("trainyard:another")}
         assert (await client.post("/api/deployments/filter", json={})).status_code == 401

@@ -45,5 +45,7 @@ class Context:
     """Who asks; an operation with `tenants` shows and changes what belongs to that tenant."""
     idempotency_key: str = ""
     """With the same key, an operation that starts something starts it once."""
+    surface: str = "python"
+    """Through what the caller asks: cli, python, rest or mcp."""
     trace: str = ""
     """The correlation id of the request; it goes with what the request starts."""

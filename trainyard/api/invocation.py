@@ -1,6 +1,7 @@
 """The request and the implementation of an operation by its name: what every surface begins with.
 
-`carry_out` is the one way in for callers who are not the owner of this machine: REST, MCP over HTTP.
+`carry_out` is the one way in of every surface. It compares the operation with what the caller may do, and puts what
+changes something into the audit log.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from trainyard.api.context import Context
-from trainyard.api.operations import OPERATIONS, REQUESTS, VERBS, Scope
+from trainyard.api.operations import OPERATIONS, REQUESTS, VERBS, Scope, route_of
 from trainyard.api.requests.fields import Argument, FieldError, Option
 from trainyard.errors import Denied
 from trainyard.loading import load
@@ -32,12 +33,48 @@ def implementation_of(name: str) -> Any:
 
 
 def carry_out(name: str, request: Any, context: Context) -> Any:
-    """Carry an operation out for a caller, if the caller may ask for it.
+    """Carry an operation out for a caller, if the caller may ask for it. What changes something is in the audit log.
 
-    Raises `Denied` (`E-SCOPE`, `E-LOCAL`), and what the operation raises.
+    Raises `Denied` (`E-SCOPE`, `E-LOCAL`), and what the operation raises; over a network also `InvalidInput`
+    (`E-PARAMETER`) for a request with a secret in it, and what the audit log raises when its disk is full.
     """
-    require_allowed(name, request, context)
-    return implementation_of(name)(request, context)
+    if not changes_something(name):
+        require_allowed(name, request, context)
+        return work(name, request, context)
+    entry = load("trainyard.api.access.auditing:AuditEntry")(name, request, context)
+    entry.begin()
+    try:
+        require_allowed(name, request, context)
+        response = work(name, request, context)
+    except BaseException as error:
+        entry.end(error=error)
+        raise
+    entry.end(response)
+    return response
+
+
+def work(name: str, request: Any, context: Context) -> Any:
+    """The response of an operation. Raises `LimitExceeded` (`E-RATE`) while too many heavy ones are running."""
+    if not (context.caller.remote and OPERATIONS[name].heavy):
+        return implementation_of(name)(request, context)
+    with load("trainyard.api.access.limits:heavy_place")(context.settings.api_heavy_calls):
+        return implementation_of(name)(request, context)
+
+
+def refuse_early(name: str, model: type[BaseModel], context: Context) -> None:
+    """Refuse what the caller may not ask for whatever its values, before they are read. Raises `Denied`."""
+    nothing = model.model_construct(_fields_set=set())
+    try:
+        require_allowed(name, nothing, context)
+    except Denied as error:
+        if changes_something(name):
+            load("trainyard.api.access.auditing:AuditEntry")(name, nothing, context).end(error=error)
+        raise
+
+
+def changes_something(name: str) -> bool:
+    """Whether an operation is in the audit log: what needs more than the scope read, and more than to be looked at."""
+    return OPERATIONS[name].scope is not Scope.READ and route_of(name)[0] != "GET"
 
 
 def require_allowed(name: str, request: Any, context: Context) -> None:
@@ -65,6 +102,8 @@ def require_allowed(name: str, request: Any, context: Context) -> None:
             why="It names an address or a file that only the machine's user may choose, or prints in a terminal.",
             do="Leave it out.", code="E-LOCAL",
         )  # fmt: skip
+    if caller.remote:
+        load("trainyard.api.access.secrets:refuse_secrets")(request)
 
 
 def local_fields(request: type[BaseModel]) -> set[str]:

@@ -20,7 +20,7 @@ class Scope(StrEnum):
 
     READ = "read"
     """Look at something; nothing is started or changed."""
-    WRITE = "write"
+    RUN = "run"
     """Start work, or change what a tenant has: runs, jobs, adapters, corpora, nights, files that are written."""
     ADMIN = "admin"
     """Change the machine: its services, its trainers and its base models; or see the string that opens its server."""
@@ -55,11 +55,15 @@ class Operation:
     """What REST answers a client that accepts text/event-stream: an async generator in `api/live`."""
     local: str = ""
     """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
+    heavy: bool = False
+    """Whether it takes long or much memory: over a network only some of these run at a time."""
+    endless: bool = False
+    """Whether it runs until it is stopped: a call of a tool ends, so that MCP refuses it."""
     tenants: bool = False
     """Whether it keeps to the tenant of its caller; what does not needs a caller who may act for all tenants."""
 
 
-READ, WRITE, ADMIN = Scope
+READ, RUN, ADMIN = Scope
 NOTHING = "base:Nothing"
 REQUESTS, VERBS, TEXTS = "trainyard.api.requests.", "trainyard.api.verbs.", "trainyard.api.terminal."
 """What the paths of a row are relative to."""
@@ -92,7 +96,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "migrate": Operation(
         "Bring what earlier versions wrote below TRAINYARD_HOME into the form of this one.",
-        "stack:MigrateInput", "stack:migrate", "stack:migration_text", WRITE,
+        "stack:MigrateInput", "stack:migrate", "stack:migration_text", RUN,
         local="It rewrites files below TRAINYARD_HOME.",
     ),
     "gc": Operation(
@@ -118,16 +122,16 @@ OPERATIONS: dict[str, Operation] = {
     "plan": Operation(
         "Show what a run would do: resolved config, order, reused results, sizes, times; nothing is started.",
         "chains:PlanInput", "chains.plan:plan", "chains:plan_text", READ,
-        tenants=True,
+        tenants=True, heavy=True,
     ),
     "run": Operation(
         "Start a template or a file, or continue a run by its id; with --watch, follow it to its end.",
-        "chains:RunInput", "chains.run:run", "chains:run_text", WRITE,
+        "chains:RunInput", "chains.run:run", "chains:run_text", RUN,
         route="POST /api/v1/runs", status=202, tenants=True,
     ),
     "sweep": Operation(
         "Train a chain with many sets of values, stop what is worse early, and continue what is better.",
-        "sweeps:SweepInput", "sweeps.start:sweep", "jobs:sweep_text", WRITE,
+        "sweeps:SweepInput", "sweeps.start:sweep", "jobs:sweep_text", RUN,
         example="trainyard sweep chain.yaml -p 'trainer.learning_rate=loguniform(1e-5,1e-3)' --watch",
         route="POST /api/v1/sweeps",
     ),
@@ -144,14 +148,14 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "sweep stop": Operation(
         "End a sweep; its trainings save first, so that `trainyard sweep --continue` continues it.",
-        "sweeps:SweepNameInput", "sweeps.start:stop_sweep", "jobs:sweep_text", WRITE,
+        "sweeps:SweepNameInput", "sweeps.start:stop_sweep", "jobs:sweep_text", RUN,
         route="POST /api/v1/sweeps/{name}/stop",
     ),
     "compare": Operation(
         "Two trainings next to each other: settings, metrics, benchmarks with intervals, answers, curves.",
         "chains:CompareInput", "chains.compare:compare", "chains:comparison_text", READ,
         example="trainyard compare 59b4dead/trainer 59b4dead/trainer-2 --plot",
-        route="GET /api/v1/compare",
+        route="GET /api/v1/compare", heavy=True,
     ),
     "templates": Operation(
         "The templates with their nodes; with a name, its parameters: type, range, default, meaning.",
@@ -165,7 +169,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "chains create": Operation(
         "Store a chain, a job or the call of a template as revision 1 of a chain of its own, if it is valid.",
-        "chains:StoreChainInput", "chains.stored:create_chain", "chains:stored_chain_text", WRITE,
+        "chains:StoreChainInput", "chains.stored:create_chain", "chains:stored_chain_text", RUN,
         example="trainyard chains create chain.yaml",
         route="POST /api/v1/chains", status=201, tenants=True,
         body="spec", body_schema="trainyard.spec.load.bodies:ChainBody",
@@ -177,19 +181,19 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "chains update": Operation(
         "Store a new revision of a chain; what was written meanwhile is shown, and not overwritten.",
-        "chains:UpdateChainInput", "chains.stored:update_chain", "chains:stored_chain_text", WRITE,
+        "chains:UpdateChainInput", "chains.stored:update_chain", "chains:stored_chain_text", RUN,
         example="trainyard chains update guide chain.yaml --if-match 3-1f2e3d4c5b6a",
         route="PUT /api/v1/chains/{chain}", tenants=True,
         body="spec", body_schema="trainyard.spec.load.bodies:ChainBody",
     ),
     "chains delete": Operation(
         "Remove a stored chain with all its revisions; refused while a run of it has not ended.",
-        "chains:StoredName", "chains.stored:delete_chain", "chains:deleted_chain_text", WRITE,
+        "chains:StoredName", "chains.stored:delete_chain", "chains:deleted_chain_text", RUN,
         route="DELETE /api/v1/chains/{chain}", tenants=True,
     ),
     "chains run": Operation(
         "Start a run of a stored chain, by default of its newest revision; with --watch, follow it to its end.",
-        "chains:RunChainInput", "chains.stored:run_chain", "chains:run_text", WRITE,
+        "chains:RunChainInput", "chains.stored:run_chain", "chains:run_text", RUN,
         route="POST /api/v1/chains/{chain}/run", status=202, tenants=True,
     ),
     "chains runs": Operation(
@@ -205,35 +209,41 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "prove-resume": Operation(
         "Show that a training that was stopped or killed ends in the same bits as one that was not.",
-        "trainers:ProveInput", "proof:prove_resume", "trainers:proof_text", WRITE,
+        "trainers:ProveInput", "proof:prove_resume", "trainers:proof_text", RUN,
         local="It trains for minutes on all cores of this machine.",
     ),
     "serve": Operation(
         "Answer over HTTP until stopped: the REST API (role training), models and adapters, or the graph of nights.",
         "serving:ServeInput", "serving.serve:serve", "text:json_text", ADMIN,
         example="trainyard serve --role model --model starter --adapters assistant",
-        local="It becomes a server on this machine.",
+        local="It becomes a server on this machine.", endless=True,
+    ),
+    "mcp": Operation(
+        "Answer an agent over the Model Context Protocol, on standard input and output: every command as a tool.",
+        "serving:McpInput", "serving.mcp:serve_mcp", "text:json_text", ADMIN,
+        example="claude mcp add trainyard -- trainyard mcp --scope write",
+        local="It speaks on the standard input and output of a process.", endless=True,
     ),
     "chat": Operation(
         "Talk to an adapter and its base side by side; questions come from the terminal, a pipe or --question.",
-        "serving:ChatInput", "serving.chat:chat", "chat.columns:chat_text", WRITE,
+        "serving:ChatInput", "serving.chat:chat", "chat.columns:chat_text", RUN,
         part_renderer="chat.columns:turn_text", reader="chat.reading:read_question",
         example="trainyard chat assistant",
         local="It asks questions in a terminal; over a network, ask the model server's /v1/chat/completions.",
     ),
     "eject": Operation(
         "Write a training as a folder of its own: a plain script to edit and run by hand, its spec and its rows.",
-        "chains:EjectInput", "chains.eject:eject", "chains:eject_text", WRITE,
+        "chains:EjectInput", "chains.eject:eject", "chains:eject_text", RUN,
         local="It writes a folder anywhere on this machine.",
     ),
     "import": Operation(
         "Write a config of Axolotl, LLaMA-Factory, TRL, Unsloth, Oumi or torchtune as a chain; no key is ignored.",
-        "chains:ImportInput", "chains.imports:import_configs", "chains:import_text", WRITE,
+        "chains:ImportInput", "chains.imports:import_configs", "chains:import_text", RUN,
         local="It reads and writes files anywhere on this machine.",
     ),
     "export": Operation(
         "Write a trainer of a chain as a config of Axolotl or LLaMA-Factory.",
-        "chains:ExportConfigInput", "chains.exports:export_chain", "chains:export_text", WRITE,
+        "chains:ExportConfigInput", "chains.exports:export_chain", "chains:export_text", RUN,
         local="It reads and writes files anywhere on this machine.",
     ),
     "adapters list": Operation(
@@ -248,28 +258,28 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "adapters convert": Operation(
         "Write an adapter in the layout of PEFT, mlx-lm or llama.cpp (gguf), without changing a bit of its weights.",
-        "adapters:ConvertInput", "adapters:convert_adapter", "adapters:converted_text", WRITE,
+        "adapters:ConvertInput", "adapters:convert_adapter", "adapters:converted_text", RUN,
         local="It writes a folder anywhere on this machine.",
     ),
     "adapters promote": Operation(
         "Make a version live on the targets of its deployment: all of them, or none.",
-        "adapters:PromoteInput", "versions:promote", "adapters:promotion_text", WRITE,
+        "adapters:PromoteInput", "versions:promote", "adapters:promotion_text", RUN,
         example="trainyard adapters promote default/assistant/v3",
-        route="POST /api/v1/adapters/promote", tenants=True,
+        route="POST /api/v1/adapters/promote", tenants=True, heavy=True,
     ),
     "adapters rollback": Operation(
         "Make the version live again that the live one replaced, on all targets or none.",
-        "adapters:RollbackInput", "versions:rollback", "adapters:promotion_text", WRITE,
-        route="POST /api/v1/adapters/rollback", tenants=True,
+        "adapters:RollbackInput", "versions:rollback", "adapters:promotion_text", RUN,
+        route="POST /api/v1/adapters/rollback", tenants=True, heavy=True,
     ),
     "adapters delete-version": Operation(
         "Remove the files of a version that is not live; its number is never used again.",
-        "adapters:DeleteInput", "versions:delete_version", "adapters:deleted_text", WRITE,
+        "adapters:DeleteInput", "versions:delete_version", "adapters:deleted_text", RUN,
         route="POST /api/v1/adapters/delete-version", tenants=True,
     ),
     "adapters merge": Operation(
         "Write a version and its base as one model, after a comparison of their answers; whole, or not at all.",
-        "adapters:MergeInput", "versions:merge", "adapters:merged_text", WRITE,
+        "adapters:MergeInput", "versions:merge", "adapters:merged_text", RUN,
         example="trainyard adapters merge default/assistant/v3 --to merged/",
         local="It writes a folder anywhere on this machine.",
     ),
@@ -280,13 +290,13 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "adapters push": Operation(
         "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",
-        "adapters:PushInput", "versions:push", "adapters:published_text", WRITE,
+        "adapters:PushInput", "versions:push", "adapters:published_text", RUN,
         example="trainyard adapters push default/assistant/v3 acme/assistant",
         local="It reads a token from this machine's environment and sends files to a server.",
     ),
     "adapters pull": Operation(
         "Fetch a published version, verify every file, and register it here as a new version.",
-        "adapters:PullInput", "versions:pull", "adapters:pulled_text", WRITE,
+        "adapters:PullInput", "versions:pull", "adapters:pulled_text", RUN,
         example="trainyard adapters pull gs://weights/prod/adapters/acme/assistant",
         local="It reads a token from this machine's environment and fetches files from a server.",
     ),
@@ -302,7 +312,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "jobs create": Operation(
         "Start one training on one data set, from a file or from parameters.",
-        "jobs:CreateInput", "jobs:create_job", "chains:run_text", WRITE,
+        "jobs:CreateInput", "jobs:create_job", "chains:run_text", RUN,
         route="POST /api/v1/jobs", status=202, tenants=True,
         body="parameters", body_schema="trainyard.spec.job:JobSpec",
     ),
@@ -328,29 +338,106 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "jobs pause": Operation(
         "Pause a job: its training saves at the next step, its process ends and its device is free.",
-        "jobs:StopInput", "jobs:pause_job", "jobs:job_text", WRITE,
+        "jobs:StopInput", "jobs:pause_job", "jobs:job_text", RUN,
         route="POST /api/v1/jobs/{job}/pause", tenants=True,
     ),
     "jobs resume": Operation(
         "Continue a job that is paused or has ended without a result, from its newest valid checkpoint.",
-        "jobs:ResumeInput", "jobs:resume_job", "jobs:resumed_text", WRITE,
+        "jobs:ResumeInput", "jobs:resume_job", "jobs:resumed_text", RUN,
         route="POST /api/v1/jobs/{job}/resume", tenants=True,
     ),
     "jobs cancel": Operation(
         "End a job; its training saves first, so that it can be resumed all the same.",
-        "jobs:StopInput", "jobs:cancel_job", "jobs:job_text", WRITE,
+        "jobs:StopInput", "jobs:cancel_job", "jobs:job_text", RUN,
         route="POST /api/v1/jobs/{job}/cancel", tenants=True,
+    ),
+    "sessions create": Operation(
+        "Open a step session: a model on a device that is driven call by call, without a data set.",
+        "sessions.life:CreateSessionInput", "sessions.life:create_session", "sessions.lines:session_text", RUN,
+        example="trainyard sessions create -p base_model=starter --wait",
+        route="POST /api/v1/sessions", status=202, tenants=True,
+        body="parameters", body_schema="trainyard.spec.session:SessionSpec",
+    ),
+    "sessions list": Operation(
+        "The newest sessions, their states and how far they are.",
+        "sessions.life:SessionsInput", "sessions.life:list_sessions", "sessions.lines:sessions_text", READ,
+        route="GET /api/v1/sessions", tenants=True,
+    ),
+    "sessions show": Operation(
+        "One session: state, step, the number of its next operation, and what is saved.",
+        "sessions.life:SessionInput", "sessions.life:show_session", "sessions.lines:session_text", READ,
+        route="GET /api/v1/sessions/{session}", tenants=True,
+    ),
+    "sessions close": Operation(
+        "End a session with a checkpoint; its device is free then.",
+        "sessions.life:SessionInput", "sessions.life:close_session", "sessions.lines:session_text", RUN,
+        route="POST /api/v1/sessions/{session}/close", tenants=True,
+    ),
+    "sessions resume": Operation(
+        "Continue a session that has ended, failed or was killed, from its newest valid checkpoint.",
+        "sessions.life:ResumeSessionInput", "sessions.life:resume_session", "sessions.lines:session_text", RUN,
+        route="POST /api/v1/sessions/{session}/resume", status=202, tenants=True,
+    ),
+    "sessions forward": Operation(
+        "Score a batch of rows and keep its graph for one backward.",
+        "sessions.calls:ForwardInput", "sessions.calls:forward", "sessions.lines:reply_text", RUN,
+        route="POST /api/v1/sessions/{session}/forward", tenants=True,
+    ),
+    "sessions backward": Operation(
+        "Add the gradients of a forward, times a factor.",
+        "sessions.calls:BackwardInput", "sessions.calls:backward", "sessions.lines:reply_text", RUN,
+        route="POST /api/v1/sessions/{session}/backward", tenants=True,
+    ),
+    "sessions step": Operation(
+        "Clip the gradients, update the weights and the schedule.",
+        "sessions.calls:StepInput", "sessions.calls:step", "sessions.lines:reply_text", RUN,
+        route="POST /api/v1/sessions/{session}/step", tenants=True,
+    ),
+    "sessions zero-grad": Operation(
+        "Clear the gradients, and drop a graph that waits.",
+        "sessions.calls:ZeroGradInput", "sessions.calls:zero_grad", "sessions.lines:reply_text", RUN,
+        route="POST /api/v1/sessions/{session}/zero_grad", tenants=True,
+    ),
+    "sessions generate": Operation(
+        "Complete prompts with the weights as they are: text, tokens, and the log-probability of each.",
+        "sessions.calls:GenerateInput", "sessions.calls:generate", "sessions.lines:completions_text", RUN,
+        route="POST /api/v1/sessions/{session}/generate", tenants=True,
+    ),
+    "sessions logprobs": Operation(
+        "The log-probability of each token of a text, of messages or of tokens.",
+        "sessions.calls:LogprobsInput", "sessions.calls:logprobs", "sessions.lines:reply_text", RUN,
+        route="POST /api/v1/sessions/{session}/logprobs", tenants=True,
+    ),
+    "sessions save": Operation(
+        "Save the session's state, its weights, or the adapter or model for other programs, by a name.",
+        "sessions.calls:SaveInput", "sessions.calls:save", "sessions.lines:reply_text", RUN,
+        route="POST /api/v1/sessions/{session}/save", tenants=True,
+    ),
+    "sessions load": Operation(
+        "Take a saved state back, or its weights alone.",
+        "sessions.calls:LoadInput", "sessions.calls:load", "sessions.lines:reply_text", RUN,
+        route="POST /api/v1/sessions/{session}/load", tenants=True,
+    ),
+    "sessions result": Operation(
+        "The reply of an operation that was not waited for.",
+        "sessions.calls:ResultInput", "sessions.calls:show_result", "sessions.lines:reply_text", READ,
+        route="GET /api/v1/sessions/{session}/results/{op_seq}", tenants=True,
+    ),
+    "sessions output": Operation(
+        "Logits or hidden states that a forward has kept, as a safetensors file.",
+        "sessions.calls:OutputInput", "sessions.calls:read_output", "sessions.lines:output_text", READ,
+        route="GET /api/v1/sessions/{session}/outputs/{name}", tenants=True,
     ),
     "data preview": Operation(
         "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",
         "data:PreviewInput", "data.preview:preview", "data:preview_text", READ, part_renderer="data:raw_text",
         example="trainyard data preview chats.jsonl --base-model Qwen/Qwen3-4B --max-length 2048",
-        route="GET /api/v1/data/preview",
+        route="GET /api/v1/data/preview", heavy=True,
     ),
     "graph query": Operation(
         "Rows of one reading Cypher statement; values are given as parameters.",
         "graph:QueryInput", "graph:query_graph", "data:query_text", READ,
-        route="POST /api/v1/graph/query",
+        route="POST /api/v1/graph/query", heavy=True,
     ),
     "graph stats": Operation(
         "Count the documents, entities and relations of the knowledge graph.",
@@ -359,23 +446,23 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "graph export": Operation(
         "Write the knowledge graph as JSON lines, in the same order every time.",
-        "graph:ExportInput", "graph:export_graph", "data:exported_text", WRITE,
+        "graph:ExportInput", "graph:export_graph", "data:exported_text", RUN,
         local="It writes a file anywhere on this machine.",
     ),
     "nightly run": Operation(
         "Carry out one night: documents into the graph, full corpora into adapters; what is done is not done twice.",
-        "nights:RunNightInput", "night:run_once", "nights:night_text", WRITE,
+        "nights:RunNightInput", "night:run_once", "nights:night_text", RUN,
         local="A night takes up to two hours; over a network, run its deployment: POST /api/v1/runs.",
     ),
     "nightly simulate": Operation(
         "Simulate nights in which everything goes wrong, and check that nothing is lost, doubled or half done.",
-        "nights:SimulateInput", "night:simulate_nights", "nights:simulated_text", WRITE,
+        "nights:SimulateInput", "night:simulate_nights", "nights:simulated_text", RUN,
         local="It computes for minutes on all cores of this machine.",
     ),
     "nightly worker": Operation(
         "Poll for markers and train them on this machine, until it is stopped.",
         "nights:WorkerInput", "night:run_worker", "text:json_text", ADMIN,
-        local="It runs until it is stopped.",
+        local="It runs until it is stopped.", endless=True,
     ),
     "nightly status": Operation(
         "The last nights and the state of every marker.",
@@ -384,12 +471,12 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "corpus engineering": Operation(
         "Add the commits of a repository to a corpus: diff, message, review brief.",
-        "nights:EngineeringInput", "night:add_commits", "nights:added_text", WRITE,
+        "nights:EngineeringInput", "night:add_commits", "nights:added_text", RUN,
         local="It reads a repository anywhere on this machine.",
     ),
     "corpus apprenticeship": Operation(
         "Add corrections to a corpus: what the model said (shadow), and what a person vouches for (verdict).",
-        "nights:AddInput", "night:add_corrections", "nights:added_text", WRITE,
+        "nights:AddInput", "night:add_corrections", "nights:added_text", RUN,
         route="POST /api/v1/corpus/apprenticeship",
     ),
     "corpus status": Operation(
@@ -406,6 +493,32 @@ OPERATIONS: dict[str, Operation] = {
         "Train the starter model again, from the recipe and corpus of the shipped weights, and compare the two.",
         NOTHING, "starter:build", "adapters:record_text", ADMIN,
         local="It trains for minutes on all cores of this machine.",
+    ),
+    "tokens create": Operation(
+        "Make a token for the API: what it may do, for one tenant or for all; it is shown once.",
+        "callers.tokens:CreateTokenInput", "callers.tokens:create_token", "callers.tokens:new_token_text", ADMIN,
+        example="trainyard tokens create --name ci --scope run --days 90",
+        local="It prints a secret, which is written nowhere.",
+    ),
+    "tokens list": Operation(
+        "The tokens of the API: name, scope, tenant, when they expire.",
+        NOTHING, "callers.tokens:list_tokens", "callers.tokens:tokens_text", ADMIN,
+        route="GET /api/v1/tokens",
+    ),
+    "tokens revoke": Operation(
+        "Revoke a token, at once, also in a service that is running.",
+        "callers.tokens:RevokeTokenInput", "callers.tokens:revoke_token", "callers.tokens:revoked_text", ADMIN,
+        route="DELETE /api/v1/tokens/{name}",
+    ),
+    "audit list": Operation(
+        "What was changed, by whom, through what, and how it ended; the newest first.",
+        "callers.audit:AuditInput", "callers.audit:list_audit", "callers.tokens:audit_text", ADMIN,
+        route="GET /api/v1/audit",
+    ),
+    "audit verify": Operation(
+        "Check that no line of the audit log was changed or is missing.",
+        NOTHING, "callers.audit:verify_audit", "callers.tokens:audit_check_text", ADMIN,
+        route="GET /api/v1/audit/verify",
     ),
 }  # fmt: skip
 
@@ -425,10 +538,13 @@ GROUPS: dict[str, str] = {
     "chains": "Chains that are stored here, as numbered revisions that never change.",
     "data": "Data sets, before anything is trained on them.",
     "jobs": "Trainings: start, watch, pause, resume and cancel them.",
+    "sessions": "Step sessions: a model on a device, driven by eight verbs.",
     "graph": "The knowledge graph that nights write.",
     "nightly": "The night: documents into the graph, work into adapters.",
     "corpus": "What people did, as tuples that nights train on.",
     "renderers": "How conversations become tokens.",
+    "tokens": "Tokens of the API: who may ask this machine over a network, and for what.",
+    "audit": "The log of everything that changed something.",
     "starter": "The small model that everything runs with by default.",
 }
 """First word of operations -> what they are about, for words that are not an operation themselves."""

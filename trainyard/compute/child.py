@@ -31,6 +31,7 @@ import psutil
 
 from trainyard.errors import TrainyardError
 from trainyard.stores.files import translate_os_errors
+from trainyard.tracing import send_spans, span, trace_id
 from trainyard.workers.trainyard_worker.contract import (
     ERROR_FILE,
     EVENTS_FILE,
@@ -208,8 +209,10 @@ def child_contract(folder: Path) -> Iterator[Events]:
     try:
         reserve_error(folder)
         run = os.environ.get(RUN_VARIABLE)
-        events.emit("started", pid=os.getpid(), **({"run": run} if run else {}))
-        yield events
+        with span("child", folder=folder.name) as traceparent:
+            facts = {"run": run, "trace": trace_id(traceparent)} if run else {}
+            events.emit("started", pid=os.getpid(), **facts)
+            yield events
         events.emit("done")
         (folder / ERROR_RESERVE).unlink(missing_ok=True)
     except Stopped as stopped:
@@ -230,3 +233,4 @@ def child_contract(folder: Path) -> Iterator[Events]:
     finally:
         end_descendants()
         events.close()
+        send_spans()

@@ -25,6 +25,7 @@ from typing import Any
 import orjson
 import psutil
 
+from trainyard import tracing
 from trainyard.callbacks import ignore
 from trainyard.compute import child
 from trainyard.compute.events import Event, EventTail
@@ -192,6 +193,7 @@ def started(
 ) -> Iterator[tuple[subprocess.Popen[bytes], ProcessTree]]:
     """Yield the running child; its whole tree is gone when the block is left, also by an exception."""
     environment = {**child_environment(NO_BARS), **(env or {}), child.PARENT_VARIABLE: str(os.getpid())}
+    environment |= {tracing.VARIABLE: parent} if (parent := tracing.current_traceparent()) else {}
     with (folder / child.LOG_FILE).open("ab") as log:
         if run := environment.get(child.RUN_VARIABLE):
             log.write(f"{LOG_HEADER}{run}, {datetime.now(UTC).isoformat(timespec='seconds')}\n".encode())

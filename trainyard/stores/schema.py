@@ -41,6 +41,7 @@ KINDS: Mapping[str, StoredKind] = {
     "intent": StoredKind(("tenants/*/intent.json",)),
     "job": StoredKind(("jobs/*.json",)),
     "live": StoredKind(("adapters/*/*/live.json",)),
+    "logins": StoredKind(("access/logins.json",)),
     "marker": StoredKind(("tenants/*/markers/*.json*",)),
     "night": StoredKind(("tenants/*/nights/*/begun.json", "tenants/*/nights/*/report.json")),
     "night-watch": StoredKind(("services/night-watch.json",)),
@@ -48,8 +49,10 @@ KINDS: Mapping[str, StoredKind] = {
     "pin": StoredKind(("pins/*.json",)),
     "run": StoredKind(("runs/*/result.json",)),
     "service": StoredKind(("services/*.json", "services/started/*.json")),
+    "session": StoredKind(("sessions/*/session.json",)),
     "sweep": StoredKind(("sweeps/*/sweep.json",)),
     "timings": StoredKind(("timings/*.json",)),
+    "tokens": StoredKind(("access/tokens.json",)),
     "trained": StoredKind(("tenants/*/training/*/trained.json",)),
 }
 """Where the places of two kinds overlap, the first one counts. An object store's root is anywhere."""

@@ -49,7 +49,7 @@ def test_the_verbs_are_the_promised_ones() -> None:
     work = {"check", "plan", "run", "starter build"}
     adapters = {"list", "show", "convert", "promote", "rollback", "delete-version", "card", "merge", "push", "pull"}
     proofs = {"prove-resume", "renderers verify"}
-    graph = {"graph query", "graph stats", "graph export", "serve", "chat"}
+    graph = {"graph query", "graph stats", "graph export", "serve", "chat", "mcp"}
     trainers = {
         "backends",
         "backends install",
@@ -64,6 +64,7 @@ def test_the_verbs_are_the_promised_ones() -> None:
     nights = {"nightly run", "nightly simulate", "nightly worker", "nightly status"}
     sweeps = {"sweep", "sweep show", "sweep list", "sweep stop"}
     corpora = {"corpus engineering", "corpus apprenticeship", "corpus status"}
+    work |= {"tokens create", "tokens list", "tokens revoke", "audit list", "audit verify"}
     work |= {f"adapters {verb}" for verb in adapters}
     assert set(OPERATIONS) == stack | work | proofs | trainers | JOBS | CHAINS | graph | nights | corpora | sweeps
 

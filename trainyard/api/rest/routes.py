@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import carry_out, require_allowed
+from trainyard.api.invocation import carry_out, refuse_early, require_allowed
 from trainyard.api.operations import OPERATIONS, REQUESTS, Operation, route_of
 from trainyard.api.responses import Blob
 from trainyard.api.rest.bodies import read_request
@@ -25,10 +24,12 @@ from trainyard.api.rest.replays import Replays, read_key
 from trainyard.callbacks import ignore
 from trainyard.loading import load
 from trainyard.settings import Settings
+from trainyard.tracing import new_traceparent, span, trace_id
 
 Answer = Callable[[Request], Awaitable[Response]]
 Authenticate = Callable[[Request], Caller]
-TRACE_HEADER = "x-trace-id"
+TRACE_HEADER, TRACEPARENT = "x-trace-id", "trainyard.traceparent"
+"""The header with the correlation id of an answer, and where a request's traceparent is kept."""
 EVENTS_TYPE = "text/event-stream"
 STREAMS = "trainyard.api."
 MAX_WORKING = 32
@@ -47,12 +48,10 @@ class ApiParts:
 
 def trace_of(request: Request) -> str:
     """The correlation id of a request: the trace id of its `traceparent` (W3C Trace Context), or a new one."""
-    known: str | None = request.scope.get("trainyard.trace")
+    known: str | None = request.scope.get(TRACEPARENT)
     if known is None:
-        parts = request.headers.get("traceparent", "").split("-")
-        usable = len(parts) == 4 and len(parts[1]) == 32 and set(parts[1]) <= set("0123456789abcdef")
-        known = request.scope["trainyard.trace"] = parts[1] if usable else secrets.token_hex(16)
-    return known
+        known = request.scope[TRACEPARENT] = new_traceparent(request.headers.get("traceparent", ""))
+    return trace_id(known)
 
 
 def add_operations(app: FastAPI, service: ApiParts) -> None:
@@ -81,12 +80,24 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
     """What answers a route."""
 
     async def answer(request: Request) -> Response:
+        trace = trace_of(request)
+        with span(name, request.scope[TRACEPARENT]):
+            answered = await answer_within(request, trace)
+        answered.headers[TRACE_HEADER] = trace
+        return answered
+
+    async def answer_within(request: Request, trace: str) -> Response:
         caller = service.authenticate(request)
         context = Context(
-            service.settings, say=ignore, caller=caller, trace=trace_of(request), idempotency_key=read_key(request)
+            service.settings,
+            say=ignore,
+            caller=caller,
+            surface="rest",
+            trace=trace,
+            idempotency_key=read_key(request),
         )
         model = load(REQUESTS + operation.request)
-        require_allowed(name, model.model_construct(_fields_set=set()), context)  # before its body is read
+        refuse_early(name, model, context)
         given = await read_request(model, request, operation.body)
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
             require_allowed(name, given, context)

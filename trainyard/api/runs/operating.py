@@ -22,10 +22,11 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Scheduled,
 
 from trainyard.api.records import read_result
 from trainyard.api.runs.server import client
-from trainyard.api.runs.states import in_words, preempted, waits_for_trainer
+from trainyard.api.runs.states import in_words, preempted, run_state, waits_for_trainer
 from trainyard.api.training_logs import made_no_progress, note_preemption, saved_and_left
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings
+from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import name_run
 
 LEAVING_S = 20.0
@@ -50,6 +51,12 @@ def read_run(prefect: SyncPrefectClient, run_id: str) -> FlowRun:
             do="List the runs by `trainyard jobs list`.",
             code="E-JOB-NOT-FOUND",
         ) from error
+
+
+def state_of_run(run_id: str) -> JobState:
+    """Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
+    with client() as prefect:
+        return run_state(read_run(prefect, run_id).state)[0]
 
 
 def refused(run: FlowRun, verb: str, do: str) -> Conflict:

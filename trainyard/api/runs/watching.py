@@ -19,6 +19,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Scheduled
 from pydantic_core import to_jsonable_python
 
+from trainyard import tracing
 from trainyard.api.records import NodeResult, RunRecord, RunResult, read_result
 from trainyard.api.runs.operating import read_run
 from trainyard.api.runs.server import client
@@ -56,6 +57,7 @@ def start_run(
     other parameters.
     """
     environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
+    environment |= {tracing.VARIABLE: parent} if (parent := tracing.current_traceparent()) else {}
     state: State[Any] | None = without_trainer(waits) if waits else None
     with client() as prefect:
         deployment = find_deployment(prefect, name)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainyard.api.context import Context
-from trainyard.api.invocation import implementation_of, request_of
+from trainyard.api.invocation import carry_out, request_of
 from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS
 from trainyard.api.requests.fields import FieldError
 from trainyard.callbacks import ignore
@@ -87,7 +87,7 @@ def call_here(name: str, fields: dict[str, Any]) -> Any:
     Raises `InvalidInput` (`E-PARAMETER`) for a field that the operation does not take, and what the operation raises.
     """
     keep_files_private()
-    return implementation_of(name)(checked_request(name, fields), Context(settings(), say=ignore))
+    return carry_out(name, checked_request(name, fields), Context(settings(), say=ignore))
 
 
 def checked_request(name: str, fields: dict[str, Any]) -> Any:

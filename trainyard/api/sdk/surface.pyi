@@ -6,9 +6,11 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from trainyard.api.planning import ChainPlan
 from trainyard.api.records import RunResult
-from trainyard.api.responses import Record
+from trainyard.api.responses import Blob, Record
 from trainyard.api.verbs.adapters import AdapterRows, Converted
 from trainyard.api.verbs.backends import BackendTable
+from trainyard.api.verbs.callers.audit import AuditCheck, AuditRows
+from trainyard.api.verbs.callers.tokens import NewToken, Token, TokenList
 from trainyard.api.verbs.chains.check import CheckOutput
 from trainyard.api.verbs.chains.compare import Comparison
 from trainyard.api.verbs.chains.describe import ShownSchema, TemplateRows
@@ -27,7 +29,10 @@ from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
 from trainyard.api.verbs.proof import Proof
 from trainyard.api.verbs.serving.chat import ChatOutput
+from trainyard.api.verbs.serving.mcp import McpEnded
 from trainyard.api.verbs.serving.serve import Served
+from trainyard.api.verbs.sessions.calls import BackwardReply, ForwardReply, GenerateReply, LoadReply, LogprobsReply, Operated, ResultReply, SaveReply, StepReply
+from trainyard.api.verbs.sessions.life import SessionInfo, SessionList
 from trainyard.api.verbs.stack import DownOutput, EnvOutput, Migration, UpOutput
 from trainyard.api.verbs.sweeps.show import SweepList, SweepReport
 from trainyard.api.verbs.versions import Card, DeletedVersion, Merged, Promotion, Published, Pulled
@@ -41,45 +46,62 @@ from trainyard.spec.states import JobState
 from typing import Any, Literal
 
 class SweepOperations:
-    def __call__(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., trials: int = ..., metric: str | None = ..., direction: Literal['min', 'max'] | None = ..., scheduler: Literal['asha', 'none'] = ..., sampler: Literal['tpe', 'random', 'grid'] = ..., seed: int = ..., reduction: int = ..., first_rung: int | None = ..., parallel: int = ..., trainer: str | None = ..., name: str | None = ..., continued: str | None = ..., watch: bool = ...) -> SweepReport: ...  # write
+    def __call__(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., trials: int = ..., metric: str | None = ..., direction: Literal['min', 'max'] | None = ..., scheduler: Literal['asha', 'none'] = ..., sampler: Literal['tpe', 'random', 'grid'] = ..., seed: int = ..., reduction: int = ..., first_rung: int | None = ..., parallel: int = ..., trainer: str | None = ..., name: str | None = ..., continued: str | None = ..., watch: bool = ...) -> SweepReport: ...  # run
     def show(self, *, name: str, best: bool = ..., plot: bool = ...) -> SweepReport: ...  # read
     def list(self) -> SweepList: ...  # read
-    def stop(self, *, name: str) -> SweepReport: ...  # write
+    def stop(self, *, name: str) -> SweepReport: ...  # run
 
 class ChainsOperations:
     def list(self, *, name: str | None = ..., limit: int = ..., offset: int = ...) -> ChainList: ...  # read
-    def create(self, *, file: Path | None = ..., spec: dict[str, Any] = ...) -> ChainDetail: ...  # write
+    def create(self, *, file: Path | None = ..., spec: dict[str, Any] = ...) -> ChainDetail: ...  # run
     def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
-    def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # write
-    def delete(self, *, chain: str) -> DeletedChain: ...  # write
-    def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # write
+    def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # run
+    def delete(self, *, chain: str) -> DeletedChain: ...  # run
+    def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
     def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
 
 class AdaptersOperations:
     def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
     def show(self, *, name: str) -> Record: ...  # read
-    def convert(self, *, source: str, target: Path, to: Layout, base: str | None = ...) -> Converted: ...  # write
-    def promote(self, *, name: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # write
-    def rollback(self, *, role: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # write
-    def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # write
-    def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # write
+    def convert(self, *, source: str, target: Path, to: Layout, base: str | None = ...) -> Converted: ...  # run
+    def promote(self, *, name: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # run
+    def rollback(self, *, role: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # run
+    def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # run
+    def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
     def card(self, *, name: str, out: Path | None = ...) -> Card: ...  # read
-    def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # write
-    def pull(self, *, source: str, alias: str | None = ..., revision: str | None = ..., token_env: str = ...) -> Pulled: ...  # write
+    def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # run
+    def pull(self, *, source: str, alias: str | None = ..., revision: str | None = ..., token_env: str = ...) -> Pulled: ...  # run
 
 class BackendsOperations:
     def __call__(self, *, imports: bool = ...) -> BackendTable: ...  # read
     def install(self, *, names: tuple[BackendName | ServerName, ...] = ...) -> BackendTable: ...  # admin
 
 class JobsOperations:
-    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # write
+    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
     def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     def show(self, *, job: str) -> JobDetail: ...  # read
     def logs(self, *, job: str, follow: bool = ..., tail: int | None = ...) -> JobLog: ...  # read
     def metrics(self, *, job: str, node: str | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
-    def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # write
-    def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # write
-    def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # write
+    def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
+    def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
+    def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
+
+class SessionsOperations:
+    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
+    def list(self, *, limit: int = ...) -> SessionList: ...  # read
+    def show(self, *, session: str) -> SessionInfo: ...  # read
+    def close(self, *, session: str) -> SessionInfo: ...  # run
+    def resume(self, *, session: str, wait: bool = ...) -> SessionInfo: ...  # run
+    def forward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | dict[str, Any], ...] = ..., batch: dict[str, Any] = ..., tensors: bytes | None = ..., normalizer: float | None = ..., outputs: tuple[Literal['logits', 'hidden_states'], ...] = ...) -> ForwardReply: ...  # run
+    def backward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., forward_id: str, scale: float = ..., measure: bool = ...) -> BackwardReply: ...  # run
+    def step(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., max_grad_norm: float | None = ..., learning_rate: float | None = ..., metric: float | None = ...) -> StepReply: ...  # run
+    def zero_grad(self, *, session: str, op_seq: int | None = ..., wait: bool = ...) -> Operated: ...  # run
+    def generate(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., prompts: tuple[str | list[int] | dict[str, Any], ...], samples: int = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ..., seed: int = ..., stop_ids: tuple[int, ...] = ...) -> GenerateReply: ...  # run
+    def logprobs(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | list[int] | dict[str, Any], ...]) -> LogprobsReply: ...  # run
+    def save(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., name: str, kind: Literal['full', 'weights', 'result'] = ...) -> SaveReply: ...  # run
+    def load(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., name: str, optimizer: bool = ...) -> LoadReply: ...  # run
+    def result(self, *, session: str, op_seq: int, wait: bool = ...) -> ResultReply: ...  # read
+    def output(self, *, session: str, name: str) -> Blob: ...  # read
 
 class DataOperations:
     def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
@@ -87,17 +109,17 @@ class DataOperations:
 class GraphOperations:
     def query(self, *, cypher: str, parameters: dict[str, Any] = ..., graph: str = ...) -> QueryRows: ...  # read
     def stats(self, *, tenant: str | None = ..., graph: str = ...) -> GraphCounts: ...  # read
-    def export(self, *, tenant: str | None = ..., graph: str = ..., file: Path) -> Exported: ...  # write
+    def export(self, *, tenant: str | None = ..., graph: str = ..., file: Path) -> Exported: ...  # run
 
 class NightlyOperations:
-    def run(self, *, config: Path | None = ..., preset: str | None = ..., run: str | None = ..., again: bool = ...) -> NightReport: ...  # write
-    def simulate(self, *, nights: int = ..., seed: int = ..., inject: str | None = ..., processes: int | None = ..., campaign: int | None = ...) -> Simulated: ...  # write
+    def run(self, *, config: Path | None = ..., preset: str | None = ..., run: str | None = ..., again: bool = ...) -> NightReport: ...  # run
+    def simulate(self, *, nights: int = ..., seed: int = ..., inject: str | None = ..., processes: int | None = ..., campaign: int | None = ...) -> Simulated: ...  # run
     def worker(self, *, config: Path | None = ..., preset: str | None = ..., once: bool = ...) -> Worked: ...  # admin
     def status(self, *, config: Path | None = ..., preset: str | None = ...) -> NightStatus: ...  # read
 
 class CorpusOperations:
-    def engineering(self, *, repo: Path, bucket: str | None = ..., briefs: Path | None = ..., config: Path | None = ...) -> Added: ...  # write
-    def apprenticeship(self, *, action: Literal['add'] = ..., file: Path | None = ..., prompt: str | None = ..., shadow: str | None = ..., verdict: str | None = ..., bucket: str | None = ..., config: Path | None = ...) -> Added: ...  # write
+    def engineering(self, *, repo: Path, bucket: str | None = ..., briefs: Path | None = ..., config: Path | None = ...) -> Added: ...  # run
+    def apprenticeship(self, *, action: Literal['add'] = ..., file: Path | None = ..., prompt: str | None = ..., shadow: str | None = ..., verdict: str | None = ..., bucket: str | None = ..., config: Path | None = ...) -> Added: ...  # run
     def status(self, *, config: Path | None = ..., preset: str | None = ...) -> CorpusStatus: ...  # read
 
 class RenderersOperations:
@@ -106,19 +128,28 @@ class RenderersOperations:
 class StarterOperations:
     def build(self) -> Record: ...  # admin
 
+class TokensOperations:
+    def create(self, *, name: str, scope: Literal['read', 'run', 'admin'] = ..., tenant: str | None = ..., days: int = ...) -> NewToken: ...  # admin
+    def list(self) -> TokenList: ...  # admin
+    def revoke(self, *, name: str) -> Token: ...  # admin
+
+class AuditOperations:
+    def list(self, *, caller: str | None = ..., operation: str | None = ..., tenant: str | None = ..., outcome: str | None = ..., hours: float | None = ..., limit: int = ...) -> AuditRows: ...  # admin
+    def verify(self) -> AuditCheck: ...  # admin
+
 class Operations:
     def up(self, *, no_auth: bool = ...) -> UpOutput: ...  # admin
     def down(self) -> DownOutput: ...  # admin
     def demo(self) -> DemoResult: ...  # admin
     def env(self) -> EnvOutput: ...  # admin
     def doctor(self) -> Diagnosis: ...  # read
-    def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # write
+    def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # run
     def gc(self, *, days: int = ..., dry_run: bool = ...) -> Collected: ...  # admin
     def backup(self, *, file: Path, with_models: bool = ...) -> BackedUp: ...  # admin
     def restore(self, *, file: Path) -> Restored: ...  # admin
     def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
     def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
-    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # write
+    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> SweepOperations: ...
     def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read
@@ -126,18 +157,21 @@ class Operations:
     @property
     def chains(self) -> ChainsOperations: ...
     def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
-    def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # write
+    def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # run
     def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
-    def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # write
-    def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # write
-    def import_(self, *, source: Path, tool: Literal['axolotl', 'llamafactory', 'trl', 'unsloth', 'oumi', 'torchtune'] | None = ..., settings: dict[str, Any] = ..., without: tuple[str, ...] = ..., out: Path | None = ..., report: bool = ...) -> ImportOutput: ...  # write
-    def export(self, *, target: str, to: Literal['axolotl', 'llamafactory'], node: str | None = ..., out: Path | None = ...) -> ExportOutput: ...  # write
+    def mcp(self, *, scope: Literal['read', 'write', 'admin'] = ...) -> McpEnded: ...  # admin
+    def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # run
+    def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # run
+    def import_(self, *, source: Path, tool: Literal['axolotl', 'llamafactory', 'trl', 'unsloth', 'oumi', 'torchtune'] | None = ..., settings: dict[str, Any] = ..., without: tuple[str, ...] = ..., out: Path | None = ..., report: bool = ...) -> ImportOutput: ...  # run
+    def export(self, *, target: str, to: Literal['axolotl', 'llamafactory'], node: str | None = ..., out: Path | None = ...) -> ExportOutput: ...  # run
     @property
     def adapters(self) -> AdaptersOperations: ...
     @property
     def backends(self) -> BackendsOperations: ...
     @property
     def jobs(self) -> JobsOperations: ...
+    @property
+    def sessions(self) -> SessionsOperations: ...
     @property
     def data(self) -> DataOperations: ...
     @property
@@ -150,6 +184,10 @@ class Operations:
     def renderers(self) -> RenderersOperations: ...
     @property
     def starter(self) -> StarterOperations: ...
+    @property
+    def tokens(self) -> TokensOperations: ...
+    @property
+    def audit(self) -> AuditOperations: ...
 
 Call = Callable[[str, dict[str, Any]], Any]
 

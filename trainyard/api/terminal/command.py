@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trainyard.api.context import Context
-from trainyard.api.invocation import implementation_of, request_of
+from trainyard.api.invocation import carry_out, implementation_of, request_of
 from trainyard.api.operations import OPERATIONS, TEXTS
 from trainyard.inherited import keep_files_private
 from trainyard.loading import load
@@ -40,14 +40,16 @@ def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
     Raises `FieldError` for a value that the request does not take, and what the operation raises.
     """
     keep_files_private()
-    request, implementation = request_of(name, given), implementation_of(name)
+    request = request_of(name, given)
+    implementation_of(name)  # imported before collections of garbage, which would look at every new object
     gc.enable()
     progress = LateProgress()
     try:
         on_part = partial(print_part, name, as_json)
         reader = OPERATIONS[name].reader
         next_input = load(TEXTS + reader) if reader else None
-        result = implementation(request, Context(settings(), progress.say, progress.event, on_part, next_input))
+        context = Context(settings(), progress.say, progress.event, on_part, next_input, surface="cli")
+        result = carry_out(name, request, context)
     finally:
         progress.close()
     if not getattr(result, "streamed", False):

@@ -81,6 +81,10 @@ def sweep_names(_given: Sequence[str]) -> Iterator[str]:
     yield from sorted(one.parent.name for one in home_from_environment().glob("sweeps/*/sweep.json"))
 
 
+def session_ids(_given: Sequence[str]) -> Iterator[str]:
+    yield from sorted(one.parent.name for one in home_from_environment().glob("sessions/*/session.json"))
+
+
 def template_presets(given: Sequence[str]) -> Iterator[str]:
     """Presets of the template that was given, or of all: deployments/presets/TEMPLATE.PRESET.yaml."""
     pairs = [one.split(".", 1) for one in sorted(presets()) if "." in one]
@@ -114,6 +118,7 @@ KNOWN: dict[str, Callable[[Sequence[str]], Iterator[str]]] = {
     "night preset": night_presets,
     "preset": template_presets,
     "sweep": sweep_names,
+    "session": session_ids,
     "run": recent_runs,
     "schema": schemas,
     "template": templates,

@@ -59,7 +59,7 @@ from trainyard.train.served_teacher import ServedTeacher
 from trainyard.train.session.determinism import refusal_of
 from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import Session, TrainState
-from trainyard.train.stages.contract import Scores, StageSpec
+from trainyard.train.stages.contract import Batch, Scores, StageSpec
 from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded, TokenLedger, require_targets
 
@@ -142,9 +142,11 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     cut = keep_layout(folder, cut)
     plan = make_plan(examples, cut, stage)
     feed = Feed(prepared.examples, plan, stage, int(prepared.tokenizer.pad_token_id))
-    precision = frame.decide_precision(job, device, folder, first_step(policy, feed, device))
+    precision = frame.decide_precision(
+        job, device, folder, first_step(policy, feed.batch(feed.plan.steps(0)[0][0]), device)
+    )
     total = frame.total_steps(config.hyperparameters, plan.steps_per_epoch)
-    decided = RunPlan(total, precision.precision, choose_head(job, policy, cut))
+    decided = RunPlan(total, precision.precision, choose_head(job, policy, cut.budget))
     if team is not None:
         team.broadcast_command(PLAN, asdict(decided))
     session = open_session(job, policy, prepared.tokenizer, decided, place=(device, folder / "session"), team=team)
@@ -354,8 +356,8 @@ def capability(device: str) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability() if device == "cuda" else None
 
 
-def choose_head(job: TrainingJob, policy: Policy, cut: Cut) -> Head:
-    """The output layer as asked for; `auto` keeps all logits while they are small."""
+def choose_head(job: TrainingJob, policy: Policy, positions: int) -> Head:
+    """The output layer as asked for; `auto` keeps all logits of so many positions while they are small."""
     asked = job.config.engine.head
     if job.config.stage.facts.compares_logits:
         return Head.FULL
@@ -363,7 +365,7 @@ def choose_head(job: TrainingJob, policy: Policy, cut: Cut) -> Head:
         require_head(Head(asked), str(policy.model.device.type))
         return Head(asked)
     vocabulary = policy.model.config.get_text_config().vocab_size
-    return Head.CHUNKED if cut.budget * vocabulary > LOGITS_AT_ONCE else Head.FULL
+    return Head.CHUNKED if positions * vocabulary > LOGITS_AT_ONCE else Head.FULL
 
 
 def reference_scores(session: Session, feed: Feed) -> list[dict[str, float]]:
@@ -377,9 +379,9 @@ def reference_scores(session: Session, feed: Feed) -> list[dict[str, float]]:
     return found
 
 
-def first_step(policy: Policy, feed: Feed, device: str) -> Callable[[bool], None]:
-    """Forward and backward over the first batch, in bf16 or not."""
-    batch = {name: value.to(device) for name, value in feed.batch(feed.plan.steps(0)[0][0]).items()}
+def first_step(policy: Policy, batch: Batch, device: str) -> Callable[[bool], None]:
+    """Forward and backward over a batch, in bf16 or not."""
+    batch = {name: value.to(device) for name, value in batch.items()}
     given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
 
     def step(bf16: bool) -> None:

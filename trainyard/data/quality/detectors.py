@@ -123,7 +123,7 @@ SERVICES = {
     "SK key-": r"[0-9a-f]{32}", "SG.": r"[\w-]{16,32}\.[\w-]{32,64}", "npm_": r"[A-Za-z0-9]{36}",
     "pypi-": r"AgE[\w-]{50,1000}", "dop_v1_": r"[0-9a-f]{64}", "dapi": r"[0-9a-f]{32}(?:-\d)?",
     "shpat_ shpss_": r"[0-9a-fA-F]{32}", "gsk_ ntn_": r"[A-Za-z0-9]{40,60}", "xai-": r"[A-Za-z0-9]{60,100}",
-    "r8_": r"[A-Za-z0-9]{37}", "hvs.": r"[\w-]{24,300}", "lin_api_": r"[A-Za-z0-9]{32,64}",
+    "ty_": r"[\w-]{43}", "r8_": r"[A-Za-z0-9]{37}", "hvs.": r"[\w-]{24,300}", "lin_api_": r"[A-Za-z0-9]{32,64}",
     "eyJ": r"[\w-]{8,1000}\.eyJ[\w-]{8,2000}\.[\w-]{16,}",
 }  # fmt: skip
 """Prefixes of services' keys -> what follows them. A token begins where no letter or digit precedes it."""

@@ -123,8 +123,9 @@ class Row:
     instead: str
     chained: bool = False
     """Looks at other nodes too; not asked where an error elsewhere makes the inputs unknowable."""
-    scope: Literal["spec", "run", "words"] = "spec"
-    """When it is asked: of a chain, of a chain on this machine, of plain values that no spec has a place for."""
+    scope: Literal["spec", "run", "words", "session"] = "spec"
+    """When it is asked: of a chain, of a chain on this machine, of plain values that no spec has a place for, of the
+    settings of a step session."""
 
 
 def listed(values: Iterable[object]) -> str:

@@ -13,6 +13,7 @@ from trainyard.spec.compat.engine import ENGINE_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.compat.launch import LAUNCH_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
+from trainyard.spec.compat.session import SESSION_ROWS
 from trainyard.spec.compat.training import CHANGING_ROWS, ROLLOUT_ROWS, TEACHER_ROWS, TRAINER_ROWS
 from trainyard.spec.compat.words import WORD_ROWS
 from trainyard.spec.ports import Wiring
@@ -20,6 +21,7 @@ from trainyard.spec.ports import Wiring
 ROWS: tuple[Row, ...] = (
     *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *BACKEND_ROWS, *TRAINER_ROWS, *CHANGING_ROWS, *ENGINE_ROWS,
     *LAUNCH_ROWS, *ROLLOUT_ROWS, *TEACHER_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
+    *SESSION_ROWS,
 )  # fmt: skip
 """Every refused combination."""
 
@@ -32,3 +34,8 @@ def spec_reasons(chain: ResolvedChain, wiring: Wiring, unclear: Set[str] = froze
 def run_reasons(chain: ResolvedChain, facts: RunFacts) -> list[Reason]:
     """Every reason why an accepted chain cannot run here and now."""
     return apply_rows(ROWS, "run", View(chain, Wiring(), facts), frozenset())
+
+
+def session_reasons(chain: ResolvedChain) -> list[Reason]:
+    """Every reason why no session can have the settings of these trainers."""
+    return apply_rows(ROWS, "session", View(chain, Wiring()), frozenset())

@@ -16,6 +16,8 @@ TENANT_TAG, TRACE_TAG = "tenant:", "trace:"
 """Prefixes of the tags that say whose a run is, and which request started it."""
 ID_BYTES = 6
 JOB_ID = re.compile(rf"job-[0-9a-f]{{{2 * ID_BYTES}}}")
+SESSION_ID = re.compile(rf"session-[0-9a-f]{{{2 * ID_BYTES}}}")
+"""Of a step session; a tag of its runs, too."""
 
 
 def draw_job_id() -> str:
@@ -51,5 +53,6 @@ def tenant_of(tags: Iterable[str]) -> str:
 
 
 def is_reserved(tag: str) -> bool:
-    """Whether a tag says what Trainyard itself decides: that a run is a job, which one, and whose."""
-    return tag == JOB_TAG or tag.startswith((TENANT_TAG, TRACE_TAG)) or JOB_ID.fullmatch(tag) is not None
+    """Whether a tag says what Trainyard itself decides: that a run is a job or a session, which one, and whose."""
+    named = JOB_ID.fullmatch(tag) or SESSION_ID.fullmatch(tag)
+    return tag == JOB_TAG or tag.startswith((TENANT_TAG, TRACE_TAG)) or named is not None

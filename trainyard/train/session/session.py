@@ -37,6 +37,7 @@ from trainyard.train.optimizers import on_eval, on_train
 from trainyard.train.resume import snapshot as snapshots
 from trainyard.train.resume import state
 from trainyard.train.resume.snapshot import Snapshot
+from trainyard.train.resume.streams import Sealer
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.determinism import strict_kernels
 from trainyard.train.session.generators import OwnGenerators, draw_own
@@ -89,9 +90,12 @@ class Session:
         self.stale = False
         self.global_step = 0
         self.skipped = 0
-        self._forwards = 0
+        self.num_forwards = 0
+        """Passes so far; their ids are counted by it."""
         self._pending: tuple[str, torch.Tensor] | None = None
         self._replies = Replies()
+        self.sealer: Sealer | None = None
+        """The key of the states that `save` writes."""
         if engine.stage.head == "causal":
             self.parallelism.run(engine.model, require_known_logits)
         stage = engine.config.stage
@@ -198,7 +202,7 @@ class Session:
         on_device = {name: value.to(engine.device, non_blocking=True) for name, value in batch.items()}
         if "labels" not in batch:
             found = self._outputs(on_device, outputs or ("logits",), inline)
-            self._forwards += 1
+            self.num_forwards += 1
             return Forward("", torch.tensor(math.nan), 0, {}, found)
         units = engine.stage.units(batch)
         if not units:
@@ -215,8 +219,8 @@ class Session:
             scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
             total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
         loss = total / (normalizer if normalizer is not None else units)
-        self._forwards += 1
-        self._pending = (f"forward-{self._forwards}", loss)
+        self.num_forwards += 1
+        self._pending = (f"forward-{self.num_forwards}", loss)
         return Forward(self._pending[0], loss.detach(), units, metrics, found)
 
     def _reference_scores(self, batch: Batch) -> Scores | None:
@@ -263,7 +267,7 @@ class Session:
             found = self.parallelism.run(self.engine.model, lambda model: read_outputs(model, batch, names))
         if not self.parallelism.leading:
             return {}
-        at = self.folder / "outputs" / f"forward-{self._forwards + 1}"
+        at = self.folder / "outputs" / f"forward-{self.num_forwards + 1}"
         return {
             name: hand_out(name, value, at.with_name(f"{at.name}-{name}.safetensors"), inline=inline)
             for name, value in found.items()
@@ -365,15 +369,15 @@ class Session:
 
     def _save(self, name: str, kind: str) -> dict[str, Any]:
         if kind != "weights":
-            return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind)
+            return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind, self.sealer)
         self.show_served()
         try:
-            return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind)
+            return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind, self.sealer)
         finally:
             self.show_trained()
 
     def _load(self, name: str, optimizer: bool) -> dict[str, Any]:
-        snapshot, facts = snapshots.load_snapshot(self.folder, name)
+        snapshot, facts = snapshots.load_snapshot(self.folder, name, self.sealer)
         if optimizer:
             snapshots.require_whole(snapshot, name)
             snapshots.require_same(snapshot, self.identity())
@@ -461,6 +465,11 @@ class Session:
     def drop_reference(self) -> None:
         """Free the frozen reference, when its scores are known for every example."""
         self.engine.reference = None
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether a forward waits for its backward; a saved state does not contain its graph."""
+        return self._pending is not None
 
     # Surroundings
 

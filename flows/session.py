@@ -1,0 +1,106 @@
+"""The flow behind `session/worker`: one step session, open until it is closed or nobody calls it.
+
+It holds a device as a trainer does, and supervises the process that answers the calls. Those go to that process
+directly: Prefect decides when a session begins, and sees how it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import Pause
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
+
+from flows.endings import interruptible, schedule_again, server_state
+from trainyard.api.runs.control import wanted_by
+from trainyard.api.runs.slots import device_slots
+from trainyard.backends.results import TrainingStopped, unless_stopped
+from trainyard.backends.sessions.records import (
+    SessionState,
+    folder_of_session,
+    read_record,
+    write_status,
+)
+from trainyard.backends.sessions.running import ending, error_of, run_session
+from trainyard.compute.child import RUN_VARIABLE
+from trainyard.compute.events import Event
+from trainyard.compute.lease import job_lock
+from trainyard.compute.supervise import DesiredState, Outcome, Status
+from trainyard.errors import TrainyardError
+from trainyard.inherited import keep_files_private
+from trainyard.settings import settings
+from trainyard.stores.base_models.hub import download_model
+from trainyard.stores.models import resolve_model
+
+
+@flow(name="session", persist_result=True, validate_parameters=True, log_prints=False)
+async def session(session_id: str) -> State[Any]:
+    """Open a step session that was created by `trainyard sessions create`, and end with it.
+
+    Args:
+        session_id: Its id.
+    """
+    keep_files_private()
+    run_id, logger = str(flow_run.id), get_run_logger()
+    os.environ[RUN_VARIABLE] = run_id
+
+    def note(event: Event) -> None:
+        if event["event"] in ("warning", "restart"):
+            logger.warning("%s", event.get("text") or event)
+
+    with interruptible():
+        try:
+            outcome = await asyncio.to_thread(hold_open, session_id, run_id, note)
+        except TrainingStopped as stopped:
+            return await stop(run_id, stopped.reason, stopped.what)
+        except TrainyardError as error:
+            return Failed(message=str(error))
+        if outcome.status is Status.FAILED:
+            return Failed(message=str(error_of(outcome)))
+        _, why = ending(outcome)
+        if outcome.status is Status.STOPPED and why in set(DesiredState):
+            return await stop(run_id, why, "The session has saved and ended.")
+        return Completed(message=f"The session has saved and ended: {why}.", data={"session": session_id})
+
+
+def hold_open(session_id: str, run_id: str, note: Any) -> Outcome:
+    """Wait for the device, then run the session's process to its end; on one thread, which outlives that process.
+
+    Raises `TrainingStopped` for a run that is stopped while it waits.
+    """
+    own, wanted = settings(), wanted_by(run_id)
+    record, folder = read_record(own, session_id), folder_of_session(own, session_id)
+    lock = job_lock(own, folder, run=run_id, give_up=lambda: wanted() is not DesiredState.RUN)
+    with unless_stopped(lock, wanted, "The run was stopped while another one has the session."):
+        write_status(folder, SessionState.PENDING, "waiting for the device", run_id)
+        try:
+            with device_slots(own, 1, run=run_id, wanted=wanted) as devices:
+                base = record.config.base_model or own.default_base_model
+                if resolve_model(base, own).path is None:
+                    write_status(folder, SessionState.PENDING, f"downloading {base}", run_id)
+                    download_model(base, own)
+                return run_session(record, own, devices=devices, run=run_id, wanted=wanted, on_event=note)
+        except TrainingStopped as stopped:
+            write_status(folder, SessionState.ENDED, stopped.reason, run_id)
+            raise
+        except TrainyardError as error:
+            write_status(folder, SessionState.FAILED, f"{error.code}: {error.what}", run_id)
+            raise
+
+
+async def stop(run_id: str, reason: str, words: str) -> State[Any]:
+    """The state of a run that was cancelled; one that was paused or preempted leaves its state to who did it.
+
+    Raises Prefect's `Pause`.
+    """
+    if reason == DesiredState.PREEMPT:
+        raise Pause(state=await schedule_again(run_id, words))
+    found = await server_state(run_id)
+    if reason == DesiredState.PAUSE and found is not None and found.type is StateType.PAUSED:
+        raise Pause(state=found)
+    return Cancelled(message=words)

@@ -1,0 +1,112 @@
+"""What the audit log says of an operation: who asked for it, through what, with which values, and how it ended.
+
+An operation that changes nothing (scope read, or a GET) has no entry. One that a caller of this machine asks for has
+one line, when it has ended. One that comes over a network has a line before it begins, too: without it nothing is done,
+and a service that is killed in the middle leaves an entry that is `unfinished`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from trainyard.api.access.secrets import cut, redact_value
+from trainyard.api.context import Context
+from trainyard.api.operations import OPERATIONS, Scope
+from trainyard.errors import Denied, TrainyardError
+from trainyard.settings import Settings
+from trainyard.stores.access.audit import AuditLog
+
+REQUEST_TARGETS = ("job", "name", "role", "target", "adapter", "chain", "session", "run", "source")
+RESPONSE_TARGETS = ("job", "run_id", "id", "session", "version", "name", "chain")
+"""Fields that name what an operation is about, or what it made."""
+MAX_FIELDS_BYTES = 8 << 10
+LOGS: dict[Path, AuditLog] = {}
+"""One for each folder of this process, which remembers when it flushed."""
+
+
+def log_of(home: Path) -> AuditLog:
+    folder = home / "audit"
+    return LOGS.setdefault(folder, AuditLog(folder))
+
+
+@dataclass
+class AuditEntry:
+    """The lines about one call of an operation."""
+
+    operation: str
+    request: BaseModel
+    context: Context
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    begun: float = field(default_factory=time.time)
+
+    def begin(self) -> None:
+        """Say that it begins, for a caller over a network. Raises on the disk: then nothing may be done."""
+        if self.context.caller.remote:
+            log_of(self.context.settings.home).append(self.line("begun"), flush=self.is_admins)
+
+    def end(self, response: object = None, error: BaseException | None = None) -> None:
+        """Say how it ended. It has happened: a log that cannot be written is reported and changes nothing.
+
+        Without a home, as after a `restore` that failed, nothing has happened.
+        """
+        if not self.context.settings.home.is_dir():
+            return
+        outcome = "done" if error is None else "denied" if isinstance(error, Denied) else "failed"
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            outcome = "stopped"
+        more = {
+            "outcome": outcome,
+            "code": error.code if isinstance(error, TrainyardError) else type(error).__name__ if error else "",
+            "seconds": round(time.time() - self.begun, 3),
+            "targets": targets_of(self.request, REQUEST_TARGETS) | targets_of(response, RESPONSE_TARGETS),
+        }
+        try:
+            log_of(self.context.settings.home).append(self.line("ended") | more, flush=self.is_admins)
+        except (OSError, TrainyardError) as problem:
+            logging.getLogger(__name__).error("%s", problem)
+            self.context.say(f"{self.operation} is not in the audit log: {problem}")
+
+    def line(self, phase: str) -> dict[str, Any]:
+        caller, shown = self.context.caller, redact_value(self.request)
+        text = json.dumps(shown, sort_keys=True)
+        return {
+            "id": self.id,
+            "phase": phase,
+            "time": round(self.begun, 3),
+            "caller": caller.name,
+            "tenant": caller.tenant,
+            "surface": self.context.surface,
+            "operation": self.operation,
+            "request": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "fields": shown if len(text) <= MAX_FIELDS_BYTES else f"{len(text):,} characters",
+            "trace": cut(self.context.trace),
+        }
+
+    @property
+    def is_admins(self) -> bool:
+        """Whether its lines go to the disk at once."""
+        return OPERATIONS[self.operation].scope is Scope.ADMIN
+
+
+def record_event(settings: Settings, event: str, caller: str, trace: str, error: TrainyardError | None = None) -> None:
+    """A line about a login or a logout, which are not operations."""
+    line = {
+        "id": secrets.token_hex(8), "phase": "ended", "time": round(time.time(), 3), "caller": caller, "tenant": "",
+        "surface": "rest", "operation": event, "request": "", "fields": {}, "trace": cut(trace),
+        "outcome": "denied" if error else "done", "code": error.code if error else "", "seconds": 0.0, "targets": {},
+    }  # fmt: skip
+    log_of(settings.home).append(line)
+
+
+def targets_of(value: object, names: tuple[str, ...]) -> dict[str, str]:
+    found = {name: getattr(value, name, None) for name in names}
+    return {name: cut(str(one)) for name, one in found.items() if isinstance(one, str | Path) and one != ""}

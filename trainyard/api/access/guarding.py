@@ -1,0 +1,152 @@
+"""A guard in front of a server: it refuses requests unless a program sent them, or a page of the server's own.
+
+It is an ASGI app around another, and checks HTTP requests and websockets first, without an answer of that app:
+
+    Host              a loopback name, one that the operator named, or that of an origin that the operator named: a page
+                      may point a name of its own at 127.0.0.1, but cannot choose the Host header
+    Origin            that of the page's own server, or one that the operator named
+    Sec-Fetch-Site    requests of other origins without an Origin (pictures, scripts, frames); a link may be followed
+    Content-Type      JSON for every body, or another type that no form can send: browsers send other types without
+                      asking the server first
+
+It is in front of Prefect's server and of the service; each gives the shape of its refusals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+JSON_TYPE = "application/json"
+POLICY_VIOLATION = 1008
+"""Close code of a websocket (RFC 6455, 7.4.1)."""
+ANSWER_HEADERS = (
+    (b"content-security-policy", b"frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""A page of another origin may neither show these pages in a frame nor load their parts."""
+Rows = Iterable[tuple[bytes, bytes]]
+
+
+class Refusal(NamedTuple):
+    """The answer instead of the app's."""
+
+    status: int
+    code: str
+    text: str
+
+
+class RefusalBody(NamedTuple):
+    """A body, and its media type."""
+
+    body: bytes
+    media_type: str
+
+
+class Guard:
+    """An ASGI app that refuses requests unless a program sent them, or a page of one of its own origins."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        origins: Iterable[str],
+        worded: Callable[[Refusal], RefusalBody],
+        *,
+        names: Iterable[str] = (),
+        types: Iterable[str] = (JSON_TYPE,),
+        headers: Rows = ANSWER_HEADERS,
+    ) -> None:
+        """`worded` is the shape of a refusal; `names` are allowed in the Host header, `types` for bodies."""
+        self.app, self.worded = app, worded
+        self.origins = frozenset(origins)
+        called = {name_of(urlsplit(origin).netloc) for origin in self.origins}
+        self.names = LOOPBACK_NAMES | called | {name.lower() for name in names}
+        self.types, self.headers = tuple(types), tuple(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return await self.app(scope, receive, send)
+        refusal = self.refusal(scope)
+        if refusal is None:
+            return await self.app(scope, receive, self.with_headers(send) if scope["type"] == "http" else send)
+        if scope["type"] == "websocket":
+            await receive()
+            return await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": refusal.code})
+        await send_answer(self.with_headers(send), refusal.status, self.worded(refusal))
+
+    def refusal(self, scope: Scope) -> Refusal | None:
+        """Why a request is not passed on; None if it is."""
+        headers = Headers(scope)
+        host = headers.only("host")
+        if host is None or name_of(host) not in self.names:
+            return Refusal(400, "E-REQUEST-REFUSED", "This server is not called so. Open it as 127.0.0.1 or localhost.")
+        if headers.has("origin"):
+            origin = headers.only("origin")
+            if origin not in self.origins and origin != f"{secure_or_not(scope)}://{host.lower()}":
+                return Refusal(403, "E-REQUEST-REFUSED", "A page of another origin may not speak with this server.")
+        elif headers.only("sec-fetch-site") in ("cross-site", "same-site") and not follows_link(scope, headers):
+            return Refusal(403, "E-REQUEST-REFUSED", "A page of another site may not load this.")
+        has_body = headers.has("transfer-encoding") or headers.only("content-length") not in (None, "0")
+        if scope["type"] == "http" and scope["method"] not in READING and has_body:
+            given = (headers.only("content-type") or "").partition(";")[0].strip().lower()
+            if given not in self.types:
+                wanted = " or ".join(self.types)
+                return Refusal(415, "E-REQUEST-REFUSED", f"Send JSON with the header Content-Type: {wanted}.")
+        return None
+
+    def with_headers(self, send: Send) -> Send:
+        """Add our headers to an answer, unless the app has set them itself."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = list(message.get("headers", ()))
+                names = {key.lower() for key, _ in given}
+                more = [row for row in self.headers if row[0] not in names]
+                message = {**message, "headers": [*given, *more]}
+            await send(message)
+
+        return sending
+
+
+class Headers:
+    """The headers of a request; one that occurs twice counts as unusable."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.rows: list[tuple[bytes, bytes]] = list(scope["headers"])
+
+    def has(self, name: str) -> bool:
+        return any(key == name.encode() for key, _ in self.rows)
+
+    def only(self, name: str) -> str | None:
+        found = [value.decode("latin-1") for key, value in self.rows if key == name.encode()]
+        return found[0] if len(found) == 1 else None
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header, without its port: `[::1]:4200` is `[::1]`."""
+    name, colon, port = host.lower().rpartition(":")
+    return name if colon and port.isdecimal() else host.lower()
+
+
+def secure_or_not(scope: Scope) -> str:
+    """The scheme of a page of this server: that of the connection, or of the proxy's."""
+    return "https" if scope.get("scheme") in ("https", "wss") else "http"
+
+
+def follows_link(scope: Scope, headers: Headers) -> bool:
+    """Return whether a browser opens a page because a link was followed: the other page is gone then."""
+    opens = headers.only("sec-fetch-mode") == "navigate" and headers.only("sec-fetch-dest") == "document"
+    return opens and scope.get("method") == "GET"
+
+
+async def send_answer(send: Send, status: int, answer: RefusalBody, headers: Rows = ()) -> None:
+    """Send a whole answer, as an ASGI app does."""
+    rows = [(b"content-type", answer.media_type.encode()), (b"content-length", str(len(answer.body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*rows, *headers]})
+    await send({"type": "http.response.body", "body": answer.body})

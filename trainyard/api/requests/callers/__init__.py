@@ -1,0 +1,1 @@
+"""Requests about who may ask for what, and what was asked for."""

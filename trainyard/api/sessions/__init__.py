@@ -1,0 +1,1 @@
+"""Step sessions for callers: created, found, called and closed."""

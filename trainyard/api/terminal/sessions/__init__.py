@@ -1,0 +1,1 @@
+"""Step sessions as text."""

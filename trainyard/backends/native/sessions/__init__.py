@@ -1,0 +1,1 @@
+"""The child of a step session: one `Session` behind a socket."""

@@ -1,0 +1,228 @@
+"""From what a call contains to a batch: rows rendered by the stage, lists of numbers, or tensors (imports torch).
+
+What comes from a caller is checked before the model sees it: an id above the vocabulary or a mask of another shape
+would end a process on a GPU, and with it the session.
+
+Shapes: B rows, T positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import safetensors.torch
+import torch
+from jinja2.exceptions import TemplateError
+from torch.nn.utils.rnn import pad_sequence
+
+from trainyard.data.formats.shapes import Normaliser, detect
+from trainyard.data.quarantine import BadRow
+from trainyard.data.renderers.rendering import Renderer
+from trainyard.data.rows import PreferenceRow, TextRow, chosen_side
+from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.spec.axes.data import DataFormat, Port
+from trainyard.train.head import IGNORED
+from trainyard.train.session.session import Session
+from trainyard.train.stages.contract import Batch
+from trainyard.train.tokens import require_targets
+
+IDS, MASK, LABELS = "input_ids", "attention_mask", "labels"
+MOST_ROWS = 4096
+MOST_SIDE_TENSORS = 64
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What turns the content of calls into tokens: the session's tokenizer, template, stage and config."""
+
+    session: Session
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        return Renderer(self.session.engine.tokenizer)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        return int(self.session.engine.model.get_input_embeddings().weight.shape[0])
+
+    @property
+    def pad_id(self) -> int:
+        return int(self.session.engine.tokenizer.pad_token_id)
+
+    def batch(self, given: Mapping[str, Any], body: bytes) -> Batch:
+        """The batch of a `forward`: of exactly one of rows, batch and tensors. Raises `InvalidInput` (`E-STEP`)."""
+        named = [
+            name
+            for name, there in (("rows", given.get("rows")), ("batch", given.get("batch")), ("tensors", body))
+            if there
+        ]
+        if len(named) != 1:
+            raise InvalidInput(
+                f"A forward takes one of rows, batch and tensors, and got {' and '.join(named) or 'none'}.",
+                do="Give the rows of one batch, in one of the three forms.", code="E-STEP",
+            )  # fmt: skip
+        if named == ["rows"]:
+            return self.rows(given["rows"])
+        return self.checked(read_tensors(body) if body else self.from_lists(given["batch"]))
+
+    def rows(self, records: Sequence[Any]) -> Batch:
+        """Rows of the stage's data, rendered and labelled as a training does it.
+
+        Raises `InvalidInput`: `E-DATA-FORMAT` for a row in no known form, `E-DATA-EMPTY` where nothing is learned.
+        """
+        stage, config = self.session.engine.stage, self.session.engine.config
+        require_count(len(records))
+        examples, ledger = stage.encode(self.parsed(records), self.session.engine.tokenizer, config)
+        require_targets(ledger)
+        return self.checked(stage.collate(list(examples), self.pad_id))
+
+    def parsed(self, records: Sequence[Any]) -> list[Any]:
+        facts = self.session.engine.stage.facts
+        if Port.TEXT in facts.ports and all(isinstance(one, dict) and set(one) == {"text"} for one in records):
+            return [TextRow(str(one["text"])) for one in records]
+        normalise = Normaliser(detect(records, DataFormat.AUTO, "the rows of this call"))
+        found, port = [], normalise.detected.shape.port
+        for index, record in enumerate(records):
+            try:
+                row, _ = normalise(record)
+            except BadRow as bad:
+                raise InvalidInput(
+                    f"Row {index} cannot be read: {bad.detail}.",
+                    do="Correct it, or leave it out.",
+                    code="E-DATA-FORMAT",
+                ) from bad
+            found.append(row)
+        if port in facts.ports:
+            return found
+        if port in facts.instead:
+            return [chosen_side(row) for row in found if isinstance(row, PreferenceRow)]
+        raise InvalidInput(
+            f"Stage {self.session.engine.config.stage} does not learn from {port.value} rows.",
+            do=f"Give {' or '.join(one.value for one in facts.ports)} rows; docs/formats.md shows each.",
+            code="E-DATA-FORMAT",
+        )
+
+    def from_lists(self, lists: Mapping[str, Any]) -> Batch:
+        """Lists of numbers as tensors; ragged rows are filled up on the right, and masked."""
+        if IDS not in lists:
+            raise invalid(f"has no {IDS}")
+        batch = {name: self.tensor_of(name, values) for name, values in lists.items()}
+        if MASK not in batch and is_ragged(lists[IDS]):
+            batch[MASK] = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in lists[IDS]], batch_first=True)
+        return batch
+
+    def tensor_of(self, name: str, values: Any) -> torch.Tensor:
+        fill = self.pad_id if name.endswith(IDS) else IGNORED if name.endswith(LABELS) else 0
+        try:
+            if is_ragged(values):
+                return pad_sequence([torch.tensor(row) for row in values], batch_first=True, padding_value=fill)
+            return torch.tensor(values)
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+            raise invalid(f"has a {name} that is not a list of numbers: {error}") from error
+
+    def checked(self, batch: Batch) -> Batch:
+        """The batch, if the model can take it."""
+        if IDS not in batch:
+            raise invalid(f"has no {IDS}")
+        shape = batch[IDS].shape
+        if len(shape) != 2 or not batch[IDS].numel():
+            raise invalid(f"has {IDS} of the shape {tuple(shape)}, and needs rows of tokens (B, T)")
+        require_count(shape[0])
+        context = self.session.context
+        if context is not None and shape[1] > context:
+            raise LimitExceeded(
+                f"A row has {shape[1]:,} tokens, and the model sees {context:,}.", do="Cut it.", code="E-LIMIT"
+            )
+        return {name: self.checked_tensor(name, value, shape) for name, value in batch.items()}
+
+    def checked_tensor(self, name: str, value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Ids within the vocabulary, labels too or -100, masks and labels of the shape of the ids."""
+        prefix, _, last = name.rpartition("/")
+        kind = next((one for one in (IDS, LABELS, MASK, "position_ids") if last.endswith(one)), "")
+        if value.dtype not in (*WHOLE, *FLOATING):
+            raise invalid(f"has a {name} of {value.dtype}")
+        if not kind or prefix:
+            return value
+        if value.dtype not in WHOLE:
+            raise invalid(f"has a {name} of {value.dtype}, and needs whole numbers")
+        if last == kind and value.shape != shape:
+            raise invalid(f"has a {name} of the shape {tuple(value.shape)} with {IDS} of {tuple(shape)}")
+        value = value.long()
+        if kind in (IDS, LABELS):
+            checked = value[value != IGNORED] if kind == LABELS else value
+            if checked.numel() and not 0 <= int(checked.min()) <= int(checked.max()) < self.vocabulary:
+                raise invalid(f"has a token in {name} outside of 0 … {self.vocabulary - 1}")
+        return value
+
+    # Prompts
+
+    def prompts(self, given: Sequence[Any], *, ask: bool) -> list[list[int]]:
+        """Token ids of each: of `tokens` as they are, of a `text` as it is, of `messages` by the chat template.
+
+        With `ask` a conversation ends where the assistant begins. Raises `InvalidInput` (`E-SAMPLING`, `E-STEP`).
+        """
+        require_count(len(given))
+        found = [self.prompt(one, ask=ask) for one in given]
+        longest, context = max(map(len, found)), self.session.context
+        if context is not None and longest > context:
+            raise LimitExceeded(
+                f"A row has {longest:,} tokens, and the model sees {context:,}.", do="Cut it.", code="E-LIMIT"
+            )
+        return found
+
+    def prompt(self, one: Mapping[str, Any], *, ask: bool) -> list[int]:
+        if "tokens" in one:
+            ids = [int(token) for token in one["tokens"]]
+            if ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
+                raise invalid(f"has a token outside of 0 … {self.vocabulary - 1}")
+            return ids
+        if "text" in one:
+            return self.renderer.ids(str(one["text"]))
+        try:
+            return self.renderer.ids(self.renderer.text(list(one["messages"]), one.get("tools"), ask=ask))
+        except (TemplateError, KeyError, TypeError) as error:
+            raise InvalidInput(
+                f"The chat template does not take these messages: {error}.",
+                do="Give messages with role and content, in an order that the template knows.", code="E-STEP",
+            ) from error  # fmt: skip
+
+
+def is_ragged(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(isinstance(row, list) for row in values)
+        and len({len(row) for row in values}) > 1
+    )
+
+
+def read_tensors(body: bytes) -> Batch:
+    """The tensors of a safetensors file. Raises `InvalidInput` (`E-STEP`)."""
+    try:
+        found: Batch = safetensors.torch.load(body)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise invalid(f"cannot be read as safetensors: {error}") from error
+    if len(found) > MOST_SIDE_TENSORS:
+        raise invalid(f"has {len(found)} tensors, at most {MOST_SIDE_TENSORS} are read")
+    return found
+
+
+def require_count(rows: int) -> None:
+    if rows > MOST_ROWS:
+        raise LimitExceeded(
+            f"A call has {rows:,} rows, and takes at most {MOST_ROWS:,}.",
+            do="Send them in several calls.",
+            code="E-LIMIT",
+        )
+
+
+def invalid(why: str) -> InvalidInput:
+    return InvalidInput(
+        f"The batch {why}.", do="Give input_ids, labels and attention_mask of the same shape, as numbers.",
+        code="E-STEP",
+    )  # fmt: skip

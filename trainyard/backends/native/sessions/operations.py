@@ -1,0 +1,198 @@
+"""The operations of a session in their order: numbered, carried out once, answered again. Imports no torch.
+
+An operation has a number, `op_seq`: 1 for the first. A caller may name it; then the same number with the same content
+gets the first reply, the same number with another content is refused, and so is a number that skips one. Numbers and
+replies are part of each checkpoint, so that all of this is true after a resume, too: what the checkpoint does not know
+has not been done, and comes again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from trainyard.errors import Conflict, LimitExceeded
+
+KEPT = 1024
+"""Replies that are kept, the newest."""
+KEPT_BYTES = 64 << 20
+SAVED_REPLY_BYTES = 64 << 10
+"""Of a larger reply a checkpoint keeps that it was given, and not what it said."""
+MOST_WAITING = 256
+
+
+@dataclass(eq=False)
+class Operation:
+    """One call of a verb."""
+
+    seq: int
+    verb: str
+    digest: str
+    given: dict[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+    answer: dict[str, Any] | None = None
+    """`{"reply": …}` or `{"error": …}` once it is done; empty where a checkpoint did not keep it."""
+    bytes: int = 0
+    running: bool = False
+
+    @property
+    def state(self) -> str:
+        if self.answer is None:
+            return "running" if self.running else "pending"
+        return "failed" if "error" in self.answer else "done"
+
+
+def digest_of(verb: str, given: Mapping[str, Any], body: bytes) -> str:
+    hasher = hashlib.sha256(orjson.dumps([verb, given], option=orjson.OPT_SORT_KEYS))
+    hasher.update(body)
+    return hasher.hexdigest()
+
+
+class Operations:
+    """Entered by the threads of connections, carried out by the main thread, one after another."""
+
+    def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
+        self.known: OrderedDict[int, Operation] = OrderedDict()
+        self.waiting: deque[Operation] = deque()
+        self.next_seq = 1
+        self.done = 0
+        """Number of the last operation that was carried out."""
+        self.resumed_after: int | None = None
+        self.closing = False
+        self.last_call = time.monotonic()
+        self.changed = threading.Condition()
+        if saved is not None:
+            self.done = self.resumed_after = int(saved["done"])
+            self.next_seq = self.done + 1
+            for seq, verb, digest, answer in saved["replies"]:
+                self.known[seq] = Operation(seq, verb, digest, answer=answer)
+
+    # For connections
+
+    def enter(self, verb: str, given: dict[str, Any], body: bytes, seq: int | None) -> Operation:
+        """The operation of a call: a new one, or the one that this call repeats.
+
+        Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`).
+        """
+        digest = digest_of(verb, given, body)
+        with self.changed:
+            self.last_call = time.monotonic()
+            if seq is not None and seq != self.next_seq:
+                return self.repeated(seq, verb, digest)
+            self.require_open()
+            found = Operation(self.next_seq, verb, digest, given, body)
+            self.known[found.seq] = found
+            self.waiting.append(found)
+            self.next_seq += 1
+            self.changed.notify_all()
+            return found
+
+    def require_open(self) -> None:
+        if self.closing:
+            raise Conflict("The session is closing.", do="Resume it, then call again.", code="E-SESSION-STATE")
+        if len(self.waiting) >= MOST_WAITING:
+            raise LimitExceeded(
+                f"{MOST_WAITING} operations of this session are waiting.", do="Wait for their results.", code="E-LIMIT"
+            )
+
+    def repeated(self, seq: int, verb: str, digest: str) -> Operation:
+        """The operation that has this number already."""
+        if seq > self.next_seq:
+            lost = f" It was resumed after operation {self.resumed_after}." if self.resumed_after is not None else ""
+            raise Conflict(
+                f"The next operation of this session is {self.next_seq}, not {seq}.",
+                why=f"The operations between them were not received, or not saved before the session ended.{lost}",
+                do=f"Send the operations again from {self.next_seq} on.",
+                code="E-STEP",
+            )
+        known = self.known.get(seq)
+        if known is not None and known.digest != digest:
+            raise Conflict(
+                f"Operation {seq} was another {known.verb} call.",
+                why="The same op_seq comes again with another verb or other arguments.",
+                do=f"Use {self.next_seq} for a new operation.",
+                code="E-CONFLICT",
+            )
+        return self.require_kept(seq, known)
+
+    def find(self, seq: int) -> Operation:
+        """The operation of that number. Raises `Conflict` (`E-STEP`) for one that is not known (any more)."""
+        with self.changed:
+            self.last_call = time.monotonic()
+            return self.require_kept(seq, self.known.get(seq))
+
+    def require_kept(self, seq: int, known: Operation | None) -> Operation:
+        if known is None or known.answer == {}:
+            carried_out = 0 < seq <= self.done
+            raise Conflict(
+                f"The reply of operation {seq} is not known.",
+                why="It was carried out, and its reply is not kept any more: the last "
+                f"{KEPT} are, and a checkpoint keeps those up to {SAVED_REPLY_BYTES >> 10} KiB."
+                if carried_out
+                else f"There is no such operation: the next one is {self.next_seq}.",
+                do="Continue with the next operation; it is not carried out a second time.",
+                code="E-STEP",
+            )
+        return known
+
+    def wait(self, one: Operation, timeout_s: float) -> bool:
+        """Whether an operation is done, at most so many seconds from now."""
+        with self.changed:
+            return self.changed.wait_for(lambda: one.answer is not None, timeout_s)
+
+    def close(self) -> None:
+        """Take no new operation; those that wait are carried out."""
+        with self.changed:
+            self.closing = True
+            self.changed.notify_all()
+
+    # For the main thread
+
+    def take(self, timeout_s: float) -> Operation | None:
+        """The next operation to carry out; None if none comes in that time, or if the session closes."""
+        with self.changed:
+            self.changed.wait_for(lambda: bool(self.waiting) or self.closing, timeout_s)
+            if not self.waiting:
+                return None
+            found = self.waiting.popleft()
+            found.running = True
+            return found
+
+    def finish(self, one: Operation, answer: dict[str, Any], size: int) -> None:
+        with self.changed:
+            one.answer, one.bytes, one.running = answer, size, False
+            one.given, one.body = {}, b""
+            self.done, self.last_call = one.seq, time.monotonic()
+            self.forget()
+            self.changed.notify_all()
+
+    def forget(self) -> None:
+        """Drop the oldest replies above the limits; those that are not given yet stay."""
+        total = sum(one.bytes for one in self.known.values())
+        while len(self.known) > KEPT or total > KEPT_BYTES:
+            seq, oldest = next(iter(self.known.items()))
+            if oldest.answer is None or seq == self.done:
+                return
+            total -= oldest.bytes
+            del self.known[seq]
+
+    def idle_s(self) -> float:
+        """Seconds since the last call or the end of the last operation; 0 while one waits."""
+        with self.changed:
+            return 0.0 if self.waiting else time.monotonic() - self.last_call
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the operations that are done."""
+        with self.changed:
+            done = [one for one in self.known.values() if one.answer is not None]
+            kept = [
+                [one.seq, one.verb, one.digest, one.answer if one.bytes <= SAVED_REPLY_BYTES else {}] for one in done
+            ]
+            return {"done": self.done, "replies": kept}

@@ -1,0 +1,257 @@
+"""The child of a step session (imports torch): loads the model, answers calls, saves, and ends.
+
+Its main thread carries out one operation after another; threads of connections only enter them. It ends with a
+checkpoint: when it is closed (exit 0), when nobody has called for `idle_s`, or when it is asked to stop (exit 75).
+Killed, it loses what came after its last checkpoint and nothing else: it continues there to the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from trainyard.backends import frame
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.native.assembly import (
+    RunPlan,
+    choose_head,
+    first_step,
+    make_policy,
+    open_session,
+    policy_request,
+    set_determinism,
+    tokenizer_of,
+)
+from trainyard.backends.native.sessions.operations import Operation, Operations
+from trainyard.backends.native.sessions.server import SessionServer
+from trainyard.backends.native.sessions.verbs import LOOKING, VERBS, Side
+from trainyard.backends.results import CHECKPOINT_FOLDER
+from trainyard.backends.sessions.frames import error_header
+from trainyard.backends.sessions.running import SessionJob
+from trainyard.backends.trl.loading import pick_device
+from trainyard.compute.child import SPEC_FILE, Events, Stopped, crash_error, faultpoint, log_traceback
+from trainyard.errors import Corrupt, InvalidInput, TrainyardError
+from trainyard.inherited import UMASK, key_variable
+from trainyard.loading import load
+from trainyard.train.checkpoints import require_space
+from trainyard.train.methods.contract import Policy
+from trainyard.train.methods.table import save as save_policy
+from trainyard.train.resume.snapshot import Snapshot, require_same
+from trainyard.train.resume.streams import Sealer
+from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
+from trainyard.train.session.session import Session
+from trainyard.train.stages.contract import Batch
+
+POLL_S = 0.2
+"""How soon a request to stop is seen while nobody calls."""
+WRITING_SHARE = 20
+"""A checkpoint that takes a second is followed by the next one after 20 at the earliest."""
+TIMED_ROWS, TIMED_TOKENS = 2, 64
+"""Of the batch by which `precision: auto` compares two precisions, where no data set is there."""
+IDLE, CLOSED = "idle", "closed"
+
+
+def serve(folder: Path, events: Events) -> None:
+    """Open the session of `folder/spec.json` and answer its calls until it ends."""
+    given = SessionJob.model_validate_json((folder / SPEC_FILE).read_bytes())
+    job = given.job
+    device = pick_device(job.config.device)
+    set_determinism(job)
+    with frame.lock_devices(job, folder, events, device), frame.memory_errors_in_words():
+        worker = SessionWorker(given, folder, events, device)
+        with worker.writer:
+            worker.run()
+
+
+class SessionWorker:
+    """One open session: the engine, its operations, and its checkpoints."""
+
+    def __init__(self, given: SessionJob, folder: Path, events: Events, device: str) -> None:
+        self.given, self.folder, self.events = given, folder, events
+        policy, session = open_engine(given.job, folder, events, device)
+        require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(policy.model))
+        self.session, self.sealer = session, sealer_of(given.key)
+        session.sealer = self.sealer
+        self.side = Side(session, lambda target: export(given.job, policy, session, device, target))
+        found = find_newest(folder / CHECKPOINT_FOLDER, None)
+        for sentence in found.quarantined:
+            events.emit("warning", code="E-CHECKPOINT-CORRUPT", text=sentence)
+        self.operations = Operations(None if found.path is None else self.resume(found.path))
+        self.writer = CheckpointWriter(
+            folder / CHECKPOINT_FOLDER, keep=given.job.config.engine.keep_checkpoints, keep_best=0, at=faultpoint,
+            report=self.note_written,
+            sealer=self.sealer, may_overflow=("state/gradients/",) if session.scaler.is_enabled() else (),
+        )  # fmt: skip
+        self.saved, self.changed = self.operations.done, False
+        self.saved_at, self.writing_s = time.monotonic(), 0.0
+        self.server = SessionServer(folder, self.operations, frozenset(VERBS), self.status)
+
+    def resume(self, path: Path) -> dict[str, Any]:
+        """Take over a checkpoint and return what it says of the operations. Raises `Corrupt`."""
+        tensors, values = load_checkpoint(path, verify=False, sealer=self.sealer)
+        if "operations" not in values:
+            raise Corrupt(
+                f"{path.name} is not a checkpoint of a session.", do="Create another session.",
+                code="E-CHECKPOINT-MISMATCH",
+            )  # fmt: skip
+        snapshot = Snapshot.from_flat(tensors, values)
+        for difference in require_same(snapshot, self.session.identity()):
+            self.events.emit("warning", text=f"Since the checkpoint was made: {difference}. The bits may differ.")
+        self.session.restore(snapshot)
+        self.session.num_forwards = int(values["forwards"])
+        operations: dict[str, Any] = values["operations"]
+        self.events.emit("restart", step=self.session.global_step, op_seq=operations["done"])
+        return operations
+
+    # Life
+
+    def run(self) -> None:
+        """Answer until the session is closed; raises `Stopped` where it ends otherwise."""
+        place = self.server.start()
+        self.events.emit("open", socket=place, **self.status())
+        try:
+            reason = self.answer_calls()
+        finally:
+            self.server.stop()
+        self.save()
+        self.writer.wait()
+        self.events.emit("ended", reason=reason, **self.status())
+        if reason != CLOSED:
+            raise Stopped(reason, step=self.session.global_step, op_seq=self.operations.done)
+
+    def answer_calls(self) -> str:
+        """Carry out operations; returns why the session ends."""
+        while not self.events.stop_requested():
+            one = self.operations.take(POLL_S)
+            if one is not None:
+                self.carry_out(one)
+            elif self.operations.closing:
+                return CLOSED
+            elif self.operations.idle_s() >= self.given.idle_s:
+                self.operations.close()
+                return IDLE
+            if self.is_due():
+                self.save()
+        self.operations.close()
+        return "asked to stop"
+
+    def carry_out(self, one: Operation) -> None:
+        try:
+            answer: dict[str, Any] = {"reply": VERBS[one.verb](self.side, one.given, one.body)}
+        except TrainyardError as error:
+            answer = error_header(error)
+        except torch.OutOfMemoryError as error:
+            self.session.zero_grad()
+            answer = error_header(out_of_memory(error))
+        except Exception as error:  # of a call, which must not end the session; the traceback is in its log
+            log_traceback()
+            answer = error_header(crash_error(error))
+        self.changed = self.changed or one.verb not in LOOKING
+        self.operations.finish(one, answer, len(orjson.dumps(answer)))
+        faultpoint(f"session.{one.verb}")
+
+    def status(self) -> dict[str, Any]:
+        """What callers see of an open session; read by threads of connections."""
+        return {
+            "global_step": self.session.global_step,
+            "op_seq": self.operations.done,
+            "next_op_seq": self.operations.next_seq,
+            "saved_op_seq": self.saved,
+            "resumed_after": self.operations.resumed_after,
+            "idle_s": round(self.operations.idle_s(), 1),
+        }
+
+    # Checkpoints
+
+    def is_due(self) -> bool:
+        """Whether to save now. While a graph is pending it waits: a checkpoint cannot contain one."""
+        every = max(self.given.autosave_s, WRITING_SHARE * self.writing_s)
+        late = time.monotonic() - self.saved_at >= every
+        return self.changed and late and not self.session.has_graph
+
+    def save(self) -> None:
+        """Save the state with the operations that are done, in the background; nothing without a new operation."""
+        self.saved_at = time.monotonic()
+        if self.operations.done == self.saved:
+            return
+        tensors, values = self.session.snapshot().flat()
+        operations = self.operations.saved()
+        values = {**values, "operations": operations, "forwards": self.session.num_forwards}
+        self.writer.save(operations["done"], tensors, values)
+        self.saved, self.changed = operations["done"], False
+
+    def note_written(self, fields: dict[str, Any]) -> None:
+        self.writing_s = float(fields.get("seconds", 0.0))
+        event = {**fields, "op_seq": fields["step"], "saved_op_seq": fields["step"]} if "step" in fields else fields
+        self.events.emit("warning" if "code" in fields else "checkpoint", **event)
+
+
+def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> tuple[Policy, Session]:
+    """The policy and its session, as a training has them before its first step."""
+    tokenizer = tokenizer_of(job, events)
+    policy = make_policy(job, device, events, tokenizer)
+    precision = frame.decide_precision(job, device, folder, first_step(policy, timed_batch(policy), device))
+    hyper = job.config.hyperparameters
+    head = choose_head(job, policy, hyper.batch_size * hyper.max_length)
+    decided = RunPlan(hyper.max_steps or 1, precision.precision, head)
+    session = open_session(job, policy, tokenizer, decided, place=(device, folder), team=None)
+    events.emit("begin", precision=precision.precision.value, precision_why=precision.why, head=head.value)
+    return policy, session
+
+
+def sealer_of(key: str) -> Sealer | None:
+    """What the setting `checkpoint_key` names, as a key; None without one. The variable is not kept."""
+    if not key:
+        return None
+    name = key_variable(key)
+    secret = os.environ.pop(name, "") if name else read_key(Path(key))
+    sealer: Sealer = load("trainyard.train.resume.cipher:CheckpointCipher")(secret)
+    return sealer
+
+
+def read_key(path: Path) -> str:
+    """Raises `InvalidInput` (`E-PARAMETER`) for a file that is not there, or that others may read."""
+    try:
+        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise InvalidInput(
+            f"The key of the checkpoints cannot be read: {error}.",
+            do="Correct checkpoint_key in trainyard.toml.", code="E-PARAMETER",
+        ) from error  # fmt: skip
+    if mode & UMASK:
+        raise InvalidInput(
+            f"Others may read the key of the checkpoints, {path}.", do=f"Run `chmod 600 {path}`.", code="E-PARAMETER"
+        )
+    return text
+
+
+def timed_batch(policy: Policy) -> Batch:
+    """Tokens of no meaning."""
+    vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
+    return {"input_ids": torch.arange(TIMED_ROWS * TIMED_TOKENS).view(TIMED_ROWS, TIMED_TOKENS) % vocabulary}
+
+
+def export(job: TrainingJob, policy: Policy, session: Session, device: str, target: Path) -> None:
+    """Write the adapter or the model, with the tokenizer, as a training leaves it."""
+    session.show_served()
+    try:
+        frame.require_finite_weights(policy.model)
+        save_policy(policy, policy_request(job, device), target)
+    finally:
+        session.show_trained()
+    adapter = job.config.method.facts.adapter
+    session.engine.tokenizer.save_pretrained(target / "tokenizer" if adapter else target)
+
+
+def out_of_memory(error: Exception) -> TrainyardError:
+    return TrainyardError(
+        f"The device has no memory for this call: {str(error)[:200]}",
+        why="Gradients and the pending graph were dropped; weights and optimizer are as they were.",
+        do="Send fewer rows or shorter ones, zero_grad is done already.",
+        code="E-DEVICE-MEMORY",
+    )

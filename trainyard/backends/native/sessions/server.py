@@ -1,0 +1,152 @@
+"""The socket of a session: frames in, operations entered, replies out. Imports no torch.
+
+    {"call": "verb", "verb", "given", "op_seq", "wait_s"}     a body may follow: tensors
+    {"call": "result", "op_seq", "wait_s"}
+    {"call": "status"}
+    {"call": "close"}
+
+A reply of an operation is {op_seq, verb, state, result}; state is pending, running or done. A bad frame ends its own
+connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainyard.backends.native.sessions.operations import Operation, Operations
+from trainyard.backends.sessions.frames import MAX_PATH_BYTES, Frame, error_header, receive_frame, send_frame
+from trainyard.backends.sessions.records import SOCKET_FILE, read_json
+from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.stores.whole import write_json_durably
+
+MOST_WAIT_S = 600.0
+BACKLOG = 64
+READ_TIMEOUT_S = 60.0
+"""Of one frame, once it has begun: a caller that stops in the middle keeps no thread for ever."""
+
+
+class SessionServer:
+    """Listens in a folder that only its user may enter, on a thread for each connection."""
+
+    def __init__(self, folder: Path, operations: Operations, verbs: frozenset[str], status: Callable[[], Any]) -> None:
+        self.folder, self.operations, self.verbs, self.status = folder, operations, verbs, status
+        self.place = make_place(folder)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def start(self) -> str:
+        """Listen, and say where. Callers find it in `socket.json`."""
+        path = self.place / "calls"
+        path.unlink(missing_ok=True)
+        self.socket.bind(str(path))
+        path.chmod(0o600)
+        self.socket.listen(BACKLOG)
+        threading.Thread(target=self.accept, name="session-calls", daemon=True).start()
+        write_json_durably(self.folder / SOCKET_FILE, {"path": str(path), "pid": os.getpid()})
+        return str(path)
+
+    def stop(self) -> None:
+        """Take no more connections, and leave no socket behind."""
+        (self.folder / SOCKET_FILE).unlink(missing_ok=True)
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        (self.place / "calls").unlink(missing_ok=True)
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return  # `stop` has closed it
+            threading.Thread(target=self.serve, args=(connection,), name="session-call", daemon=True).start()
+
+    def serve(self, connection: socket.socket) -> None:
+        """Answer the frames of one connection until it ends or sends a bad one."""
+        with connection:
+            connection.settimeout(READ_TIMEOUT_S)
+            try:
+                while (frame := receive_frame(connection)) is not None:
+                    connection.settimeout(None)
+                    send_frame(connection, self.answer(frame))
+                    connection.settimeout(READ_TIMEOUT_S)
+            except TrainyardError as error:
+                refuse(connection, error)
+            except OSError:
+                return  # the caller has gone; what it asked for is carried out all the same
+
+    def answer(self, frame: Frame) -> dict[str, Any]:
+        try:
+            return self.carry_out(frame)
+        except TrainyardError as error:
+            return error_header(error)
+
+    def carry_out(self, frame: Frame) -> dict[str, Any]:
+        header, call = frame.header, frame.header.get("call")
+        if call == "status":
+            return {"reply": self.status()}
+        if call == "close":
+            self.operations.close()
+            return {"reply": self.status()}
+        if call == "result":
+            found = self.operations.find(whole_number(header, "op_seq"))
+        elif call == "verb" and header.get("verb") in self.verbs and isinstance(header.get("given"), dict):
+            seq = None if header.get("op_seq") is None else whole_number(header, "op_seq")
+            found = self.operations.enter(header["verb"], header["given"], frame.body, seq)
+        else:
+            raise InvalidInput(
+                f"A session has no call {call!r} of {header.get('verb')!r}.",
+                do=f"Use one of its verbs: {', '.join(sorted(self.verbs))}.", code="E-REQUEST-REFUSED",
+            )  # fmt: skip
+        wait_s = header.get("wait_s") or 0.0
+        self.operations.wait(found, min(float(wait_s), MOST_WAIT_S))
+        return reply_of(found)
+
+
+def reply_of(one: Operation) -> dict[str, Any]:
+    answer = one.answer or {}
+    if "error" in answer:
+        return {"error": answer["error"]}
+    return {"reply": {"op_seq": one.seq, "verb": one.verb, "state": one.state, "result": answer.get("reply")}}
+
+
+def whole_number(header: dict[str, Any], name: str) -> int:
+    value = header.get(name)
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise InvalidInput(
+        f"{name} is {value!r}.", do="Number the operations of a session 1, 2, 3 and so on.", code="E-STEP"
+    )
+
+
+def refuse(connection: socket.socket, error: TrainyardError) -> None:
+    """Say why a frame ends its connection, if the caller still listens."""
+    try:
+        send_frame(connection, error_header(error))
+    except OSError:
+        return
+
+
+def make_place(folder: Path) -> Path:
+    """A folder for the socket, 0700: inside the session's own, or where that path is too long, a temporary one."""
+    remove_place(folder)
+    own = folder / "socket"
+    if len(os.fsencode(own / "calls")) > MAX_PATH_BYTES:
+        return Path(tempfile.mkdtemp(prefix="trainyard-"))
+    own.mkdir(mode=0o700)
+    return own
+
+
+def remove_place(folder: Path) -> None:
+    """Remove the socket of a process that was killed."""
+    known = read_json(folder / SOCKET_FILE)
+    if known is not None:
+        shutil.rmtree(Path(known["path"]).parent, ignore_errors=True)
+        (folder / SOCKET_FILE).unlink(missing_ok=True)
+    shutil.rmtree(folder / "socket", ignore_errors=True)

@@ -1,0 +1,166 @@
+"""The eight verbs of a session as calls: what a caller sends -> what `Session` takes -> a reply in JSON.
+
+A verb is a function (side, given, body) -> reply. What it raises is the reply, and the session stays open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainyard.backends.native.sessions.batches import Encoder
+from trainyard.errors import Conflict, InvalidInput
+from trainyard.stores.whole import write_folder
+from trainyard.train.resume.snapshot import digest_of, require_name
+from trainyard.train.session.sampling import Sampling
+from trainyard.train.session.session import Session
+
+MOST_SAMPLES = 512
+KEPT_OUTPUTS = 64
+"""Files of logits and hidden states, the newest."""
+Export = Callable[[Path], None]
+
+
+@dataclass
+class Side:
+    """The session, and what its verbs need next to it."""
+
+    session: Session
+    export: Export
+    """Writes the trained adapter or model as other programs read it."""
+    encoder: Encoder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.encoder = Encoder(self.session)
+
+    @property
+    def outputs(self) -> Path:
+        return self.session.folder / "outputs"
+
+
+Verb = Callable[[Side, Mapping[str, Any], bytes], dict[str, Any]]
+
+
+def forward(side: Side, given: Mapping[str, Any], body: bytes) -> dict[str, Any]:
+    batch = side.encoder.batch(given, body)
+    outputs = tuple(given.get("outputs") or ())
+    try:
+        found = side.session.forward(batch, normalizer=given.get("normalizer"), outputs=outputs)
+    except KeyError as error:
+        raise InvalidInput(
+            f"A batch of stage {side.session.engine.config.stage} needs {error}.",
+            do="Give rows: the stage makes all of their tensors.", code="E-STEP",
+        ) from error  # fmt: skip
+    trim_outputs(side.outputs)
+    return {
+        "forward_id": found.forward_id,
+        "loss": finite(float(found.loss)),
+        "units": found.units,
+        "metrics": {name: finite(float(value)) for name, value in found.metrics.items()},
+        "outputs": [
+            {"name": Path(one["file"]).stem, "shape": one["shape"], "sha256": one["sha256"]}
+            for one in found.outputs.values()
+        ],
+    }
+
+
+def backward(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+    found = side.session.backward(
+        given["forward_id"], scale=given.get("scale", 1.0), measure=given.get("measure", True)
+    )
+    norm = None if found.grad_norm is None else finite(found.grad_norm)
+    return {"accumulated": found.accumulated, "grad_norm": norm, "overflow": found.overflow}
+
+
+def step(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+    names = ("max_grad_norm", "learning_rate", "metric")
+    found = side.session.step(**{name: given.get(name) for name in names})
+    return {
+        "skipped": found.skipped,
+        "global_step": found.global_step,
+        "learning_rate": found.learning_rate,
+        "grad_norm": finite(float(found.grad_norm)),
+    }
+
+
+def zero_grad(side: Side, _given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+    side.session.zero_grad()
+    return {}
+
+
+def generate(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+    """Each prompt `samples` times, next to each other; all are drawn together by one generator."""
+    samples = int(given.get("samples") or 1)
+    prompts = side.encoder.prompts(given["prompts"], ask=True)
+    if len(prompts) * samples > MOST_SAMPLES:
+        raise InvalidInput(
+            f"{len(prompts)} prompts with {samples} samples each are {len(prompts) * samples} completions.",
+            do=f"Draw at most {MOST_SAMPLES} in a call.", code="E-SAMPLING",
+        )  # fmt: skip
+    asked = given.get("sampling") or {}
+    stop = {"stop_ids": tuple(asked["stop_ids"])} if asked.get("stop_ids") is not None else {}
+    repeated = [prompt for prompt in prompts for _ in range(samples)]
+    found = side.session.generate(repeated, Sampling(**{**asked, **stop}))
+    return {
+        "completions": [
+            {**asdict(one), "stop_reason": one.stop_reason.value, "prompt": at // samples, "prompt_ids": repeated[at]}
+            for at, one in enumerate(found)
+        ]
+    }
+
+
+def logprobs(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+    rows = side.encoder.prompts(given["rows"], ask=False)
+    return {"ids": rows, "logprobs": side.session.logprobs(rows)}
+
+
+def save(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+    if given.get("kind") == "result":
+        return save_result(side, given["name"])
+    found = side.session.save(given["name"], kind=given.get("kind", "full"))
+    return {name: found[name] for name in ("name", "kind", "sha256")}
+
+
+def save_result(side: Side, name: str) -> dict[str, Any]:
+    """Write the adapter or the model as other programs read it; not encrypted, since they have no key."""
+    require_name(name)
+    target = side.session.folder / "saved" / name
+    if target.exists():
+        raise Conflict(f"A state named {name!r} is there already.", do="Choose another name.", code="E-FILE-EXISTS")
+    write_folder(target, side.export)
+    return {"name": name, "kind": "result", "sha256": digest_of(target), "path": str(target)}
+
+
+def load(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+    found = side.session.load(given["name"], optimizer=given.get("optimizer", True))
+    return {name: found[name] for name in ("name", "sha256")}
+
+
+VERBS: dict[str, Verb] = {
+    "forward": forward,
+    "backward": backward,
+    "step": step,
+    "zero_grad": zero_grad,
+    "generate": generate,
+    "logprobs": logprobs,
+    "save": save,
+    "load": load,
+}
+LOOKING = frozenset({"generate", "logprobs", "save"})
+"""Verbs that change nothing that a checkpoint contains."""
+
+
+def finite(value: float) -> float | None:
+    """The number, or None where JSON has no name for it."""
+    return value if math.isfinite(value) else None
+
+
+def trim_outputs(folder: Path) -> None:
+    """Remove the oldest files above the limit."""
+    if folder.is_dir():
+        files = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+        for path in files[:-KEPT_OUTPUTS]:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,183 @@
+"""What is known of a session outside of its process: `TRAINYARD_HOME/sessions/<id>/`, 0700.
+
+session.json    the record: owner, settings, limits; written once
+status.json     what its process is doing, or how it ended; of the process that started it last
+socket.json     where it answers while it is open
+spec.json, events.jsonl, child.log, error.json    of its supervised child
+checkpoints/    its own, by the number of operations;  saved/    those that calls asked for;  outputs/
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.compute.lease import holder
+from trainyard.errors import NotFound
+from trainyard.settings import Settings
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.files import DISK, make_folders
+from trainyard.stores.live.job_ids import SESSION_ID
+from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.whole import write_json_durably
+
+RECORD_FILE, STATUS_FILE, SOCKET_FILE = "session.json", "status.json", "socket.json"
+
+
+class SessionState(StrEnum):
+    """What a session is doing."""
+
+    PENDING = "pending"
+    """Waits for a worker or for a device, or loads its model."""
+    OPEN = "open"
+    """Takes calls."""
+    ENDED = "ended"
+    """Has saved and ended: closed, idle, canceled or out of its budget. It can be resumed."""
+    FAILED = "failed"
+    """Ended by an error; it can be resumed from its newest checkpoint."""
+    LOST = "lost"
+    """Its process was killed; it can be resumed from its newest checkpoint."""
+
+
+class SessionRecord(BaseModel):
+    """One session as it was created."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str
+    name: str
+    tenant: str
+    created: float
+    config: TrainerConfig
+    """Resolved."""
+    idle_s: int
+    autosave_s: int
+    budget_s: int | None = None
+    trace: str = ""
+
+
+class SessionStatus(BaseModel):
+    """What the process that was started last is doing."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    state: SessionState = SessionState.PENDING
+    detail: str = ""
+    run: str = ""
+    """Its flow run."""
+    begun: bool = True
+    """Whether a process has taken it."""
+    last: dict[str, Any] = {}
+    """How far it was when its process was last heard of."""
+    updated: float = 0.0
+
+
+def new_session_id() -> str:
+    return f"session-{secrets.token_hex(6)}"
+
+
+def sessions_folder(settings: Settings) -> Path:
+    return settings.home / "sessions"
+
+
+def folder_of_session(settings: Settings, session: str) -> Path:
+    """The folder of a session. Raises `NotFound` (`E-NOT-FOUND`) for what is not an id."""
+    if not SESSION_ID.fullmatch(session):
+        raise no_session(session)
+    return sessions_folder(settings) / session
+
+
+def no_session(session: str) -> NotFound:
+    return NotFound(
+        f"There is no session {session[:64]!r}.", do="List the sessions by `trainyard sessions list`.",
+        code="E-NOT-FOUND",
+    )  # fmt: skip
+
+
+def write_record(settings: Settings, record: SessionRecord) -> Path:
+    folder = folder_of_session(settings, record.id)
+    make_folders(DISK, folder)
+    folder.chmod(0o700)
+    write_json_durably(folder / RECORD_FILE, versioned("session", record.model_dump(mode="json")))
+    return folder
+
+
+def read_record(settings: Settings, session: str, tenant: str = "") -> SessionRecord:
+    """The record of a session; of another tenant's it is as if there were none.
+
+    Raises `NotFound` (`E-NOT-FOUND`), `Conflict` (`E-SCHEMA`).
+    """
+    path = folder_of_session(settings, session) / RECORD_FILE
+    if not path.is_file():
+        raise no_session(session)
+    record = SessionRecord.model_validate(read_versioned("session", path.read_bytes(), path))
+    if tenant and record.tenant != tenant:
+        raise no_session(session)
+    return record
+
+
+def list_records(settings: Settings, tenant: str = "") -> Iterator[SessionRecord]:
+    """Every session of a tenant, or of all; the newest first."""
+    found = [path.parent.name for path in sessions_folder(settings).glob(f"session-*/{RECORD_FILE}")]
+    records = [read_record(settings, name) for name in found]
+    own = [record for record in records if not tenant or record.tenant == tenant]
+    return iter(sorted(own, key=lambda record: record.created, reverse=True))
+
+
+# What its process is doing
+
+
+def lock_of_session(settings: Settings, session: str) -> Path:
+    """The lock of the process that runs a session: one at a time."""
+    return settings.services / "works" / f"{session}.lock"
+
+
+def is_running(settings: Settings, session: str) -> bool:
+    return holder(lock_of_session(settings, session)) is not None
+
+
+def write_status(
+    folder: Path,
+    state: SessionState,
+    detail: str = "",
+    run: str = "",
+    *,
+    begun: bool = True,
+    last: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    status = SessionStatus(state=state, detail=detail, run=run, begun=begun, last=dict(last), updated=time.time())
+    write_json_durably(folder / STATUS_FILE, status.model_dump(mode="json"))
+
+
+def read_status(settings: Settings, session: str) -> SessionStatus:
+    """What a session is doing; `lost` where its status says that it runs, and no process has its lock."""
+    folder = folder_of_session(settings, session)
+    known = read_json(folder / STATUS_FILE)
+    status = SessionStatus.model_validate(known) if known else SessionStatus()
+    alive = status.state in (SessionState.PENDING, SessionState.OPEN)
+    if known and status.begun and alive and not is_running(settings, session):
+        return status.model_copy(update={"state": SessionState.LOST, "detail": "its process was killed"})
+    return status
+
+
+def socket_of(folder: Path) -> str | None:
+    """Where a session answers; None while it does not."""
+    known = read_json(folder / SOCKET_FILE)
+    return str(known["path"]) if known else None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON file that another process replaces and removes; None where it is not."""
+    try:
+        found: dict[str, Any] = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return found

@@ -1,0 +1,80 @@
+"""Rows on step sessions: what a trainer with a data set can do, and a session whose rows come with calls cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import DistillSettings
+from trainyard.spec.compat.context import Match, NodeView, Row
+from trainyard.spec.training import EngineSettings, Hyperparameters, TrainerConfig
+
+SET_BY_CALLS = ("epochs", "batch_size", "gradient_accumulation", "save_steps")
+"""Hyperparameters that the calls of a session decide."""
+NEEDS_ROWS = ("batching", "token_budget", "autotune", "mirror", "trackers")
+"""Settings of the engine that a whole training reads."""
+
+
+def unread_settings(config: TrainerConfig, _: NodeView) -> Match:
+    """Each setting that is not at its default and that no call reads."""
+    groups: tuple[tuple[str, Any, Any, tuple[str, ...]], ...] = (
+        ("hyperparameters", config.hyperparameters, Hyperparameters(), SET_BY_CALLS),
+        ("engine", config.engine, EngineSettings(), NEEDS_ROWS),
+    )
+    found = [
+        {"setting": f"{group}.{name}"}
+        for group, given, default, names in groups
+        for name in names
+        if getattr(given, name) != getattr(default, name)
+    ]
+    shares = config.stage.asks_shared is True
+    return [*found, *([{"setting": "stage.shared_prompt"}] if shares else [])]
+
+
+def ends_without_steps(config: TrainerConfig, _: NodeView) -> bool:
+    """Match a schedule that was asked for and depends on the number of steps, which is not known."""
+    hyper = config.hyperparameters
+    asked = {"schedule", "warmup_ratio", "warmup_steps"} & hyper.model_fields_set
+    moves = hyper.schedule is not Schedule.CONSTANT or bool(hyper.warmup_steps)
+    return hyper.max_steps is None and bool(asked) and moves
+
+
+SESSION_ROWS = (
+    Row(
+        "session-backend", "R-BACKEND-SETTING", "trainer", "config.backend",
+        lambda config, _: config.backend is not BackendName.NATIVE,
+        "A session is driven call by call, which the {config.backend} backend cannot do.",
+        "Use backend native, or a job.", scope="session",
+    ),
+    Row(
+        "session-processes", "R-LAUNCH", "trainer", "config.launch",
+        lambda config, _: config.launch.processes > 1,
+        "A session is one process on one device, and {config.launch.processes} are asked for.",
+        "Remove launch, or use a job.", scope="session",
+    ),
+    Row(
+        "session-evaluation", "R-EVALUATION", "trainer", "config.eval",
+        lambda config, _: config.eval is not None,
+        "A session has no data set, so no rows of it can be held out.",
+        "Remove eval; call forward on rows of your own and no backward.", scope="session",
+    ),
+    Row(
+        "session-unused", "R-SETTING-UNUSED", "trainer", "config.{setting}", unread_settings,
+        "The calls of a session decide this, so {setting} would be ignored.",
+        "Remove {setting}.", scope="session",
+    ),
+    Row(
+        "session-schedule", "R-SETTING-UNUSED", "trainer", "config.hyperparameters.schedule", ends_without_steps,
+        "A rate that changes with the steps needs their number, and a session without max_steps has none.",
+        "Give hyperparameters.max_steps, or remove schedule and warmup and give step a learning_rate.",
+        scope="session",
+    ),
+    Row(
+        "session-draws", "R-BATCH", "trainer", "config.stage",
+        lambda config, _: isinstance(config.stage, DistillSettings) and config.stage.draws,
+        "Stage {config.stage} draws the completions that it learns from, and a session leaves drawing to its calls.",
+        "Set lmbda to 0 and seq_kd to false; call generate and give its tokens to forward.", scope="session",
+    ),
+)  # fmt: skip
+"""Asked of the body of a session, next to the rows of a trainer."""

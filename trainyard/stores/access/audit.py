@@ -1,0 +1,201 @@
+"""The audit log: a line for everything that changed something, under TRAINYARD_HOME/audit, for this home's owner alone.
+
+    audit-000001.jsonl    one JSON object a line: {seq, id, phase, time, …, previous, hash}
+    head.json             the last line's seq and hash, written over after each line
+
+`hash` is the SHA-256 of the line without it, and `previous` is the hash of the line before, in the file before where a
+file begins. A line that was changed, removed, added or moved no longer fits, and lines that are missing at the end no
+longer fit the head: `verify_log` finds both. Who can write the folder can write all of it again, so a copy of the head
+elsewhere is what proves more.
+
+Durability: a line is with the kernel before the caller gets its answer, so it survives every end of a process. It is on
+the disk (fsync) at once where the caller asks for it, and at the latest with the first line a second after the last
+fsync: a power cut may take the lines of one second, which `verify_log` then reports.
+
+Files are cut at 16 MiB and never removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import Corrupt
+from trainyard.stores.files import DISK, make_folders, translate_os_errors
+
+MAX_FILE_BYTES = 16 << 20
+TAIL_BYTES = 64 << 10
+"""A line is shorter."""
+FLUSH_EVERY_S = 1.0
+BEGINNING = "0" * 64
+"""What the first line of all has as `previous`."""
+HEAD_BYTES = 128
+"""Length of head.json, spaces included: it is written over in place."""
+
+
+@dataclass(frozen=True)
+class LogVerification:
+    """What a reading of the whole log found."""
+
+    files: int
+    lines: int
+    first: int
+    last: int
+    problems: tuple[str, ...] = ()
+
+
+@dataclass
+class AuditLog:
+    """The log below one folder. Processes and threads that write take turns."""
+
+    folder: Path
+    max_file_bytes: int = MAX_FILE_BYTES
+    flushed: float = field(default=0.0, init=False)
+    """When this process flushed last, on the monotonic clock."""
+
+    def append(self, entry: Mapping[str, Any], *, flush: bool = False) -> None:
+        """Add a line. Raises on the disk: `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`)."""
+        with translate_os_errors("The audit log was not written"):
+            make_folders(DISK, self.folder)
+            if self.folder.stat().st_mode & 0o077:
+                self.folder.chmod(0o700)
+            with DISK.locked(self.folder / "lock"):
+                self._append(entry, flush)
+
+    def _append(self, entry: Mapping[str, Any], flush: bool) -> None:
+        files = log_files(self.folder)
+        path = files[-1] if files else self.folder / log_name(1)
+        seq, previous = last_line(files)
+        if files and path.stat().st_size >= self.max_file_bytes:
+            path = self.folder / log_name(number_of(path) + 1)
+        line = sealed({"seq": seq + 1, **entry, "previous": previous})
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            data = (b"\n" if torn else b"") + line + b"\n"
+            if os.write(descriptor, data) != len(data):  # the disk became full in the middle
+                os.ftruncate(descriptor, size)
+                raise OSError(28, os.strerror(28), str(path))
+            now = time.monotonic()
+            if flush or now - self.flushed >= FLUSH_EVERY_S:
+                os.fsync(descriptor)
+                self.flushed = now
+        finally:
+            os.close(descriptor)
+        if path not in files:
+            DISK.fsync_folder(self.folder)
+        self._write_head(line)
+
+    def _write_head(self, line: bytes) -> None:
+        value = json.loads(line)
+        text = json.dumps({"seq": value["seq"], "hash": value["hash"]}).ljust(HEAD_BYTES - 1) + "\n"
+        descriptor = os.open(self.folder / "head.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(descriptor, text.encode(), 0)
+        finally:
+            os.close(descriptor)
+
+    def lines(self, *, newest_first: bool = False) -> Iterator[dict[str, Any]]:
+        """Every line that can be read; those that were cut off by a power cut are left out."""
+        files = log_files(self.folder)
+        for path in reversed(files) if newest_first else files:
+            rows = [value for data in path.read_bytes().splitlines() if (value := parsed(data)) is not None]
+            yield from reversed(rows) if newest_first else rows
+
+
+def log_name(number: int) -> str:
+    return f"audit-{number:06d}.jsonl"
+
+
+def number_of(path: Path) -> int:
+    return int(path.stem.removeprefix("audit-"))
+
+
+def log_files(folder: Path) -> list[Path]:
+    """The files of a log, the oldest first."""
+    return sorted(folder.glob("audit-[0-9]*.jsonl"), key=number_of)
+
+
+def sealed(entry: Mapping[str, Any]) -> bytes:
+    """A line with its hash."""
+    text = canonical(entry)
+    return canonical({**entry, "hash": hashlib.sha256(text).hexdigest()})
+
+
+def canonical(entry: Mapping[str, Any]) -> bytes:
+    return json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def parsed(data: bytes) -> dict[str, Any] | None:
+    """A line as it was written; None for what is not a whole one."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("seq"), int) and "hash" in value else None
+
+
+def last_line(files: list[Path]) -> tuple[int, str]:
+    """Number and hash of the last whole line; (0, `BEGINNING`) without one. Raises `Corrupt` where none is whole."""
+    for path in reversed(files):
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - TAIL_BYTES))
+            tail = stream.read()
+        for data in reversed(tail.splitlines()):
+            if (value := parsed(data)) is not None:
+                return int(value["seq"]), str(value["hash"])
+        if size > TAIL_BYTES:
+            raise Corrupt(
+                f"The end of {path} cannot be read.", why="It was changed by hand, or its disk is broken.",
+                do="Move the folder away and keep it: the next entry begins a new log.",
+            )  # fmt: skip
+    return 0, BEGINNING
+
+
+def verify_log(folder: Path) -> LogVerification:
+    """Read the whole log and say what does not fit."""
+    problems: list[str] = []
+    files = log_files(folder)
+    seq, previous, count, first = 0, BEGINNING, 0, 0
+    for path in files:
+        for number, data in enumerate(path.read_bytes().splitlines(), 1):
+            value, place = parsed(data), f"{path.name}:{number}"
+            if value is None:
+                problems.append(f"{place} is not a whole line: cut off by a power cut, or changed")
+                continue
+            count, first = count + 1, first or value["seq"]
+            if canonical({**value, "hash": digest_without_hash(value)}) != data:
+                problems.append(f"{place} was changed after it was written")
+            if value.get("previous") != previous or value["seq"] != seq + 1:
+                problems.append(
+                    f"{place} does not follow the line before it: {seq + 1} is expected, it is {value['seq']}"
+                )
+            seq, previous = value["seq"], str(value["hash"])
+    problems += head_problems(folder, seq, previous)
+    return LogVerification(len(files), count, first, seq, tuple(problems))
+
+
+def digest_without_hash(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical({key: one for key, one in value.items() if key != "hash"})).hexdigest()
+
+
+def head_problems(folder: Path, seq: int, last_hash: str) -> list[str]:
+    """Compare the end of the log with the head; it may be one line behind, if its writer was killed between the two."""
+    try:
+        head = json.loads((folder / "head.json").read_bytes())
+        known, digest = int(head["seq"]), str(head["hash"])
+    except FileNotFoundError:
+        return ["head.json is missing, which names the last line"] if seq else []
+    except (ValueError, KeyError, TypeError):
+        return ["head.json cannot be read"]
+    if known > seq:
+        return [f"the last {known - seq} lines are missing: {known} were written, {seq} are there"]
+    return ["the last line is not the one that head.json names"] if known == seq and digest != last_hash else []

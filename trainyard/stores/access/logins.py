@@ -1,0 +1,71 @@
+"""Browsers that are logged in: TRAINYARD_HOME/access/logins.json has the hash of each cookie, and its token's name.
+
+A login ends after twelve hours, when it is logged out, and as soon as its token is revoked or expires: what it may do
+is looked up again at each request. The token against forged requests is derived from the cookie, so it belongs to this
+login alone and needs no place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from pathlib import Path
+from typing import Any
+
+from trainyard.stores.access.secret_files import Records, SecretFile, digest_of, find_record, new_secret
+from trainyard.stores.schema import read_versioned, versioned
+
+LOGIN_S = 12 * 3600
+MAX_LOGINS = 1_000
+"""Of these the one that ends first makes room for another."""
+OWN_STRING = ""
+"""In place of a token's name: the login was made with the home's own string."""
+
+
+def logins_file(home: Path) -> Path:
+    return home / "access" / "logins.json"
+
+
+def unpack_logins(data: bytes, path: Path) -> Any:
+    return read_versioned("logins", data, path)
+
+
+def pack_logins(records: Records) -> dict[str, Any]:
+    return versioned("logins", {"records": records})
+
+
+class LoginFile:
+    """The logins of browsers of a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.file = SecretFile(logins_file(home), unpack_logins, pack_logins)
+
+    def begin(self, token_name: str, now: float | None = None) -> str:
+        """A new login with a token; return its cookie."""
+        now = time.time() if now is None else now
+        cookie = new_secret("")
+        with self.file.changing() as records:
+            for digest in [digest for digest, one in records.items() if one["expires"] <= now]:
+                del records[digest]
+            while len(records) >= MAX_LOGINS:
+                del records[min(records, key=lambda digest: records[digest]["expires"])]
+            records[digest_of(cookie)] = {"token": token_name, "expires": now + LOGIN_S}
+        return cookie
+
+    def find(self, cookie: str, now: float | None = None) -> str | None:
+        """The name of the token of a login; None for one that is unknown or has ended."""
+        record = find_record(self.file.records(), cookie)
+        if record is None or record["expires"] <= (time.time() if now is None else now):
+            return None
+        return str(record["token"])
+
+    def end(self, cookie: str) -> None:
+        """End a login; nothing happens to one that has ended."""
+        with self.file.changing() as records:
+            records.pop(digest_of(cookie), None)
+
+
+def forgery_token(cookie: str) -> str:
+    """What a page of this server sends with its login's cookie; a page of another origin cannot know it."""
+    return hmac.new(cookie.encode(), b"trainyard forgery token", hashlib.sha256).hexdigest()

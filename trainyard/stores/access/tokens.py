@@ -1,0 +1,108 @@
+"""Tokens of the API: `ty_` and 256 random bits, shown once; TRAINYARD_HOME/access/tokens.json has their hashes.
+
+    {"records": {<SHA-256 of the token>: {name, scope, tenant, created, expires}}}
+
+A token that is revoked is gone from the file, and a service that is running reads the file again when it changes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound
+from trainyard.stores.access.secret_files import Records, SecretFile, digest_of, find_record, new_secret
+from trainyard.stores.schema import read_versioned, versioned
+
+PREFIX = "ty_"
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+MAX_TOKENS = 1_000
+"""Every request compares its token with all of them."""
+DAY_S = 86_400.0
+OWNER_NAMES = ("owner",)
+"""Names in the audit log of who needs no token."""
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """What a token allows; its scope is a word of `api/operations.Scope`."""
+
+    name: str
+    scope: str
+    tenant: str
+    """Empty: every tenant."""
+    created: float
+    expires: float
+
+    def is_valid(self, now: float) -> bool:
+        return now < self.expires
+
+
+def tokens_file(home: Path) -> Path:
+    return home / "access" / "tokens.json"
+
+
+def unpack_tokens(data: bytes, path: Path) -> Any:
+    return read_versioned("tokens", data, path)
+
+
+def pack_tokens(records: Records) -> dict[str, Any]:
+    return versioned("tokens", {"records": records})
+
+
+class TokenFile:
+    """The tokens of a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.file = SecretFile(tokens_file(home), unpack_tokens, pack_tokens)
+
+    def create(self, name: str, scope: str, tenant: str, days: int, now: float | None = None) -> str:
+        """A new token. Raises `InvalidInput` (`E-NAME`), `Conflict` for a name that is taken, `LimitExceeded`."""
+        now = time.time() if now is None else now
+        for what, text in (("token", name), ("tenant", tenant)):
+            if not NAME.fullmatch(text) and (text or what == "token"):
+                raise InvalidInput(
+                    f"{text!r} is not a valid name of a {what}.",
+                    why="It has to be 1 to 63 small letters, digits and hyphens, and start with a letter or digit.",
+                    do="Choose another, such as ci.", code="E-NAME",
+                )  # fmt: skip
+        token = new_secret(PREFIX)
+        with self.file.changing() as records:
+            for digest in [digest for digest, one in records.items() if not TokenRecord(**one).is_valid(now)]:
+                del records[digest]
+            if name in OWNER_NAMES or any(one["name"] == name for one in records.values()):
+                raise Conflict(
+                    f"There is a token {name!r} already.",
+                    do=f"Choose another name, or revoke it: tokens revoke {name}.",
+                )
+            if len(records) >= MAX_TOKENS:
+                raise LimitExceeded(f"There are {MAX_TOKENS:,} tokens, which is the most.", do="Revoke some.")
+            records[digest_of(token)] = asdict(TokenRecord(name, scope, tenant, now, now + days * DAY_S))
+        return token
+
+    def find(self, token: str, now: float | None = None) -> TokenRecord | None:
+        """What a token allows; None for one that is unknown, revoked or expired."""
+        record = find_record(self.file.records(), token)
+        found = TokenRecord(**record) if record is not None else None
+        return found if found and found.is_valid(time.time() if now is None else now) else None
+
+    def named(self, name: str, now: float | None = None) -> TokenRecord | None:
+        """The valid token of a name."""
+        now = time.time() if now is None else now
+        return next((one for one in self.list() if one.name == name and one.is_valid(now)), None)
+
+    def list(self) -> list[TokenRecord]:
+        """Every token, by name; those that have expired included, until another is made."""
+        return sorted((TokenRecord(**one) for one in self.file.records().values()), key=lambda one: one.name)
+
+    def revoke(self, name: str) -> TokenRecord:
+        """Remove a token; it opens nothing any more. Raises `NotFound` (`E-NOT-FOUND`)."""
+        with self.file.changing() as records:
+            found = next((digest for digest, one in records.items() if one["name"] == name), None)
+            if found is None:
+                known = ", ".join(sorted(one["name"] for one in records.values())) or "none"
+                raise NotFound(f"There is no token {name!r}.", why=f"There is {known}.", do="Correct the name.")
+            return TokenRecord(**records.pop(found))

@@ -1,0 +1,90 @@
+"""One correlation id from a request to the training that it started, and OpenTelemetry's spans where they are wanted.
+
+A span is a piece of work: a request, a run, a node, a supervised child. Its `traceparent` (W3C Trace Context) goes to
+what it starts: in a header over HTTP, in the variable `TRACEPARENT` to a process. Spans are sent when
+`OTEL_EXPORTER_OTLP_ENDPOINT` names a collector and the extra `otel` is installed; the ids are passed on without both.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+from trainyard.loading import load
+
+VARIABLE = "TRACEPARENT"
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+SHAPE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+EXPORT_TIMEOUT_S = 2.0
+"""A collector that does not answer must not keep a run from ending."""
+CURRENT: ContextVar[str] = ContextVar("traceparent", default="")
+
+
+def current_traceparent() -> str:
+    """That of the span that is open here, or that this process was started with; "" without one."""
+    given = CURRENT.get() or os.environ.get(VARIABLE, "")
+    return given if is_traceparent(given) else ""
+
+
+def is_traceparent(text: str) -> bool:
+    found = SHAPE.fullmatch(text)
+    return found is not None and set(found[1]) != {"0"} and set(found[2]) != {"0"}
+
+
+def trace_id(traceparent: str) -> str:
+    """The 32 hex digits that all spans of a trace share; "" for a text that is not a traceparent."""
+    return traceparent.split("-")[1] if is_traceparent(traceparent) else ""
+
+
+def new_traceparent(parent: str = "") -> str:
+    """Of a span below `parent`, or of a trace of its own."""
+    return f"00-{trace_id(parent) or secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+
+
+@contextmanager
+def span(name: str, parent: str = "", **attributes: str | int | float | bool) -> Iterator[str]:
+    """Open a span below `parent`, or below the current one; yields its traceparent. An exception marks it as failed."""
+    parent = parent if is_traceparent(parent) else current_traceparent()
+    tracer = open_tracer()
+    if tracer is None:
+        yield from opened(new_traceparent(parent))
+        return
+    extracted = tracer.propagator.extract({"traceparent": parent})
+    with tracer.tracer.start_as_current_span(name, context=extracted, attributes=attributes) as started:
+        facts = started.get_span_context()
+        yield from opened(f"00-{facts.trace_id:032x}-{facts.span_id:016x}-01")
+
+
+def opened(traceparent: str) -> Iterator[str]:
+    before = CURRENT.set(traceparent)
+    try:
+        yield traceparent
+    finally:
+        CURRENT.reset(before)
+
+
+@cache
+def open_tracer() -> Any:
+    """What sends spans (`tracer`, `propagator`, `provider`); None where nobody wants them, or the extra is missing."""
+    if not any(os.environ.get(name) for name in ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
+        return None
+    try:
+        return load("trainyard.traces:make_tracer")(EXPORT_TIMEOUT_S)
+    except ImportError as error:
+        wanted = next(name for name in ENDPOINTS if os.environ.get(name))
+        print(f"{wanted} is set, and spans are not sent: {error}. pip install 'trainyard[otel]'", file=sys.stderr)
+        return None
+
+
+def send_spans() -> None:
+    """Send what was not sent yet: before a process leaves in a way that runs no exit handlers."""
+    tracer = open_tracer()
+    if tracer is not None:
+        tracer.provider.force_flush(int(EXPORT_TIMEOUT_S * 1000))
