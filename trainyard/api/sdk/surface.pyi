@@ -78,7 +78,7 @@ class BackendsOperations:
 
 class JobsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
-    def list(self, *, state: JobState | None = ..., limit: int = ...) -> JobList: ...  # read
+    def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     def show(self, *, job: str) -> JobDetail: ...  # read
     def logs(self, *, job: str, follow: bool = ..., tail: int | None = ...) -> JobLog: ...  # read
     def metrics(self, *, job: str, node: str | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
