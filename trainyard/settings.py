@@ -116,6 +116,11 @@ class MachineSettings(ApiSettings):
     worker_variables: tuple[Variable, ...] = Field(
         (), description="More environment variables that the worker, and so the flows, get."
     )
+    checkpoint_key: str = Field(
+        "",
+        pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|/.+)?$",
+        description="Key of the checkpoints of sessions: env:VARIABLE, or the path of a file; empty: not encrypted.",
+    )
 
 
 class Settings(MachineSettings):

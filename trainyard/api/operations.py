@@ -57,6 +57,8 @@ class Operation:
     """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
     heavy: bool = False
     """Whether it takes long or much memory: over a network only some of these run at a time."""
+    endless: bool = False
+    """Whether it runs until it is stopped: a call of a tool ends, so that MCP refuses it."""
     tenants: bool = False
     """Whether it keeps to the tenant of its caller; what does not needs a caller who may act for all tenants."""
 
@@ -214,7 +216,13 @@ OPERATIONS: dict[str, Operation] = {
         "Answer over HTTP until stopped: the REST API (role training), models and adapters, or the graph of nights.",
         "serving:ServeInput", "serving.serve:serve", "text:json_text", ADMIN,
         example="trainyard serve --role model --model starter --adapters assistant",
-        local="It becomes a server on this machine.",
+        local="It becomes a server on this machine.", endless=True,
+    ),
+    "mcp": Operation(
+        "Answer an agent over the Model Context Protocol, on standard input and output: every command as a tool.",
+        "serving:McpInput", "serving.mcp:serve_mcp", "text:json_text", ADMIN,
+        example="claude mcp add trainyard -- trainyard mcp --scope write",
+        local="It speaks on the standard input and output of a process.", endless=True,
     ),
     "chat": Operation(
         "Talk to an adapter and its base side by side; questions come from the terminal, a pipe or --question.",
@@ -454,7 +462,7 @@ OPERATIONS: dict[str, Operation] = {
     "nightly worker": Operation(
         "Poll for markers and train them on this machine, until it is stopped.",
         "nights:WorkerInput", "night:run_worker", "text:json_text", ADMIN,
-        local="It runs until it is stopped.",
+        local="It runs until it is stopped.", endless=True,
     ),
     "nightly status": Operation(
         "The last nights and the state of every marker.",

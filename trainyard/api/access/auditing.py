@@ -54,7 +54,12 @@ class AuditEntry:
             log_of(self.context.settings.home).append(self.line("begun"), flush=self.is_admins)
 
     def end(self, response: object = None, error: BaseException | None = None) -> None:
-        """Say how it ended. It has happened: a log that cannot be written is reported and changes nothing."""
+        """Say how it ended. It has happened: a log that cannot be written is reported and changes nothing.
+
+        Without a home, as after a `restore` that failed, nothing has happened.
+        """
+        if not self.context.settings.home.is_dir():
+            return
         outcome = "done" if error is None else "denied" if isinstance(error, Denied) else "failed"
         if isinstance(error, KeyboardInterrupt | SystemExit):
             outcome = "stopped"

@@ -44,6 +44,12 @@ class ServeInput(Request):
     threads: int | None = Field(None, ge=0, description="Role model: threads; default: the setting threads.")
 
 
+class McpInput(Request):
+    scope: Literal["read", "write", "admin"] = Field(
+        "admin", description="What the agent may do: read; write, too; or all that you may."
+    )
+
+
 class ChatInput(Request):
     adapter: Annotated[str, Argument("ADAPTER", completes="adapter")] = Field(
         min_length=1, description="ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN."
