@@ -121,8 +121,14 @@ def service_environment(name: str, given: Settings, keys: Iterable[str] = ()) ->
 
 
 def key_variables(given: Settings) -> frozenset[str]:
-    """The variables with the keys of the endpoints."""
-    return frozenset(one.api_key_env for one in given.endpoints.values() if one.api_key_env)
+    """The variables with the keys of the endpoints, and with that of checkpoints."""
+    found = frozenset(one.api_key_env for one in given.endpoints.values() if one.api_key_env)
+    return found | ({name} if (name := key_variable(given.checkpoint_key)) else set())
+
+
+def key_variable(key: str) -> str:
+    """The variable that the setting `checkpoint_key` names; empty if it names a file or nothing."""
+    return key.removeprefix("env:") if key.startswith("env:") else ""
 
 
 def operator_environment() -> dict[str, str]:

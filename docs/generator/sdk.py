@@ -42,10 +42,8 @@ class Imports:
 
     def text_of(self, kind: Any) -> str:
         """A type as source text; its names are imported."""
-        if kind is type(None) or kind is None:
-            return "None"
-        if kind is Any:
-            return "Any"
+        if kind in (None, type(None), Any):
+            return "Any" if kind is Any else "None"
         origin = get_origin(kind)
         if origin is Literal:
             self.add("typing", "Literal")

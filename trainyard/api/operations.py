@@ -55,6 +55,8 @@ class Operation:
     """What REST answers a client that accepts text/event-stream: an async generator in `api/live`."""
     local: str = ""
     """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
+    heavy: bool = False
+    """Whether it takes long or much memory: over a network only some of these run at a time."""
     endless: bool = False
     """Whether it runs until it is stopped: a call of a tool ends, so that MCP refuses it."""
     tenants: bool = False
@@ -120,7 +122,7 @@ OPERATIONS: dict[str, Operation] = {
     "plan": Operation(
         "Show what a run would do: resolved config, order, reused results, sizes, times; nothing is started.",
         "chains:PlanInput", "chains.plan:plan", "chains:plan_text", READ,
-        tenants=True,
+        tenants=True, heavy=True,
     ),
     "run": Operation(
         "Start a template or a file, or continue a run by its id; with --watch, follow it to its end.",
@@ -153,7 +155,7 @@ OPERATIONS: dict[str, Operation] = {
         "Two trainings next to each other: settings, metrics, benchmarks with intervals, answers, curves.",
         "chains:CompareInput", "chains.compare:compare", "chains:comparison_text", READ,
         example="trainyard compare 59b4dead/trainer 59b4dead/trainer-2 --plot",
-        route="GET /api/v1/compare",
+        route="GET /api/v1/compare", heavy=True,
     ),
     "templates": Operation(
         "The templates with their nodes; with a name, its parameters: type, range, default, meaning.",
@@ -263,12 +265,12 @@ OPERATIONS: dict[str, Operation] = {
         "Make a version live on the targets of its deployment: all of them, or none.",
         "adapters:PromoteInput", "versions:promote", "adapters:promotion_text", RUN,
         example="trainyard adapters promote default/assistant/v3",
-        route="POST /api/v1/adapters/promote", tenants=True,
+        route="POST /api/v1/adapters/promote", tenants=True, heavy=True,
     ),
     "adapters rollback": Operation(
         "Make the version live again that the live one replaced, on all targets or none.",
         "adapters:RollbackInput", "versions:rollback", "adapters:promotion_text", RUN,
-        route="POST /api/v1/adapters/rollback", tenants=True,
+        route="POST /api/v1/adapters/rollback", tenants=True, heavy=True,
     ),
     "adapters delete-version": Operation(
         "Remove the files of a version that is not live; its number is never used again.",
@@ -430,12 +432,12 @@ OPERATIONS: dict[str, Operation] = {
         "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",
         "data:PreviewInput", "data.preview:preview", "data:preview_text", READ, part_renderer="data:raw_text",
         example="trainyard data preview chats.jsonl --base-model Qwen/Qwen3-4B --max-length 2048",
-        route="GET /api/v1/data/preview",
+        route="GET /api/v1/data/preview", heavy=True,
     ),
     "graph query": Operation(
         "Rows of one reading Cypher statement; values are given as parameters.",
         "graph:QueryInput", "graph:query_graph", "data:query_text", READ,
-        route="POST /api/v1/graph/query",
+        route="POST /api/v1/graph/query", heavy=True,
     ),
     "graph stats": Operation(
         "Count the documents, entities and relations of the knowledge graph.",

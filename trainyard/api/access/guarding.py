@@ -9,7 +9,7 @@ It is an ASGI app around another, and checks HTTP requests and websockets first,
     Content-Type      JSON for every body, or another type that no form can send: browsers send other types without
                       asking the server first
 
-Prefect's server and the service both stand behind it; each gives the shape of its refusals.
+It is in front of Prefect's server and of the service; each gives the shape of its refusals.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Refusal(NamedTuple):
     text: str
 
 
-class Answer(NamedTuple):
+class RefusalBody(NamedTuple):
     """A body, and its media type."""
 
     body: bytes
@@ -56,7 +56,7 @@ class Guard:
         self,
         app: ASGIApp,
         origins: Iterable[str],
-        worded: Callable[[Refusal], Answer],
+        worded: Callable[[Refusal], RefusalBody],
         *,
         names: Iterable[str] = (),
         types: Iterable[str] = (JSON_TYPE,),
@@ -145,7 +145,7 @@ def follows_link(scope: Scope, headers: Headers) -> bool:
     return opens and scope.get("method") == "GET"
 
 
-async def send_answer(send: Send, status: int, answer: Answer, headers: Rows = ()) -> None:
+async def send_answer(send: Send, status: int, answer: RefusalBody, headers: Rows = ()) -> None:
     """Send a whole answer, as an ASGI app does."""
     rows = [(b"content-type", answer.media_type.encode()), (b"content-length", str(len(answer.body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*rows, *headers]})

@@ -145,10 +145,10 @@ def read_query(
         else:
             texts[name] = values[0]
     try:
-        if not body:
+        if not body and not any(isinstance(value, list) for value in texts.values()):  # pydantic takes no list there
             return model.model_validate_strings({name: as_text(value) for name, value in texts.items()})
         parsed = {name: text_value(model, name, value) for name, value in texts.items()}
-        return model.model_validate_json(json.dumps({**parsed, **body}, default=str), strict=True)
+        return model.model_validate_json(json.dumps({**parsed, **(body or {})}, default=str), strict=True)
     except ValidationError as error:
         raise invalid_fields(error) from error
 
@@ -164,7 +164,7 @@ def text_value(model: type[BaseModel], name: str, text: str | list[str]) -> Any:
     kind: Any = model.model_fields[name].annotation
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     try:
-        value = adapter.validate_strings(text)
+        value = adapter.validate_python(text) if isinstance(text, list) else adapter.validate_strings(text)
     except ValidationError as error:
         raise invalid_fields(error, name) from error
     return adapter.dump_python(value, mode="json")

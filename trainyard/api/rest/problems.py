@@ -85,9 +85,11 @@ def status_of(error: TrainyardError) -> int:
     return STATUS_OF_CODE.get(error.code) or next(own, 422)
 
 
-def problem_of(error: TrainyardError, trace: str = "", fields: Sequence[FieldProblem] = ()) -> ProblemDocument:
-    """The document about an error."""
-    status = status_of(error)
+def problem_of(
+    error: TrainyardError, trace: str = "", fields: Sequence[FieldProblem] = (), status: int = 0
+) -> ProblemDocument:
+    """The document about an error; `status` in place of that of its class."""
+    status = status or status_of(error)
     reasons = error.reasons if isinstance(error, Refused) else ()
     return ProblemDocument(
         type=f"urn:trainyard:{error.code}",
@@ -107,11 +109,13 @@ def answer_problem(
     trace: str = "",
     fields: Sequence[FieldProblem] = (),
     headers: Mapping[str, str] | None = None,
+    status: int = 0,
 ) -> Response:
     """The answer with the document. A 401 names the scheme, a 503 when to try again."""
-    problem = problem_of(error, trace, fields)
+    problem = problem_of(error, trace, fields, status)
     own: dict[int, dict[str, str]] = {
         401: {"www-authenticate": "Bearer"},
+        429: {"retry-after": str(getattr(error, "retry_after_s", RETRY_AFTER_S))},
         503: {"retry-after": str(RETRY_AFTER_S)},
     }
     return Response(

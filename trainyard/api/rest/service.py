@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 import uvicorn
 
-from trainyard.api.rest.access import home_authenticator
+from trainyard.api.access.authentication import Authenticator
+from trainyard.api.access.browser import add_logins
+from trainyard.api.access.entrance import caller_of_request, protect
+from trainyard.api.access.guarding import Guard
 from trainyard.api.rest.app import build_app
 from trainyard.serve.listening import bind, server_config, url_of
 from trainyard.settings import Settings
@@ -35,6 +38,13 @@ def serve_api(settings: Settings, host: str, port: int, say: Callable[[str], Non
         def announce() -> None:
             say(f"the API answers at {url}/api/v1; Ctrl-C ends it")
 
-        app = build_app(settings, home_authenticator(settings))
-        AnnouncingServer(server_config(app, graceful_s=5), announce).run(sockets=[listener])
+        AnnouncingServer(server_config(guarded_app(settings), graceful_s=5), announce).run(sockets=[listener])
     return url
+
+
+def guarded_app(settings: Settings, *, everybody: bool = False) -> Guard:
+    """The whole service: the API of a home behind its checks. With `everybody`, who reaches it is the owner."""
+    authenticator = Authenticator(settings, everybody)
+    app = build_app(settings, caller_of_request)
+    add_logins(app, authenticator)
+    return protect(app, authenticator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,8 @@ from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, supervise
-from trainyard.errors import TrainyardError, from_fields
+from trainyard.errors import InvalidInput, TrainyardError, from_fields
+from trainyard.inherited import key_variable
 from trainyard.settings import Settings
 from trainyard.stores.whole import write_json_durably
 
@@ -46,7 +48,7 @@ def session_job(
     base = record.config.base_model or settings.default_base_model
     job = job_for(record.config, base, settings, data={}, devices=devices, run=run, node=record.id)
     return SessionJob(
-        session=record.id, job=job, idle_s=record.idle_s, autosave_s=record.autosave_s
+        session=record.id, job=job, idle_s=record.idle_s, autosave_s=record.autosave_s, key=settings.checkpoint_key
     )  # fmt: skip
 
 
@@ -80,10 +82,21 @@ def run_session(
 
     outcome = supervise(
         [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)], folder,
-        wanted=wanted, on_event=note, budget_s=record.budget_s, poll_s=poll_s,
+        env=key_environment(settings), wanted=wanted, on_event=note, budget_s=record.budget_s, poll_s=poll_s,
     )  # fmt: skip
     write_status(folder, *ending(outcome), run, last=last)
     return outcome
+
+
+def key_environment(settings: Settings) -> dict[str, str]:
+    """The variable with the key of the checkpoints, for the child alone. Raises `InvalidInput` (`E-PARAMETER`)."""
+    name = key_variable(settings.checkpoint_key)
+    if name and not os.environ.get(name):
+        raise InvalidInput(
+            f"checkpoint_key of trainyard.toml names the variable {name}, which is not set.",
+            do="Set it where `trainyard up` is called, which passes it to the worker.", code="E-PARAMETER",
+        )  # fmt: skip
+    return {name: os.environ[name]} if name else {}
 
 
 def ending(outcome: Outcome) -> tuple[SessionState, str]:

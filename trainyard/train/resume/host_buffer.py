@@ -9,7 +9,6 @@ changes the tensors again. Format: https://huggingface.co/docs/safetensors (head
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import torch
 from transformers.modeling_utils import str_to_torch_dtype
 
 from trainyard.errors import TrainyardError
+from trainyard.train.resume.streams import Sealer, open_stream
 
 DTYPE_NAMES = {dtype: name for name, dtype in str_to_torch_dtype.items()} | {torch.complex64: "C64"}
 """What safetensors calls the types of torch."""
@@ -133,17 +133,14 @@ class HostBuffer:
         """The copies, in the order of the file."""
         return self._places
 
-    def write(self, path: Path) -> str:
+    def write(self, path: Path, sealer: Sealer | None = None) -> str:
         """Write the safetensors file and return its SHA-256, computed on the way."""
-        hasher = hashlib.sha256(self.layout.header)
         data = memoryview(self.data_N[: self.layout.size].numpy().data)
-        with path.open("wb") as stream:  # which writes pieces that are larger than its buffer without a copy
+        with open_stream(path, sealer) as stream:  # plain, pieces larger than its buffer are written without a copy
             stream.write(self.layout.header)
             for start in range(0, len(data), WRITE_BYTES):
-                piece = data[start : start + WRITE_BYTES]
-                hasher.update(piece)
-                stream.write(piece)
-        return hasher.hexdigest()
+                stream.write(data[start : start + WRITE_BYTES])
+        return stream.hexdigest()
 
     def _lay_out(self, tensors: Mapping[str, torch.Tensor]) -> None:
         shapes = tuple((name, value.dtype, tuple(value.shape)) for name, value in sorted(tensors.items()))

@@ -19,13 +19,14 @@ from typing import Any
 import safetensors
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import digest
 from trainyard.stores.whole import write_folder
 from trainyard.train.checkpoints import damage_of
 from trainyard.train.resume.state import Tensors, flatten, rebuild
+from trainyard.train.resume.streams import Sealer, is_sealed, read_bytes, write_bytes
 from trainyard.train.session.parallelism import ONE_PROCESS
 
 TENSOR_FILE, VALUE_FILE = "state.safetensors", "state.json"
@@ -125,14 +126,9 @@ def in_words(layout: Mapping[str, Any]) -> str:
     return "1 process" if count == 1 else f"{count} processes ({', '.join(rest)})"
 
 
-def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str) -> dict[str, Any]:
+def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str, sealer: Sealer | None = None) -> dict[str, Any]:
     """Write a named state whole, or nothing. See `Session.save`."""
-    if not NAME.fullmatch(name):
-        raise InvalidInput(
-            f"{name!r} is not a valid name for a saved state.",
-            do="Use up to 128 letters, digits, dots, dashes and underscores.",
-            code="E-NAME",
-        )
+    require_name(name)
     if kind not in ("full", "weights"):
         raise InvalidInput(f"There is no kind {kind!r} of saved state.", do="Use full or weights.", code="E-STEP")
     if kind == "weights":
@@ -143,14 +139,28 @@ def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str) -> dict[
     tensors, values = snapshot.flat()
 
     def write_state(folder: Path) -> None:
-        save_file({name: value.cpu().contiguous().clone() for name, value in tensors.items()}, folder / TENSOR_FILE)
-        (folder / VALUE_FILE).write_text(json.dumps(values), encoding="utf-8")
+        copies = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
+        if sealer is None:
+            save_file(copies, folder / TENSOR_FILE)
+        else:
+            write_bytes(folder / TENSOR_FILE, save(copies), sealer)
+        write_bytes(folder / VALUE_FILE, json.dumps(values).encode(), sealer)
 
     write_folder(final, write_state)
     return {"name": name, "path": str(final), "kind": kind, "sha256": digest_of(final)}
 
 
-def load_snapshot(root: Path, name: str) -> tuple[Snapshot, dict[str, Any]]:
+def require_name(name: str) -> None:
+    """Raise `InvalidInput` (`E-NAME`) for what is not a valid name."""
+    if not NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{name!r} is not a valid name for a saved state.",
+            do="Use up to 128 letters, digits, dots, dashes and underscores.",
+            code="E-NAME",
+        )
+
+
+def load_snapshot(root: Path, name: str, sealer: Sealer | None = None) -> tuple[Snapshot, dict[str, Any]]:
     """Read a named state, its bytes verified first."""
     folder = root / "saved" / name
     if not NAME.fullmatch(name) or not folder.is_dir():
@@ -162,14 +172,18 @@ def load_snapshot(root: Path, name: str) -> tuple[Snapshot, dict[str, Any]]:
         raise Corrupt(
             f"The saved state {name!r} is damaged: {damage}.", do="Load an earlier one.", code="E-CHECKPOINT-CORRUPT"
         )
-    snapshot = Snapshot.from_flat(*read_state(folder))
+    snapshot = Snapshot.from_flat(*read_state(folder, sealer))
     return snapshot, {"name": name, "path": str(folder), "sha256": digest_of(folder)}
 
 
-def read_state(folder: Path) -> tuple[Tensors, dict[str, Any]]:
+def read_state(folder: Path, sealer: Sealer | None = None) -> tuple[Tensors, dict[str, Any]]:
     try:
-        values: dict[str, Any] = json.loads((folder / VALUE_FILE).read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(read_bytes(folder / VALUE_FILE, sealer))
+        if is_sealed(folder / TENSOR_FILE):
+            return load(read_bytes(folder / TENSOR_FILE, sealer)), values
         return load_file(folder / TENSOR_FILE), values
+    except Corrupt:
+        raise
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise Corrupt(
             f"The state in {folder.name} cannot be read.", why=str(error), code="E-CHECKPOINT-CORRUPT"

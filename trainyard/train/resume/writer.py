@@ -12,7 +12,6 @@ Training waits for that copy, and for an unfinished save if two are under way al
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections import deque
@@ -24,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt
@@ -33,6 +32,7 @@ from trainyard.train.checkpoints import checkpoints, commit, damage_of, drop
 from trainyard.train.resume.host_buffer import HostBuffer, bytes_of, fits_in_memory, require_finite
 from trainyard.train.resume.mirror import Mirror, find_newest
 from trainyard.train.resume.retention import Best, list_prunable, metric_of
+from trainyard.train.resume.streams import Sealer, is_sealed, read_bytes, write_bytes
 
 __all__ = ["CheckpointWriter", "Staged", "find_newest", "load_checkpoint"]
 
@@ -64,7 +64,7 @@ class CheckpointWriter:
 
     An error in the thread that writes (`E-DISK-FULL`, `E-NON-FINITE`) is raised by the next `save`, `wait` or
     `close`. Tensors whose names begin with one of `may_overflow` pass the gate as they are: gradients that a scaler
-    will skip.
+    will skip. With a `sealer` both files are encrypted; the manifest is over the encrypted bytes.
     """
 
     def __init__(
@@ -78,7 +78,9 @@ class CheckpointWriter:
         best: Best = min,
         keep_best: int = 1,
         may_overflow: tuple[str, ...] = (),
+        sealer: Sealer | None = None,
     ) -> None:
+        self.sealer = sealer
         self.root, self.keep, self.best, self.may_overflow = root, keep, best, may_overflow
         self.keep_best = keep_best
         kept: dict[str, Any] = {"keep": keep, "best": best, "keep_best": keep_best}
@@ -162,11 +164,10 @@ class CheckpointWriter:
         require_finite(gated, step)
 
         def write(folder: Path) -> Described:
-            digest = buffer.write(folder / TENSORS_FILE)
-            (folder / STATE_FILE).write_bytes(text)
+            digests = {TENSORS_FILE: buffer.write(folder / TENSORS_FILE, self.sealer)}
+            digests[STATE_FILE] = write_bytes(folder / STATE_FILE, text, self.sealer)
             return {
-                STATE_FILE: {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)},
-                TENSORS_FILE: {"sha256": digest, "bytes": (folder / TENSORS_FILE).stat().st_size},
+                name: {"sha256": digest, "bytes": (folder / name).stat().st_size} for name, digest in digests.items()
             }
 
         facts = {"step": step, "metric": metric}
@@ -188,7 +189,9 @@ class CheckpointWriter:
                 drop(found[step])
 
 
-def load_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def load_checkpoint(
+    path: Path, *, verify: bool = True, sealer: Sealer | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Tensors (on the CPU) and values of a checkpoint, its SHA-256 verified before anything is read.
 
     `verify=False` is for a path that `find_newest` has verified just now. Raises `Corrupt`: `E-CHECKPOINT-CORRUPT`, or
@@ -202,7 +205,7 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, torch
             do="Start the run again: it continues from the newest checkpoint that is whole.",
             code="E-CHECKPOINT-CORRUPT",
         )
-    state = json.loads((path / STATE_FILE).read_text(encoding="utf-8")) if (path / STATE_FILE).is_file() else {}
+    state = json.loads(read_bytes(path / STATE_FILE, sealer)) if (path / STATE_FILE).is_file() else {}
     if state.get("format") != FORMAT or not (path / TENSORS_FILE).is_file():
         raise Corrupt(
             f"The checkpoint {path.name} has format {state.get('format')}; this version reads format {FORMAT}.",
@@ -210,5 +213,7 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, torch
             do="Continue with the version that wrote it, or move it away to start from zero.",
             code="E-CHECKPOINT-MISMATCH",
         )
+    if is_sealed(path / TENSORS_FILE):
+        return load(read_bytes(path / TENSORS_FILE, sealer)), state["values"]
     # Read, not mapped: the file may be pruned, or the disk fail, while the run still uses what came from it.
     return load_file(path / TENSORS_FILE, backend="pread"), state["values"]

@@ -37,6 +37,7 @@ from trainyard.train.optimizers import on_eval, on_train
 from trainyard.train.resume import snapshot as snapshots
 from trainyard.train.resume import state
 from trainyard.train.resume.snapshot import Snapshot
+from trainyard.train.resume.streams import Sealer
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.determinism import strict_kernels
 from trainyard.train.session.generators import OwnGenerators, draw_own
@@ -93,6 +94,8 @@ class Session:
         """Passes so far; their ids are counted by it."""
         self._pending: tuple[str, torch.Tensor] | None = None
         self._replies = Replies()
+        self.sealer: Sealer | None = None
+        """The key of the states that `save` writes."""
         if engine.stage.head == "causal":
             self.parallelism.run(engine.model, require_known_logits)
         stage = engine.config.stage
@@ -366,15 +369,15 @@ class Session:
 
     def _save(self, name: str, kind: str) -> dict[str, Any]:
         if kind != "weights":
-            return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind)
+            return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind, self.sealer)
         self.show_served()
         try:
-            return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind)
+            return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind, self.sealer)
         finally:
             self.show_trained()
 
     def _load(self, name: str, optimizer: bool) -> dict[str, Any]:
-        snapshot, facts = snapshots.load_snapshot(self.folder, name)
+        snapshot, facts = snapshots.load_snapshot(self.folder, name, self.sealer)
         if optimizer:
             snapshots.require_whole(snapshot, name)
             snapshots.require_same(snapshot, self.identity())

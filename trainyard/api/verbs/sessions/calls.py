@@ -94,6 +94,8 @@ class SaveReply(Operated):
     name: str | None = None
     kind: str | None = None
     sha256: str | None = None
+    path: str | None = None
+    """Folder of a result, on the machine of the session."""
 
 
 class LoadReply(Operated):

@@ -7,6 +7,7 @@ Killed, it loses what came after its last checkpoint and nothing else: it contin
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,14 @@ from trainyard.backends.sessions.frames import error_header
 from trainyard.backends.sessions.running import SessionJob
 from trainyard.backends.trl.loading import pick_device
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, crash_error, faultpoint, log_traceback
-from trainyard.errors import Corrupt, TrainyardError
+from trainyard.errors import Corrupt, InvalidInput, TrainyardError
+from trainyard.inherited import UMASK, key_variable
+from trainyard.loading import load
 from trainyard.train.checkpoints import require_space
 from trainyard.train.methods.contract import Policy
 from trainyard.train.methods.table import save as save_policy
 from trainyard.train.resume.snapshot import Snapshot, require_same
+from trainyard.train.resume.streams import Sealer
 from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.session.session import Session
 from trainyard.train.stages.contract import Batch
@@ -71,7 +75,8 @@ class SessionWorker:
         self.given, self.folder, self.events = given, folder, events
         policy, session = open_engine(given.job, folder, events, device)
         require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(policy.model))
-        self.session = session
+        self.session, self.sealer = session, sealer_of(given.key)
+        session.sealer = self.sealer
         self.side = Side(session, lambda target: export(given.job, policy, session, device, target))
         found = find_newest(folder / CHECKPOINT_FOLDER, None)
         for sentence in found.quarantined:
@@ -80,7 +85,7 @@ class SessionWorker:
         self.writer = CheckpointWriter(
             folder / CHECKPOINT_FOLDER, keep=given.job.config.engine.keep_checkpoints, keep_best=0, at=faultpoint,
             report=self.note_written,
-            may_overflow=("state/gradients/",) if session.scaler.is_enabled() else (),
+            sealer=self.sealer, may_overflow=("state/gradients/",) if session.scaler.is_enabled() else (),
         )  # fmt: skip
         self.saved, self.changed = self.operations.done, False
         self.saved_at, self.writing_s = time.monotonic(), 0.0
@@ -88,7 +93,7 @@ class SessionWorker:
 
     def resume(self, path: Path) -> dict[str, Any]:
         """Take over a checkpoint and return what it says of the operations. Raises `Corrupt`."""
-        tensors, values = load_checkpoint(path, verify=False)
+        tensors, values = load_checkpoint(path, verify=False, sealer=self.sealer)
         if "operations" not in values:
             raise Corrupt(
                 f"{path.name} is not a checkpoint of a session.", do="Create another session.",
@@ -197,6 +202,32 @@ def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> 
     session = open_session(job, policy, tokenizer, decided, place=(device, folder), team=None)
     events.emit("begin", precision=precision.precision.value, precision_why=precision.why, head=head.value)
     return policy, session
+
+
+def sealer_of(key: str) -> Sealer | None:
+    """What the setting `checkpoint_key` names, as a key; None without one. The variable is not kept."""
+    if not key:
+        return None
+    name = key_variable(key)
+    secret = os.environ.pop(name, "") if name else read_key(Path(key))
+    sealer: Sealer = load("trainyard.train.resume.cipher:CheckpointCipher")(secret)
+    return sealer
+
+
+def read_key(path: Path) -> str:
+    """Raises `InvalidInput` (`E-PARAMETER`) for a file that is not there, or that others may read."""
+    try:
+        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise InvalidInput(
+            f"The key of the checkpoints cannot be read: {error}.",
+            do="Correct checkpoint_key in trainyard.toml.", code="E-PARAMETER",
+        ) from error  # fmt: skip
+    if mode & UMASK:
+        raise InvalidInput(
+            f"Others may read the key of the checkpoints, {path}.", do=f"Run `chmod 600 {path}`.", code="E-PARAMETER"
+        )
+    return text
 
 
 def timed_batch(policy: Policy) -> Batch:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.backends.native.sessions.batches import Encoder
-from trainyard.errors import InvalidInput
+from trainyard.errors import Conflict, InvalidInput
+from trainyard.stores.whole import write_folder
+from trainyard.train.resume.snapshot import digest_of, require_name
 from trainyard.train.session.sampling import Sampling
 from trainyard.train.session.session import Session
 
@@ -116,8 +118,20 @@ def logprobs(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
 
 
 def save(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+    if given.get("kind") == "result":
+        return save_result(side, given["name"])
     found = side.session.save(given["name"], kind=given.get("kind", "full"))
     return {name: found[name] for name in ("name", "kind", "sha256")}
+
+
+def save_result(side: Side, name: str) -> dict[str, Any]:
+    """Write the adapter or the model as other programs read it; not encrypted, since they have no key."""
+    require_name(name)
+    target = side.session.folder / "saved" / name
+    if target.exists():
+        raise Conflict(f"A state named {name!r} is there already.", do="Choose another name.", code="E-FILE-EXISTS")
+    write_folder(target, side.export)
+    return {"name": name, "kind": "result", "sha256": digest_of(target), "path": str(target)}
 
 
 def load(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
