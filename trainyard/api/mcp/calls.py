@@ -21,7 +21,7 @@ from mcp import types
 from pydantic import BaseModel
 
 from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import carry_out, request_of, require_allowed
+from trainyard.api.invocation import carry_out, refuse_early, request_of
 from trainyard.api.mcp.tools import NAMES
 from trainyard.api.operations import OPERATIONS, REQUESTS, TEXTS
 from trainyard.api.requests.fields import FieldError
@@ -104,7 +104,7 @@ def perform(tool: str, arguments: dict[str, Any], context: Context) -> BaseModel
     if name is None:
         raise NotFound(f"There is no tool {tool!r}.", do="List the tools.", code="E-NOT-FOUND")
     model = load(REQUESTS + OPERATIONS[name].request)
-    require_allowed(name, model.model_construct(_fields_set=set()), context)
+    refuse_early(name, model, context)
     if OPERATIONS[name].endless:
         raise Denied(
             f"{name} runs until it is stopped, and a call of a tool ends.",
