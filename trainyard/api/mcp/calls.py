@@ -19,7 +19,7 @@ from mcp import types
 from pydantic import BaseModel
 
 from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import carry_out, request_of, require_allowed
+from trainyard.api.invocation import carry_out, refuse_early, request_of
 from trainyard.api.mcp.tools import NAMES
 from trainyard.api.operations import OPERATIONS, REQUESTS, TEXTS
 from trainyard.api.requests.fields import FieldError
@@ -74,7 +74,9 @@ async def call_tool(
 ) -> types.CallToolResult:
     """Carry out the operation of a tool for a caller. An error is a result too, with code, what, why and do."""
     reporter = Reporter(send, NAMES.get(tool, ""))
-    context = Context(settings, say=reporter.say, on_progress=reporter.event, on_part=reporter.part, caller=caller)
+    context = Context(
+        settings, say=reporter.say, on_progress=reporter.event, on_part=reporter.part, caller=caller, surface="mcp"
+    )
     try:
         work = partial(perform, tool, arguments, context)
         result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
@@ -98,7 +100,7 @@ def perform(tool: str, arguments: dict[str, Any], context: Context) -> BaseModel
     if name is None:
         raise NotFound(f"There is no tool {tool!r}.", do="List the tools.", code="E-NOT-FOUND")
     model = load(REQUESTS + OPERATIONS[name].request)
-    require_allowed(name, model.model_construct(_fields_set=set()), context)
+    refuse_early(name, model, context)
     if OPERATIONS[name].endless:
         raise Denied(
             f"{name} runs until it is stopped, and a call of a tool ends.",

@@ -138,7 +138,7 @@ class AuditOperations:
     def verify(self) -> AuditCheck: ...  # admin
 
 class Operations:
-    def up(self, *, no_auth: bool = ...) -> UpOutput: ...  # admin
+    def up(self, *, no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
     def down(self) -> DownOutput: ...  # admin
     def demo(self) -> DemoResult: ...  # admin
     def env(self) -> EnvOutput: ...  # admin
@@ -158,7 +158,7 @@ class Operations:
     def chains(self) -> ChainsOperations: ...
     def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
     def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # run
-    def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ..., no_auth: bool = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
     def mcp(self, *, scope: Literal['read', 'write', 'admin'] = ...) -> McpEnded: ...  # admin
     def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # run
     def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # run
