@@ -55,6 +55,9 @@ class Imports:
         if origin is not None:
             inner = ", ".join("..." if one is ... else self.text_of(one) for one in get_args(kind))
             return f"{self.text_of(origin)}[{inner}]"
+        if kind is list:  # a class with a method of this name hides the type
+            self.add("builtins", "list as list_")
+            return "list_"
         if kind.__module__ != "builtins":
             self.add(kind.__module__, kind.__name__)
         return str(kind.__name__)

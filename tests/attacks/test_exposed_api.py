@@ -39,9 +39,7 @@ def serving(*options: str) -> Iterator[int]:
     """The API as `trainyard serve` starts it; yields its port."""
     port = free_port(20_000)
     argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "training", "--port", str(port), *options]
-    with subprocess.Popen(
-        argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=os.environ
-    ) as process:
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stderr is not None
             begun = time.monotonic()

@@ -20,9 +20,9 @@ from mcp.shared.exceptions import MCPError
 from starlette.requests import Request
 
 from trainyard.api.context import OWNER, Caller
-from trainyard.api.mcp.server import http_app
 from trainyard.api.mcp.tools import NAMES, list_tools
 from trainyard.api.operations import OPERATIONS, REQUESTS, Scope
+from trainyard.api.rest.app import build_app
 from trainyard.errors import Denied
 from trainyard.loading import load
 from trainyard.serve.listening import bind
@@ -39,6 +39,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "chains_show": {"chain": "chain"},
     "data_preview": {"path": "rows.jsonl"},
     "graph_export": {"file": "graph.jsonl"},
+    "tokens_create": {"name": "laptop"},
+    "tokens_revoke": {"name": "laptop"},
 }
 """Tool -> arguments with which it gives a result. Every other one is called with names of what is not there."""
 
@@ -105,7 +107,7 @@ async def test_a_tool_that_is_not_there_and_a_wrong_value_are_errors_with_a_reme
         denied = await client.call_tool("chains_create", {"spec": CHAIN})
         assert text_of(unknown) == "E-NOT-FOUND: There is no tool 'trains_list'. Do: List the tools."
         assert "E-PARAMETER: jobs_list does not take this value of 'limit'" in text_of(wrong)
-        assert "E-SCOPE: chains create needs a token with the scope write" in text_of(denied)
+        assert "E-SCOPE: chains create needs a token with the scope run" in text_of(denied)
 
 
 async def test_progress_comes_as_notifications() -> None:
@@ -152,7 +154,7 @@ def authenticate(request: Request) -> Caller:
 @contextmanager
 def answering() -> Iterator[str]:
     """The application behind a real socket, in a thread."""
-    config = uvicorn.Config(http_app(settings(), authenticate), log_level="warning", lifespan="off")
+    config = uvicorn.Config(build_app(settings(), authenticate), log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     with bind("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

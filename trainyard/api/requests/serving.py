@@ -45,8 +45,8 @@ class ServeInput(Request):
 
 
 class McpInput(Request):
-    scope: Literal["read", "write", "admin"] = Field(
-        "admin", description="What the agent may do: read; write, too; or all that you may."
+    scope: Literal["read", "run", "admin"] = Field(
+        "admin", description="What the agent may do: look; start work, too; or all that you may."
     )
 
 
