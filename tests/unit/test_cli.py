@@ -240,7 +240,7 @@ print(json.dumps(found))
 def test_a_shell_completes_commands_options_values_and_files() -> None:
     assert complete("trainyard jo") == ["plain,jobs"]
     assert complete("trainyard backends in") == ["plain,install"]
-    assert complete("trainyard jobs list --st") == ["plain,--state"]
+    assert complete("trainyard jobs list --stat") == ["plain,--state"]
     assert complete("trainyard jobs list --state p") == ["plain,pending", "plain,paused"]
     assert complete("trainyard plan ch") == ["file,ch"]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -165,13 +164,11 @@ def protect(
     *,
     names: Iterable[str] = (),
     origins: Iterable[str] = (),
-    tls: bool = False,
 ) -> Guard:
     """The application behind guard and entrance. `names` are what clients call this server, besides loopback."""
     settings = authenticator.settings
-    secure: tuple[Any, ...] = ((b"strict-transport-security", b"max-age=31536000"),) if tls else ()
     entrance = Entrance(app, authenticator, CallerRates(settings.api_requests_per_s))
     return Guard(
         entrance, (*settings.api_origins, *origins), as_problem,
-        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE), headers=(*API_HEADERS, *secure),
+        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE), headers=API_HEADERS,
     )  # fmt: skip

@@ -8,6 +8,7 @@ import time
 
 from trainyard.api import planning
 from trainyard.api.context import Context
+from trainyard.api.live.found import note_started
 from trainyard.api.records import REFRESH_TAG, RunResult
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.stack import import_prefect_client
@@ -29,6 +30,8 @@ def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> 
     settings, since = context.settings, time.time()
     earlier = isinstance(given.target, str) and (RUN_ID.fullmatch(given.target) or JOB_ID.fullmatch(given.target))
     started = continued(given, context) if earlier else begun(given, context, own_tags)
+    if JOB_ID.fullmatch(started.id):
+        note_started(started, context)
     context.say(f"run {started.name}: {started.url}")
     if not given.watch:
         return started
