@@ -14,7 +14,9 @@ NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
 class CreateTokenInput(Request):
     name: str = Field(pattern=NAME, description="Name in the audit log, such as ci.")
-    scope: Literal["read", "run", "admin"] = Field("read", description="What it may do; each scope contains those before it.")
+    scope: Literal["read", "run", "admin"] = Field(
+        "read", description="What it may do; each scope contains those before it."
+    )
     tenant: str | None = Field(
         None, pattern=NAME, description="Only what belongs to this tenant; default: every tenant."
     )
