@@ -73,7 +73,20 @@ class Endpoint(BaseModel):
     model: str | None = Field(None, description="The server's own name for the model, when it differs.")
 
 
-class MachineSettings(BaseSettings):
+class ApiSettings(BaseSettings):
+    """Settings of the service that answers the REST API."""
+
+    api_hosts: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$|^\[[0-9a-f:]+\]$")], ...] = Field(
+        (), description="Names besides loopback by which clients call the API, such as that of a proxy."
+    )
+    api_origins: tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.:\[\]-]+$")], ...] = Field(
+        (), description="Origins of other servers whose pages may use the API, such as https://lab.example.com."
+    )
+    api_requests_per_s: float = Field(500.0, gt=0, description="Requests of one caller per second, over two seconds.")
+    api_heavy_calls: int = Field(4, ge=1, description="Operations that take long or much memory, at a time.")
+
+
+class MachineSettings(ApiSettings):
     """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
     embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")

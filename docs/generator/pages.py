@@ -9,6 +9,7 @@ from docs.generator.codes import errors_page
 from docs.generator.commands import cli_page
 from docs.generator.imports import imports_page
 from docs.generator.refusals import refusals_page
+from docs.generator.routes import routes_page
 from docs.generator.sdk import write_types
 from docs.generator.settings import night_page, nodes_page, settings_page, templates_page
 
@@ -19,6 +20,7 @@ PAGES = {
     "night.md": night_page,
     "settings.md": settings_page,
     "commands.md": cli_page,
+    "routes.md": routes_page,
     "refusals.md": refusals_page,
     "errors.md": errors_page,
     "axes.md": axes_page,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from trainyard.api.operations import OPERATIONS, REQUESTS, VERBS
 from trainyard.api.sdk.surface import attribute_of, words_after
@@ -42,19 +42,22 @@ class Imports:
 
     def text_of(self, kind: Any) -> str:
         """A type as source text; its names are imported."""
-        if kind is type(None) or kind is None:
-            return "None"
-        if kind is Any:
-            return "Any"
+        if kind in (None, type(None), Any):
+            return "Any" if kind is Any else "None"
         origin = get_origin(kind)
         if origin is Literal:
             self.add("typing", "Literal")
             return f"Literal[{', '.join(map(repr, get_args(kind)))}]"
+        if origin is Annotated:
+            return self.text_of(get_args(kind)[0])
         if origin is types.UnionType or str(origin) == "typing.Union":
             return " | ".join(self.text_of(one) for one in get_args(kind))
         if origin is not None:
             inner = ", ".join("..." if one is ... else self.text_of(one) for one in get_args(kind))
             return f"{self.text_of(origin)}[{inner}]"
+        if kind is list:  # a class with a method of this name hides the type
+            self.add("builtins", "list as list_")
+            return "list_"
         if kind.__module__ != "builtins":
             self.add(kind.__module__, kind.__name__)
         return str(kind.__name__)

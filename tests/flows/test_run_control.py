@@ -40,6 +40,7 @@ from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings, settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import derive_job_id
+from trainyard.stores.live.job_index import JobQuery
 
 pytestmark = pytest.mark.usefixtures("prefect", "fresh")
 
@@ -194,12 +195,16 @@ def test_an_unknown_run_is_told() -> None:
             verb(NOBODY)
 
 
+def jobs_in(state: JobState) -> list[dict[str, Any]]:
+    return listing.select_jobs(JobQuery(state=state), settings().runs).rows
+
+
 def test_a_job_is_found_by_id_beginning_and_name(deployed: Settings) -> None:
     run_id = started(deployed)
     row = listing.find_job(run_id)
     assert row == listing.find_job(run_id[:12]) == listing.find_job(row["name"])
-    assert run_id in [one["run_id"] for one in listing.list_jobs(JobState.PENDING)]
-    assert run_id not in [one["run_id"] for one in listing.list_jobs(JobState.COMPLETED)]
+    assert run_id in [one["run_id"] for one in jobs_in(JobState.PENDING)]
+    assert run_id not in [one["run_id"] for one in jobs_in(JobState.COMPLETED)]
     with pytest.raises(NotFound, match="E-JOB-NOT-FOUND: There is no job 'nothing'"):
         listing.find_job("nothing")
 
@@ -245,7 +250,7 @@ def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:
     with get_client(sync_client=True) as client:
         for run_id in ids:
             client.update_flow_run(run_id, name="twins")  # type: ignore[arg-type]
-    with pytest.raises(Conflict, match="E-JOB-NOT-FOUND: 'twins' means 2 jobs"):
+    with pytest.raises(Conflict, match="E-JOB-NOT-FOUND: 'twins' means several jobs"):
         listing.find_job("twins")
 
 

@@ -30,6 +30,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.job import JobSpec
 from trainyard.spec.states import JobState
 from trainyard.stores.auth_string import keep_auth
+from trainyard.stores.live.job_index import JobQuery
 
 pytestmark = pytest.mark.usefixtures("prefect")
 
@@ -140,7 +141,8 @@ async def test_a_run_whose_machine_has_no_trainer_goes_back_to_pending(context: 
     with pytest.raises(Pause) as gone:
         await training_job(JobSpec.model_validate(JOB), return_state=True)
     assert gone.value.state is not None
-    pending = [row for row in listing.list_jobs(JobState.PENDING) if row["waits_for_trainer"] and row["attempts"] == 1]
+    found = listing.select_jobs(JobQuery(state=JobState.PENDING), settings().runs).rows
+    pending = [row for row in found if row["waits_for_trainer"] and row["attempts"] == 1]
     assert len(pending) == 1
     assert pending[0]["name"]
     assert INSTALL in pending[0]["message"]

@@ -35,7 +35,7 @@ def test_the_commands_are_the_promised_ones() -> None:
     commands = {name for name, command in found.items() if not isinstance(command, click.Group)}
     stack = {"up", "down", "env", "doctor", "migrate", "gc", "backup", "restore"}
     chains = {"check", "plan", "run", "compare", "templates", "schema"}
-    assert commands == stack | chains | {"demo", "prove-resume", "eject", "serve", "chat", "import", "export"}
+    assert commands == stack | chains | {"demo", "prove-resume", "eject", "serve", "mcp", "chat", "import", "export"}
     groups = {name: set(one.list_commands(root)) for name, one in found.items() if isinstance(one, click.Group)}
     jobs = {"create", "list", "show", "logs", "metrics", "pause", "resume", "cancel"}
     assert groups == {
@@ -240,7 +240,7 @@ print(json.dumps(found))
 def test_a_shell_completes_commands_options_values_and_files() -> None:
     assert complete("trainyard jo") == ["plain,jobs"]
     assert complete("trainyard backends in") == ["plain,install"]
-    assert complete("trainyard jobs list --st") == ["plain,--state"]
+    assert complete("trainyard jobs list --stat") == ["plain,--state"]
     assert complete("trainyard jobs list --state p") == ["plain,pending", "plain,paused"]
     assert complete("trainyard plan ch") == ["file,ch"]
 

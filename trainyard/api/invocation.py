@@ -40,17 +40,36 @@ def carry_out(name: str, request: Any, context: Context) -> Any:
     """
     if not changes_something(name):
         require_allowed(name, request, context)
-        return implementation_of(name)(request, context)
+        return work(name, request, context)
     entry = load("trainyard.api.access.auditing:AuditEntry")(name, request, context)
     entry.begin()
     try:
         require_allowed(name, request, context)
-        response = implementation_of(name)(request, context)
+        response = work(name, request, context)
     except BaseException as error:
         entry.end(error=error)
         raise
     entry.end(response)
     return response
+
+
+def work(name: str, request: Any, context: Context) -> Any:
+    """The response of an operation. Raises `LimitExceeded` (`E-RATE`) while too many heavy ones are running."""
+    if not (context.caller.remote and OPERATIONS[name].heavy):
+        return implementation_of(name)(request, context)
+    with load("trainyard.api.access.limits:heavy_place")(context.settings.api_heavy_calls):
+        return implementation_of(name)(request, context)
+
+
+def refuse_early(name: str, model: type[BaseModel], context: Context) -> None:
+    """Refuse what the caller may not ask for whatever its values, before they are read. Raises `Denied`."""
+    nothing = model.model_construct(_fields_set=set())
+    try:
+        require_allowed(name, nothing, context)
+    except Denied as error:
+        if changes_something(name):
+            load("trainyard.api.access.auditing:AuditEntry")(name, nothing, context).end(error=error)
+        raise
 
 
 def changes_something(name: str) -> bool:

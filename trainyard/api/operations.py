@@ -26,8 +26,30 @@ class Scope(StrEnum):
     """Change the machine: its services, its trainers and its base models; or see the string that opens its server."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NetworkFacts:
+    """How an operation is reached over a network, and by whom."""
+
+    route: str = ""
+    """`METHOD /path/{field}` of the REST API; default: POST on the operation's words below /api/v1."""
+    body: str = ""
+    """The field of the request that is the whole body in REST; its other fields are in the query then."""
+    body_schema: str = ""
+    """`module:model` of what that field contains, for the OpenAPI document."""
+    status: int = 200
+    """HTTP status of the answer."""
+    stream: str = ""
+    """What REST answers a client that accepts text/event-stream: an async generator in `api/live`."""
+    local: str = ""
+    """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
+    heavy: bool = False
+    """Whether it takes long or much memory: over a network only some of these run at a time."""
+    tenants: bool = False
+    """Whether it keeps to the tenant of its caller; what does not needs a caller who may act for all tenants."""
+
+
 @dataclass(frozen=True)
-class Operation:
+class Operation(NetworkFacts):
     """One verb. Everything but the summary is a dotted path, `module:name`, in the folder of its kind."""
 
     summary: str
@@ -43,20 +65,8 @@ class Operation:
     """What reads the next question from a user; None at the end (`Context.next_input`)."""
     example: str = ""
     """An example for the shell, where the command alone does not show the usage."""
-    route: str = ""
-    """`METHOD /path/{field}` of the REST API; default: POST on the operation's words below /api/v1."""
-    body: str = ""
-    """The field of the request that is the whole body in REST; its other fields are in the query then."""
-    body_schema: str = ""
-    """`module:model` of what that field contains, for the OpenAPI document."""
-    status: int = 200
-    """HTTP status of the answer."""
-    stream: str = ""
-    """What REST answers a client that accepts text/event-stream: an async generator in `api/live`."""
-    local: str = ""
-    """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
-    tenants: bool = False
-    """Whether it keeps to the tenant of its caller; what does not needs a caller who may act for all tenants."""
+    endless: bool = False
+    """Whether it runs until it is stopped: a call of a tool ends, so that MCP refuses it."""
 
 
 READ, RUN, ADMIN = Scope
@@ -118,7 +128,7 @@ OPERATIONS: dict[str, Operation] = {
     "plan": Operation(
         "Show what a run would do: resolved config, order, reused results, sizes, times; nothing is started.",
         "chains:PlanInput", "chains.plan:plan", "chains:plan_text", READ,
-        tenants=True,
+        tenants=True, heavy=True,
     ),
     "run": Operation(
         "Start a template or a file, or continue a run by its id; with --watch, follow it to its end.",
@@ -151,7 +161,7 @@ OPERATIONS: dict[str, Operation] = {
         "Two trainings next to each other: settings, metrics, benchmarks with intervals, answers, curves.",
         "chains:CompareInput", "chains.compare:compare", "chains:comparison_text", READ,
         example="trainyard compare 59b4dead/trainer 59b4dead/trainer-2 --plot",
-        route="GET /api/v1/compare",
+        route="GET /api/v1/compare", heavy=True,
     ),
     "templates": Operation(
         "The templates with their nodes; with a name, its parameters: type, range, default, meaning.",
@@ -212,7 +222,13 @@ OPERATIONS: dict[str, Operation] = {
         "Answer over HTTP until stopped: the REST API (role training), models and adapters, or the graph of nights.",
         "serving:ServeInput", "serving.serve:serve", "text:json_text", ADMIN,
         example="trainyard serve --role model --model starter --adapters assistant",
-        local="It becomes a server on this machine.",
+        local="It becomes a server on this machine.", endless=True,
+    ),
+    "mcp": Operation(
+        "Answer an agent over the Model Context Protocol, on standard input and output: every command as a tool.",
+        "serving:McpInput", "serving.mcp:serve_mcp", "text:json_text", ADMIN,
+        example="claude mcp add trainyard -- trainyard mcp --scope run",
+        local="It speaks on the standard input and output of a process.", endless=True,
     ),
     "chat": Operation(
         "Talk to an adapter and its base side by side; questions come from the terminal, a pipe or --question.",
@@ -255,12 +271,12 @@ OPERATIONS: dict[str, Operation] = {
         "Make a version live on the targets of its deployment: all of them, or none.",
         "adapters:PromoteInput", "versions:promote", "adapters:promotion_text", RUN,
         example="trainyard adapters promote default/assistant/v3",
-        route="POST /api/v1/adapters/promote", tenants=True,
+        route="POST /api/v1/adapters/promote", tenants=True, heavy=True,
     ),
     "adapters rollback": Operation(
         "Make the version live again that the live one replaced, on all targets or none.",
         "adapters:RollbackInput", "versions:rollback", "adapters:promotion_text", RUN,
-        route="POST /api/v1/adapters/rollback", tenants=True,
+        route="POST /api/v1/adapters/rollback", tenants=True, heavy=True,
     ),
     "adapters delete-version": Operation(
         "Remove the files of a version that is not live; its number is never used again.",
@@ -422,12 +438,12 @@ OPERATIONS: dict[str, Operation] = {
         "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",
         "data:PreviewInput", "data.preview:preview", "data:preview_text", READ, part_renderer="data:raw_text",
         example="trainyard data preview chats.jsonl --base-model Qwen/Qwen3-4B --max-length 2048",
-        route="GET /api/v1/data/preview",
+        route="GET /api/v1/data/preview", heavy=True,
     ),
     "graph query": Operation(
         "Rows of one reading Cypher statement; values are given as parameters.",
         "graph:QueryInput", "graph:query_graph", "data:query_text", READ,
-        route="POST /api/v1/graph/query",
+        route="POST /api/v1/graph/query", heavy=True,
     ),
     "graph stats": Operation(
         "Count the documents, entities and relations of the knowledge graph.",
@@ -452,7 +468,7 @@ OPERATIONS: dict[str, Operation] = {
     "nightly worker": Operation(
         "Poll for markers and train them on this machine, until it is stopped.",
         "nights:WorkerInput", "night:run_worker", "text:json_text", ADMIN,
-        local="It runs until it is stopped.",
+        local="It runs until it is stopped.", endless=True,
     ),
     "nightly status": Operation(
         "The last nights and the state of every marker.",

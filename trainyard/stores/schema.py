@@ -38,6 +38,7 @@ KINDS: Mapping[str, StoredKind] = {
     "artifact": StoredKind(("artifacts/*/*/manifest.json",)),
     "chain": StoredKind(("chains/*/chain-*/*.json",)),
     "document": StoredKind(("tenants/*/documents.jsonl",)),
+    "exposure": StoredKind(("services/exposure.json",)),
     "intent": StoredKind(("tenants/*/intent.json",)),
     "job": StoredKind(("jobs/*.json",)),
     "live": StoredKind(("adapters/*/*/live.json",)),

@@ -49,7 +49,7 @@ def test_the_verbs_are_the_promised_ones() -> None:
     work = {"check", "plan", "run", "starter build"}
     adapters = {"list", "show", "convert", "promote", "rollback", "delete-version", "card", "merge", "push", "pull"}
     proofs = {"prove-resume", "renderers verify"}
-    graph = {"graph query", "graph stats", "graph export", "serve", "chat"}
+    graph = {"graph query", "graph stats", "graph export", "serve", "chat", "mcp"}
     trainers = {
         "backends",
         "backends install",

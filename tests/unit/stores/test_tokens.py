@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
-from trainyard.stores.access.logins import LOGIN_S, MAX_LOGINS, OWN_STRING, Logins, forgery_token, logins_file
-from trainyard.stores.access.tokens import DAY_S, MAX_TOKENS, Tokens, tokens_file
+from trainyard.stores.access.logins import LOGIN_S, MAX_LOGINS, OWN_STRING, LoginFile, forgery_token, logins_file
+from trainyard.stores.access.tokens import DAY_S, MAX_TOKENS, TokenFile, tokens_file
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> Tokens:
-    return Tokens(tmp_path)
+def tokens(tmp_path: Path) -> TokenFile:
+    return TokenFile(tmp_path)
 
 
-def test_a_token_is_found_and_nowhere_written(tokens: Tokens, tmp_path: Path) -> None:
+def test_a_token_is_found_and_nowhere_written(tokens: TokenFile, tmp_path: Path) -> None:
     token = tokens.create("ci", "run", "acme", 3)
     found = tokens.find(token)
     assert found is not None
@@ -29,23 +29,23 @@ def test_a_token_is_found_and_nowhere_written(tokens: Tokens, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("wrong", ["", "ty_", "ci", "ty_\ud800", "ü" * 50, "x" * 100_000])
-def test_what_is_no_token_is_not_found(tokens: Tokens, wrong: str) -> None:
+def test_what_is_no_token_is_not_found(tokens: TokenFile, wrong: str) -> None:
     token = tokens.create("ci", "run", "", 3)
     assert tokens.find(wrong) is None
     assert tokens.find(token[:-1]) is None
     assert tokens.find(f"{token} ") is None
 
 
-def test_a_token_that_another_process_revokes_opens_nothing_at_once(tokens: Tokens, tmp_path: Path) -> None:
+def test_a_token_that_another_process_revokes_opens_nothing_at_once(tokens: TokenFile, tmp_path: Path) -> None:
     token = tokens.create("ci", "run", "", 3)
     assert tokens.find(token) is not None
-    Tokens(tmp_path).revoke("ci")
+    TokenFile(tmp_path).revoke("ci")
     assert tokens.find(token) is None
     tokens_file(tmp_path).unlink()
     assert tokens.find(token) is None
 
 
-def test_a_token_expires_and_gives_its_name_free(tokens: Tokens) -> None:
+def test_a_token_expires_and_gives_its_name_free(tokens: TokenFile) -> None:
     token = tokens.create("ci", "run", "", 1, now=1_000.0)
     assert tokens.find(token, now=1_000.0 + DAY_S - 1) is not None
     assert tokens.find(token, now=1_000.0 + DAY_S) is None
@@ -54,7 +54,7 @@ def test_a_token_expires_and_gives_its_name_free(tokens: Tokens) -> None:
     assert [one.scope for one in tokens.list()] == ["read"]
 
 
-def test_names(tokens: Tokens) -> None:
+def test_names(tokens: TokenFile) -> None:
     tokens.create("ci", "run", "", 3)
     with pytest.raises(Conflict, match="There is a token 'ci' already"):
         tokens.create("ci", "run", "", 3)
@@ -69,7 +69,7 @@ def test_names(tokens: Tokens) -> None:
         tokens.revoke("other")
 
 
-def test_a_file_that_was_damaged_opens_nothing(tokens: Tokens, tmp_path: Path) -> None:
+def test_a_file_that_was_damaged_opens_nothing(tokens: TokenFile, tmp_path: Path) -> None:
     token = tokens.create("ci", "run", "", 3)
     for text in ("", "[]", '{"records": []}', '{"records": {"a": 1}}', "\x00"):
         tokens_file(tmp_path).write_text(text)
@@ -77,7 +77,7 @@ def test_a_file_that_was_damaged_opens_nothing(tokens: Tokens, tmp_path: Path) -
             tokens.find(token)
 
 
-def test_every_request_compares_with_all_of_the_most_tokens_quickly(tokens: Tokens) -> None:
+def test_every_request_compares_with_all_of_the_most_tokens_quickly(tokens: TokenFile) -> None:
     token = tokens.create("ci", "run", "", 3)
     with tokens.file.changing() as records:
         (row,) = records.values()
@@ -90,14 +90,14 @@ def test_every_request_compares_with_all_of_the_most_tokens_quickly(tokens: Toke
 
 
 def test_a_browser_is_logged_in_for_half_a_day(tmp_path: Path) -> None:
-    logins = Logins(tmp_path)
+    logins = LoginFile(tmp_path)
     cookie, other = logins.begin("ci", now=100.0), logins.begin(OWN_STRING, now=100.0)
     assert logins.find(cookie, now=100.0 + LOGIN_S - 1) == "ci"
     assert logins.find(cookie, now=100.0 + LOGIN_S) is None
     assert logins.find(other, now=101.0) == OWN_STRING
     assert logins.find("", now=101.0) is None
     assert cookie not in logins_file(tmp_path).read_text()
-    Logins(tmp_path).end(cookie)
+    LoginFile(tmp_path).end(cookie)
     logins.end(cookie)
     assert logins.find(cookie, now=101.0) is None
     assert forgery_token(cookie) != forgery_token(other)
@@ -105,7 +105,7 @@ def test_a_browser_is_logged_in_for_half_a_day(tmp_path: Path) -> None:
 
 
 def test_the_oldest_login_makes_room(tmp_path: Path) -> None:
-    logins = Logins(tmp_path)
+    logins = LoginFile(tmp_path)
     first = logins.begin("ci", now=100.0)
     with logins.file.changing() as records:
         records |= {f"{number:064x}": {"token": "ci", "expires": 1e9} for number in range(MAX_LOGINS - 1)}
@@ -117,7 +117,7 @@ def test_the_oldest_login_makes_room(tmp_path: Path) -> None:
 def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        Tokens(tmp_path).create("ci", "run", "", 3)
+        TokenFile(tmp_path).create("ci", "run", "", 3)
     finally:
         os.umask(before)
     assert tokens_file(tmp_path).stat().st_mode & 0o777 == 0o600

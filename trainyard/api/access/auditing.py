@@ -22,6 +22,7 @@ from trainyard.api.access.secrets import cut, redact_value
 from trainyard.api.context import Context
 from trainyard.api.operations import OPERATIONS, Scope
 from trainyard.errors import Denied, TrainyardError
+from trainyard.settings import Settings
 from trainyard.stores.access.audit import AuditLog
 
 REQUEST_TARGETS = ("job", "name", "role", "target", "adapter", "chain", "session", "run", "source")
@@ -53,7 +54,12 @@ class AuditEntry:
             log_of(self.context.settings.home).append(self.line("begun"), flush=self.is_admins)
 
     def end(self, response: object = None, error: BaseException | None = None) -> None:
-        """Say how it ended. It has happened: a log that cannot be written is reported and changes nothing."""
+        """Say how it ended. It has happened: a log that cannot be written is reported and changes nothing.
+
+        Without a home, as after a `restore` that failed, nothing has happened.
+        """
+        if not self.context.settings.home.is_dir():
+            return
         outcome = "done" if error is None else "denied" if isinstance(error, Denied) else "failed"
         if isinstance(error, KeyboardInterrupt | SystemExit):
             outcome = "stopped"
@@ -89,6 +95,16 @@ class AuditEntry:
     def is_admins(self) -> bool:
         """Whether its lines go to the disk at once."""
         return OPERATIONS[self.operation].scope is Scope.ADMIN
+
+
+def record_event(settings: Settings, event: str, caller: str, trace: str, error: TrainyardError | None = None) -> None:
+    """A line about a login or a logout, which are not operations."""
+    line = {
+        "id": secrets.token_hex(8), "phase": "ended", "time": round(time.time(), 3), "caller": caller, "tenant": "",
+        "surface": "rest", "operation": event, "request": "", "fields": {}, "trace": cut(trace),
+        "outcome": "denied" if error else "done", "code": error.code if error else "", "seconds": 0.0, "targets": {},
+    }  # fmt: skip
+    log_of(settings.home).append(line)
 
 
 def targets_of(value: object, names: tuple[str, ...]) -> dict[str, str]:

@@ -9,7 +9,7 @@ It is an ASGI app around another, and checks HTTP requests and websockets first,
     Content-Type      JSON for every body, or another type that no form can send: browsers send other types without
                       asking the server first
 
-Prefect's server and the service both stand behind it; each gives the shape of its refusals.
+It is in front of Prefect's server and of the service; each gives the shape of its refusals.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ ANSWER_HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 """A page of another origin may neither show these pages in a frame nor load their parts."""
+ONLY_TLS = (b"strict-transport-security", b"max-age=31536000")
+"""Of an answer over TLS: a browser uses nothing else from now on."""
 Rows = Iterable[tuple[bytes, bytes]]
 
 
@@ -42,7 +44,7 @@ class Refusal(NamedTuple):
     text: str
 
 
-class Answer(NamedTuple):
+class RefusalBody(NamedTuple):
     """A body, and its media type."""
 
     body: bytes
@@ -56,7 +58,7 @@ class Guard:
         self,
         app: ASGIApp,
         origins: Iterable[str],
-        worded: Callable[[Refusal], Answer],
+        worded: Callable[[Refusal], RefusalBody],
         *,
         names: Iterable[str] = (),
         types: Iterable[str] = (JSON_TYPE,),
@@ -74,11 +76,11 @@ class Guard:
             return await self.app(scope, receive, send)
         refusal = self.refusal(scope)
         if refusal is None:
-            return await self.app(scope, receive, self.with_headers(send) if scope["type"] == "http" else send)
+            return await self.app(scope, receive, self.with_headers(send, scope) if scope["type"] == "http" else send)
         if scope["type"] == "websocket":
             await receive()
             return await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": refusal.code})
-        await send_answer(self.with_headers(send), refusal.status, self.worded(refusal))
+        await send_answer(self.with_headers(send, scope), refusal.status, self.worded(refusal))
 
     def refusal(self, scope: Scope) -> Refusal | None:
         """Why a request is not passed on; None if it is."""
@@ -100,14 +102,15 @@ class Guard:
                 return Refusal(415, "E-REQUEST-REFUSED", f"Send JSON with the header Content-Type: {wanted}.")
         return None
 
-    def with_headers(self, send: Send) -> Send:
+    def with_headers(self, send: Send, scope: Scope) -> Send:
         """Add our headers to an answer, unless the app has set them itself."""
+        rows = (*self.headers, ONLY_TLS) if secure_or_not(scope) == "https" else self.headers
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = list(message.get("headers", ()))
                 names = {key.lower() for key, _ in given}
-                more = [row for row in self.headers if row[0] not in names]
+                more = [row for row in rows if row[0] not in names]
                 message = {**message, "headers": [*given, *more]}
             await send(message)
 
@@ -145,7 +148,7 @@ def follows_link(scope: Scope, headers: Headers) -> bool:
     return opens and scope.get("method") == "GET"
 
 
-async def send_answer(send: Send, status: int, answer: Answer, headers: Rows = ()) -> None:
+async def send_answer(send: Send, status: int, answer: RefusalBody, headers: Rows = ()) -> None:
     """Send a whole answer, as an ASGI app does."""
     rows = [(b"content-type", answer.media_type.encode()), (b"content-length", str(len(answer.body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*rows, *headers]})

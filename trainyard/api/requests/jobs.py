@@ -10,6 +10,8 @@ from pydantic import Field
 from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.chains import PARAMETERS
 from trainyard.api.requests.fields import Argument, Option
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
 
 
@@ -39,7 +41,15 @@ class ResumeInput(JobInput):
 
 class JobsInput(Request):
     state: JobState | None = Field(None, description="Only jobs in this state.")
+    name: str | None = Field(None, min_length=1, description="Only jobs of this name.")
+    tenant: Annotated[str | None, Option(completes="tenant")] = Field(None, description="Only jobs of this tenant.")
+    backend: BackendName | None = Field(None, description="Only jobs whose last trainer runs on it.")
+    stage: Stage | None = Field(None, description="Only jobs whose last trainer has this objective.")
+    text: str | None = Field(
+        None, min_length=1, max_length=200, description="Only with this text in name, id, tags, base model or message."
+    )
     limit: int = Field(50, ge=1, le=10_000, description="At most so many.")
+    cursor: str | None = Field(None, max_length=200, description="Continue after a page: its `next`.")
 
 
 class LogsInput(JobInput):

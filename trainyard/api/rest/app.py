@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import trainyard
+from trainyard.api.mcp.server import HttpApp
 from trainyard.api.operations import API
 from trainyard.api.rest.bodies import InvalidFields
 from trainyard.api.rest.measured import ApiMetrics, MeasuredRequests
@@ -52,6 +53,7 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
             document.update(await anyio.to_thread.run_sync(openapi_document))
         return JSONResponse(document)
 
+    app.router.routes.append(Route("/mcp", HttpApp(settings, authenticate)))
     add_error_answers(app)
     return app
 

@@ -72,6 +72,8 @@ class ProblemDocument(BaseModel):
     detail: str
     """What was given, or what happened."""
     code: str
+    kind: str
+    """Class of the error, such as Refused or NotFound; the SDK raises it."""
     why: str
     do: str
     """What to do about it."""
@@ -85,9 +87,16 @@ def status_of(error: TrainyardError) -> int:
     return STATUS_OF_CODE.get(error.code) or next(own, 422)
 
 
-def problem_of(error: TrainyardError, trace: str = "", fields: Sequence[FieldProblem] = ()) -> ProblemDocument:
-    """The document about an error."""
-    status = status_of(error)
+def kind_of(error: TrainyardError) -> str:
+    """The class of the error tree that an error is of."""
+    return next(one.__name__ for one in type(error).__mro__ if one.__module__ == TrainyardError.__module__)
+
+
+def problem_of(
+    error: TrainyardError, trace: str = "", fields: Sequence[FieldProblem] = (), status: int = 0
+) -> ProblemDocument:
+    """The document about an error; `status` in place of that of its class."""
+    status = status or status_of(error)
     reasons = error.reasons if isinstance(error, Refused) else ()
     return ProblemDocument(
         type=f"urn:trainyard:{error.code}",
@@ -95,6 +104,7 @@ def problem_of(error: TrainyardError, trace: str = "", fields: Sequence[FieldPro
         status=status,
         detail=error.what,
         code=error.code,
+        kind=kind_of(error),
         why=error.why,
         do=error.do,
         trace=trace,
@@ -107,11 +117,13 @@ def answer_problem(
     trace: str = "",
     fields: Sequence[FieldProblem] = (),
     headers: Mapping[str, str] | None = None,
+    status: int = 0,
 ) -> Response:
     """The answer with the document. A 401 names the scheme, a 503 when to try again."""
-    problem = problem_of(error, trace, fields)
+    problem = problem_of(error, trace, fields, status)
     own: dict[int, dict[str, str]] = {
         401: {"www-authenticate": "Bearer"},
+        429: {"retry-after": str(getattr(error, "retry_after_s", RETRY_AFTER_S))},
         503: {"retry-after": str(RETRY_AFTER_S)},
     }
     return Response(

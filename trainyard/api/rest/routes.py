@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import carry_out, require_allowed
+from trainyard.api.invocation import carry_out, refuse_early, require_allowed
 from trainyard.api.operations import OPERATIONS, REQUESTS, Operation, route_of
 from trainyard.api.responses import Blob
 from trainyard.api.rest.bodies import read_request
@@ -88,9 +88,16 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
 
     async def answer_within(request: Request, trace: str) -> Response:
         caller = service.authenticate(request)
-        context = Context(service.settings, say=ignore, caller=caller, trace=trace, idempotency_key=read_key(request))
+        context = Context(
+            service.settings,
+            say=ignore,
+            caller=caller,
+            surface="rest",
+            trace=trace,
+            idempotency_key=read_key(request),
+        )
         model = load(REQUESTS + operation.request)
-        require_allowed(name, model.model_construct(_fields_set=set()), context)  # before its body is read
+        refuse_early(name, model, context)
         given = await read_request(model, request, operation.body)
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
             require_allowed(name, given, context)

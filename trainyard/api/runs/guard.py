@@ -15,15 +15,15 @@ import uvicorn
 from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
 
-from trainyard.api.access.guarding import JSON_TYPE, Answer, Guard, Refusal
+from trainyard.api.access.guarding import JSON_TYPE, Guard, Refusal, RefusalBody
 from trainyard.api.stack import NO_AUTH
 
 HOST = "127.0.0.1"
 
 
-def as_prefect_answers(refusal: Refusal) -> Answer:
+def as_prefect_answers(refusal: Refusal) -> RefusalBody:
     """A refusal as Prefect words its own."""
-    return Answer(json.dumps({"exception_message": f"{refusal.code}: {refusal.text}"}).encode(), JSON_TYPE)
+    return RefusalBody(json.dumps({"exception_message": f"{refusal.code}: {refusal.text}"}).encode(), JSON_TYPE)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import islice
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -13,19 +13,22 @@ from prefect.client.schemas.filters import FlowRunFilter, LogFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
 
+from trainyard.api.live.found import the_only
+from trainyard.api.live.trainings import with_chain_facts
 from trainyard.api.runs.operating import process_of
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import run_state, waits_for_trainer
 from trainyard.api.runs.watching import run_url
-from trainyard.errors import Conflict, NotFound
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_facts import read_facts
 from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, job_id_of, name_run
+from trainyard.stores.live.job_index import JobQuery, Page, page_of, place_of
 
 PAGE = 200
 """Rows that the server gives at once, at most."""
 UUID_LENGTH = 36
-SHOWN_AMBIGUOUS = 5
+SLACK_S = 3600.0
+"""By how much a run may be due before it was created: clocks differ, and a client may name an earlier time."""
 
 
 def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **wanted: Any) -> Iterator[Any]:
@@ -45,23 +48,23 @@ def jobs_of(prefect: SyncPrefectClient, *tags: str) -> Iterator[FlowRun]:
     return paged(prefect.read_flow_runs, flow_run_filter=wanted, sort=newest)
 
 
-def list_jobs(state: JobState | None = None, limit: int = 50, tenant: str = "") -> list[dict[str, Any]]:
-    """The newest jobs, optionally of one state or one tenant only."""
-    with client() as prefect:
-        rows = (row for run in jobs_of(prefect) if belongs(row := row_of(prefect, run), tenant))
-        return list(islice((row for row in rows if state in (None, row["state"])), limit))
+def select_jobs(query: JobQuery, runs: Path) -> Page:
+    """The jobs of a query, the newest first. Facts that a run's parameters lack are in its folder below `runs`.
 
-
-def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[dict[str, Any]]:
-    """The runs with a tag, the newest first, each with its tags and whether it has ended."""
-    wanted = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
-    newest = FlowRunSort.EXPECTED_START_TIME_DESC
+    The server orders by the time when a run is due, which is not before it was created: of a page from then on, no job
+    is newer than the last one that was found.
+    """
+    found: list[dict[str, Any]] = []
     with client() as prefect:
-        found = islice(paged(prefect.read_flow_runs, offset, flow_run_filter=wanted, sort=newest), limit)
-        return [
-            {**row_of(prefect, run), "tags": run.tags, "ended": run.state is not None and run.state.is_final()}
-            for run in found
-        ]
+        for run in jobs_of(prefect):
+            due = stamp(run.expected_start_time)
+            if len(found) > query.limit and due is not None and due < (found[-1]["created"] or 0.0) - SLACK_S:
+                break
+            row = row_of(run, str(prefect.api_url))
+            row = row if row["backend"] else with_chain_facts(row, runs / row["run_id"])
+            if query.accepts(row):
+                found = sorted([*found, row], key=place_of, reverse=True)[: query.limit + 1]
+    return page_of(found, query.limit)
 
 
 def select_ended(run_ids: Iterable[str]) -> set[str]:
@@ -82,7 +85,7 @@ def find_job(name: str, tenant: str = "") -> dict[str, Any]:
     Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
     """
     with client() as prefect:
-        found = [row for run in candidates(prefect, name) if belongs(row := row_of(prefect, run), tenant)]
+        found = [row for run in candidates(prefect, name) if belongs(row := row_of(run, str(prefect.api_url)), tenant)]
     return the_only(found, name)
 
 
@@ -107,21 +110,6 @@ def is_meant(word: str, run: FlowRun) -> bool:
     return bool(word) and (run.name == word or any(one.startswith(word.lower()) for one in ids))
 
 
-def the_only(found: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The one job that was found. Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`)."""
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise NotFound(f"There is no job {name!r}.", do="List them by `trainyard jobs list`.", code="E-JOB-NOT-FOUND")
-    ids = ", ".join(row["id"] for row in found[:SHOWN_AMBIGUOUS]) + (" …" if len(found) > SHOWN_AMBIGUOUS else "")
-    raise Conflict(
-        f"{name!r} means {len(found)} jobs: {ids}.",
-        why="It is the beginning of several ids, or a name that several runs were given.",
-        do="Give the id, or enough of its beginning.",
-        code="E-JOB-NOT-FOUND",
-    )
-
-
 def is_id(text: str) -> bool:
     try:
         return len(text) == UUID_LENGTH and bool(UUID(text))
@@ -129,7 +117,7 @@ def is_id(text: str) -> bool:
         return False
 
 
-def row_of(prefect: SyncPrefectClient, run: FlowRun) -> dict[str, Any]:
+def row_of(run: FlowRun, api_url: str) -> dict[str, Any]:
     """One job as a list shows it. A paused run whose process lives is still *pausing*."""
     state, detail = run_state(run.state)
     process = process_of(run) if state in (JobState.RUNNING, JobState.PAUSED) else None
@@ -147,7 +135,7 @@ def row_of(prefect: SyncPrefectClient, run: FlowRun) -> dict[str, Any]:
         "seconds": round(run.estimated_run_time.total_seconds(), 1),
         "attempts": run.run_count,
         "pid": process.pid if process else None,
-        "url": run_url(prefect, run.id),
+        "url": run_url(api_url, run.id),
         "parameters": run.parameters,
         "waits_for_trainer": waits_for_trainer(run.state),
         "tags": tuple(sorted(run.tags)),

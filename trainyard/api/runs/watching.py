@@ -99,7 +99,7 @@ def free_name(prefect: SyncPrefectClient, wanted: str) -> str:
 
 
 def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> RunResult:
-    url = run_url(prefect, run.id)
+    url = run_url(str(prefect.api_url), run.id)
     own = name_run(str(run.id), run.tags)
     return RunResult(id=own, run_id=str(run.id), name=run.name, state=JobState.PENDING, message=message, url=url)
 
@@ -218,7 +218,7 @@ def result_of(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResu
     own = read_result(folder)
     if own is not None and not waits_for_trainer(run.state):
         named = own.id or name_run(str(run.id), run.tags)
-        update = {"id": named, "state": word, "message": message, "url": run_url(prefect, run.id)}
+        update = {"id": named, "state": word, "message": message, "url": run_url(str(prefect.api_url), run.id)}
         return own.model_copy(update=update)
     return RunResult(
         id=name_run(str(run.id), run.tags),
@@ -227,7 +227,7 @@ def result_of(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResu
         state=word,
         message=message,
         nodes=tuple(node_results(prefect, run.id)),
-        url=run_url(prefect, run.id),
+        url=run_url(str(prefect.api_url), run.id),
         seconds=round(seconds, 3),
     )
 
@@ -250,6 +250,6 @@ def node_results(prefect: SyncPrefectClient, run_id: UUID) -> list[NodeResult]:
     ]
 
 
-def run_url(prefect: SyncPrefectClient, run_id: UUID) -> str:
+def run_url(api_url: str, run_id: UUID) -> str:
     """The run's page in Prefect's UI."""
-    return f"{str(prefect.api_url).rstrip('/').removesuffix('/api')}/runs/flow-run/{run_id}"
+    return f"{api_url.rstrip('/').removesuffix('/api')}/runs/flow-run/{run_id}"

@@ -1,12 +1,13 @@
 """Types of the operations as methods, written by `python -m docs.generator` from the table of operations."""
 
+from builtins import list as list_
 from collections.abc import Callable
 from inspect import Parameter
 from pathlib import Path
 from pydantic.fields import FieldInfo
 from trainyard.api.planning import ChainPlan
 from trainyard.api.records import RunResult
-from trainyard.api.responses import Record
+from trainyard.api.responses import Blob, Record
 from trainyard.api.verbs.adapters import AdapterRows, Converted
 from trainyard.api.verbs.backends import BackendTable
 from trainyard.api.verbs.callers.audit import AuditCheck, AuditRows
@@ -29,7 +30,10 @@ from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
 from trainyard.api.verbs.proof import Proof
 from trainyard.api.verbs.serving.chat import ChatOutput
+from trainyard.api.verbs.serving.mcp import McpEnded
 from trainyard.api.verbs.serving.serve import Served
+from trainyard.api.verbs.sessions.calls import BackwardReply, ForwardReply, GenerateReply, LoadReply, LogprobsReply, Operated, ResultReply, SaveReply, StepReply
+from trainyard.api.verbs.sessions.life import SessionInfo, SessionList
 from trainyard.api.verbs.stack import DownOutput, EnvOutput, Migration, UpOutput
 from trainyard.api.verbs.sweeps.show import SweepList, SweepReport
 from trainyard.api.verbs.versions import Card, DeletedVersion, Merged, Promotion, Published, Pulled
@@ -75,13 +79,30 @@ class BackendsOperations:
 
 class JobsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
-    def list(self, *, state: JobState | None = ..., limit: int = ...) -> JobList: ...  # read
+    def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     def show(self, *, job: str) -> JobDetail: ...  # read
     def logs(self, *, job: str, follow: bool = ..., tail: int | None = ...) -> JobLog: ...  # read
     def metrics(self, *, job: str, node: str | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
     def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
     def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
+
+class SessionsOperations:
+    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
+    def list(self, *, limit: int = ...) -> SessionList: ...  # read
+    def show(self, *, session: str) -> SessionInfo: ...  # read
+    def close(self, *, session: str) -> SessionInfo: ...  # run
+    def resume(self, *, session: str, wait: bool = ...) -> SessionInfo: ...  # run
+    def forward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | dict[str, Any], ...] = ..., batch: dict[str, Any] = ..., tensors: bytes | None = ..., normalizer: float | None = ..., outputs: tuple[Literal['logits', 'hidden_states'], ...] = ...) -> ForwardReply: ...  # run
+    def backward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., forward_id: str, scale: float = ..., measure: bool = ...) -> BackwardReply: ...  # run
+    def step(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., max_grad_norm: float | None = ..., learning_rate: float | None = ..., metric: float | None = ...) -> StepReply: ...  # run
+    def zero_grad(self, *, session: str, op_seq: int | None = ..., wait: bool = ...) -> Operated: ...  # run
+    def generate(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., prompts: tuple[str | list_[int] | dict[str, Any], ...], samples: int = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ..., seed: int = ..., stop_ids: tuple[int, ...] = ...) -> GenerateReply: ...  # run
+    def logprobs(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | list_[int] | dict[str, Any], ...]) -> LogprobsReply: ...  # run
+    def save(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., name: str, kind: Literal['full', 'weights', 'result'] = ...) -> SaveReply: ...  # run
+    def load(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., name: str, optimizer: bool = ...) -> LoadReply: ...  # run
+    def result(self, *, session: str, op_seq: int, wait: bool = ...) -> ResultReply: ...  # read
+    def output(self, *, session: str, name: str) -> Blob: ...  # read
 
 class DataOperations:
     def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
@@ -138,7 +159,8 @@ class Operations:
     def chains(self) -> ChainsOperations: ...
     def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
     def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # run
-    def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ..., no_auth: bool = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    def mcp(self, *, scope: Literal['read', 'run', 'admin'] = ...) -> McpEnded: ...  # admin
     def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # run
     def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # run
     def import_(self, *, source: Path, tool: Literal['axolotl', 'llamafactory', 'trl', 'unsloth', 'oumi', 'torchtune'] | None = ..., settings: dict[str, Any] = ..., without: tuple[str, ...] = ..., out: Path | None = ..., report: bool = ...) -> ImportOutput: ...  # run
@@ -149,6 +171,8 @@ class Operations:
     def backends(self) -> BackendsOperations: ...
     @property
     def jobs(self) -> JobsOperations: ...
+    @property
+    def sessions(self) -> SessionsOperations: ...
     @property
     def data(self) -> DataOperations: ...
     @property

@@ -17,7 +17,17 @@ def jobs_text(result: Any) -> str:
         message = job.message.splitlines()[0][:60] if job.message else ""
         loss = "-" if job.loss is None else f"{job.loss:.4f}"
         rows.append([job.id, job.name, job_state(job), step, loss, f"{job.seconds:.0f}", message])
-    return table(rows, ("id", "name", "state", "step", "loss", "seconds", "message")) if rows else "no jobs yet"
+    header = ("id", "name", "state", "step", "loss", "seconds", "message")
+    lines = [table(rows, header) if rows else "no jobs yet", *age_line(result.as_of)]
+    return "\n".join([*lines, f"more: --cursor {result.next}"] if result.next else lines)
+
+
+def age_line(as_of: float | None) -> list[str]:
+    """Say when an answer was true, where Prefect could not be asked."""
+    if as_of is None:
+        return []
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(as_of))
+    return [f"as of {at}: since then the Prefect server has not answered"]
 
 
 def job_state(job: Any) -> str:
@@ -40,7 +50,7 @@ def job_detail_text(result: Any) -> str:
         kept = f", checkpoints: {', '.join(one.checkpoints)}" if one.checkpoints else ""
         lines.append(f"{one.node}: step {one.step} of {one.total_steps or '?'}{loss}{rate}{kept}")
         lines.append(f"{one.node}: {one.folder}")
-    return "\n".join([*lines, *node_table(result.nodes)])
+    return "\n".join([*lines, *node_table(result.nodes), *age_line(result.as_of)])
 
 
 def log_line_text(line: Any) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from trainyard.api.context import Context
+from trainyard.api.live import found
+from trainyard.api.live.trainings import trainings_of
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import NodeResult, RunResult, read_result
 from trainyard.api.requests import jobs as requests
@@ -28,6 +30,7 @@ from trainyard.spec.load.changes import flatten_settings, list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.states import JobState
+from trainyard.stores.live.job_index import JobQuery, read_cursor
 from trainyard.stores.metrics import Point
 
 FOLLOW_EVERY_S = 1.0
@@ -72,6 +75,10 @@ class Job(JobTraining):
 
 class JobList(Response):
     jobs: tuple[Job, ...]
+    next: str | None = None
+    """Cursor of the next page; None at the end."""
+    as_of: float | None = None
+    """When this was true (seconds of the epoch), where Prefect cannot be asked; None: now."""
 
 
 class Training(Response):
@@ -95,6 +102,8 @@ class JobDetail(Job):
     trainings: tuple[Training, ...]
     nodes: tuple[NodeResult, ...]
     """How its nodes ended, at its last end."""
+    as_of: float | None = None
+    """When this was true (seconds of the epoch), where Prefect cannot be asked; None: now."""
 
 
 class LogLine(Response):
@@ -133,29 +142,35 @@ def create_job(given: requests.CreateInput, context: Context) -> RunResult:
 
 
 def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
-    listing, settings = import_prefect_client(context.settings, "listing"), context.settings
-    state = None if given.state is None else JobState(given.state)
-    return JobList(
-        jobs=tuple(job_of(row, settings) for row in listing.list_jobs(state, given.limit, context.caller.tenant))
-    )
+    """A page of jobs, the newest first. Raises `InvalidInput` (`E-PARAMETER`) for a cursor that is none."""
+    tenant = context.caller.tenant
+    if tenant and given.tenant not in (None, tenant):
+        return JobList(jobs=())  # another tenant's jobs are not there
+    query = JobQuery(
+        tenant=tenant or given.tenant or "", state=given.state, name=given.name or "", text=given.text or "",
+        backend=given.backend or "", stage=given.stage or "", limit=given.limit,
+        after=read_cursor(given.cursor) if given.cursor else None,
+    )  # fmt: skip
+    (rows, cursor), as_of = found.list_jobs(query, context)
+    return JobList(jobs=tuple(map(job_of, rows)), next=cursor or None, as_of=as_of)
 
 
 def show_job(given: requests.JobInput, context: Context) -> JobDetail:
     """One job with its trainers, its nodes and what it was started with."""
-    row = import_prefect_client(context.settings, "listing").find_job(given.job, context.caller.tenant)
-    folder = context.settings.runs / row["run_id"]
-    result = read_result(folder)
+    row, as_of = found.find_job(given.job, context)
+    result = read_result(context.settings.runs / row["run_id"])
     trainings = tuple(
-        Training(
-            node=work.node,
-            **work.progress().model_dump(),
-            checkpoints=tuple(work.checkpoints()),
-            folder=str(work.folder),
-        )
-        for work in training_logs_of(folder)
+        Training(**{**progress_of(known), "checkpoints": tuple(work.checkpoints())})
+        for known, work in zip(row["trainings"], trainings_of(row), strict=True)
     )
-    job = job_of(row, context.settings).model_dump()
-    return JobDetail(**job, parameters=row["parameters"], trainings=trainings, nodes=result.nodes if result else ())
+    return JobDetail(
+        **job_of(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
+        nodes=result.nodes if result else (),
+    )  # fmt: skip
+
+
+def progress_of(training: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in training.items() if key in Training.model_fields}
 
 
 def show_logs(given: requests.LogsInput, context: Context) -> JobLog:
@@ -164,10 +179,8 @@ def show_logs(given: requests.LogsInput, context: Context) -> JobLog:
 
 def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
-    row = import_prefect_client(context.settings, "listing").find_job(given.job, context.caller.tenant)
-    works = [
-        work for work in training_logs_of(context.settings.runs / row["run_id"]) if given.node in (None, work.node)
-    ]
+    row, _ = found.find_job(given.job, context)
+    works = [work for work in trainings_of(row) if given.node in (None, work.node)]
     curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
     if not any(one.points for one in curves):
         raise NotFound(
@@ -196,7 +209,7 @@ def resume_job(given: requests.ResumeInput, context: Context) -> Resumed:
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
     import_prefect_client(settings, "operating").resume_run(row["run_id"])
-    job = job_of(listing.find_job(row["run_id"]), settings)
+    job = job_of(found.note_change(listing.find_job(row["run_id"]), context))
     if not given.watch:
         return job
     watching = import_prefect_client(settings, "watching")
@@ -235,17 +248,16 @@ def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause",
     while given.wait and not gone(row) and time.monotonic() < deadline:
         time.sleep(STOP_POLL_S)
         row = listing.find_job(run_id)
-    return job_of(row, context.settings)
+    return job_of(found.note_change(row, context))
 
 
 def gone(row: dict[str, Any]) -> bool:
     return row["pid"] is None and row["state"] in ENDS
 
 
-def job_of(row: dict[str, Any], settings: Settings) -> Job:
-    works = training_logs_of(settings.runs / row["run_id"])
-    progress = works[-1].progress().model_dump(include={"step", "total_steps", "loss"}) if works else {}
-    return Job(**{key: value for key, value in row.items() if key in Job.model_fields}, **progress)
+def job_of(row: dict[str, Any]) -> Job:
+    """The row of a job, with the part of its files, as lists show it."""
+    return Job(**{key: value for key, value in row.items() if key in Job.model_fields})
 
 
 def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ HEAD_BYTES = 128
 
 
 @dataclass(frozen=True)
-class Verified:
+class LogVerification:
     """What a reading of the whole log found."""
 
     files: int
@@ -160,7 +160,7 @@ def last_line(files: list[Path]) -> tuple[int, str]:
     return 0, BEGINNING
 
 
-def verify_log(folder: Path) -> Verified:
+def verify_log(folder: Path) -> LogVerification:
     """Read the whole log and say what does not fit."""
     problems: list[str] = []
     files = log_files(folder)
@@ -180,7 +180,7 @@ def verify_log(folder: Path) -> Verified:
                 )
             seq, previous = value["seq"], str(value["hash"])
     problems += head_problems(folder, seq, previous)
-    return Verified(len(files), count, first, seq, tuple(problems))
+    return LogVerification(len(files), count, first, seq, tuple(problems))
 
 
 def digest_without_hash(value: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ def pack_logins(records: Records) -> dict[str, Any]:
     return versioned("logins", {"records": records})
 
 
-class Logins:
+class LoginFile:
     """The logins of browsers of a home."""
 
     def __init__(self, home: Path) -> None:
@@ -67,5 +67,5 @@ class Logins:
 
 
 def forgery_token(cookie: str) -> str:
-    """What a page of ours sends with its login's cookie; a page of another origin cannot know it."""
+    """What a page of this server sends with its login's cookie; a page of another origin cannot know it."""
     return hmac.new(cookie.encode(), b"trainyard forgery token", hashlib.sha256).hexdigest()

@@ -53,7 +53,7 @@ def pack_tokens(records: Records) -> dict[str, Any]:
     return versioned("tokens", {"records": records})
 
 
-class Tokens:
+class TokenFile:
     """The tokens of a home."""
 
     def __init__(self, home: Path) -> None:

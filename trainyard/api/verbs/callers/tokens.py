@@ -9,7 +9,7 @@ from trainyard.api.operations import Scope
 from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.callers.tokens import CreateTokenInput, RevokeTokenInput
 from trainyard.api.responses import Response
-from trainyard.stores.access.tokens import TokenRecord, Tokens
+from trainyard.stores.access.tokens import TokenFile, TokenRecord
 
 
 class Token(Response):
@@ -47,7 +47,7 @@ def facts_of(record: TokenRecord) -> dict[str, object]:
 
 def create_token(given: CreateTokenInput, context: Context) -> NewToken:
     """Make a token. Raises `Conflict` for a name that is taken."""
-    tokens = Tokens(context.settings.home)
+    tokens = TokenFile(context.settings.home)
     token = tokens.create(given.name, given.scope, given.tenant or "", given.days)
     found = tokens.find(token)
     assert found is not None
@@ -55,11 +55,11 @@ def create_token(given: CreateTokenInput, context: Context) -> NewToken:
 
 
 def list_tokens(given: Nothing, context: Context) -> TokenList:
-    found = Tokens(context.settings.home).list()
+    found = TokenFile(context.settings.home).list()
     return TokenList(tokens=tuple(Token.model_validate(facts_of(one)) for one in found))
 
 
 def revoke_token(given: RevokeTokenInput, context: Context) -> Token:
     """Revoke a token, at once, also in a service that is running. Raises `NotFound`."""
-    found = Tokens(context.settings.home).revoke(given.name)
+    found = TokenFile(context.settings.home).revoke(given.name)
     return Token.model_validate({**facts_of(found), "valid": False})

@@ -44,7 +44,7 @@ from trainyard.stores.whole import BLOCK_BYTES, MANIFEST, disk_full, flush_tree,
 VERSION = 1
 PREFIX = "home/"
 DATABASE = "prefect/prefect.db"
-LEFT_OUT = frozenset({"envs", "services", "tmp", "models", "prefect-auth-string", REMOVING})
+LEFT_OUT = frozenset({"envs", "services", "tmp", "live", "models", "prefect-auth-string", REMOVING})
 """Top-level names that a backup does not contain: they are made again, belong to processes, or are a secret."""
 DATABASE_FILES = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"})
 DATABASE_WAIT_S = 60.0

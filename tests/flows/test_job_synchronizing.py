@@ -1,0 +1,216 @@
+"""The index of jobs and a real server: what Prefect says is what lists and details say, whoever answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.states import Cancelled, Completed, Running
+from test_without_trainer import context  # noqa: F401  (its fixture: a server that knows `training-job/local`)
+
+from trainyard.api.context import Caller, Context
+from trainyard.api.live.found import open_index
+from trainyard.api.records import RunRecord, RunResult
+from trainyard.api.runs import listing
+from trainyard.api.runs.live.synchronizing import Synchronizer
+from trainyard.api.verbs import jobs
+from trainyard.errors import InvalidInput, Unavailable
+from trainyard.spec.states import JobState
+from trainyard.stores.live.job_index import JobQuery, remove_database
+
+pytestmark = pytest.mark.usefixtures("prefect")
+
+TENANT = "indexed"
+
+
+@pytest.fixture
+def here(context: Context) -> Context:  # noqa: F811
+    """A caller of a tenant of its own, so that the jobs of other tests are not in its way."""
+    return replace(context, caller=Caller("indexed", tenant=TENANT))
+
+
+@pytest.fixture
+def kept(here: Context) -> Synchronizer:
+    synchronizer = Synchronizer(here.settings, lambda _text: None)
+    assert synchronizer.attempt()
+    return synchronizer
+
+
+def create(context: Context, name: str = "guide") -> RunResult:  # noqa: F811
+    given = {"name": name, "dataset": {"path": "data.jsonl"}}
+    return jobs.create_job(jobs.requests.CreateInput(parameters=given), context)
+
+
+def put(run_id: str, state: Any) -> None:
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(UUID(run_id), state, force=True)
+
+
+def listed(context: Context, **query: Any) -> jobs.JobList:  # noqa: F811
+    return jobs.list_jobs(jobs.requests.JobsInput(**query), context)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def go() -> None:
+        def refuse(*_given: object) -> Any:
+            raise Unavailable("The Prefect server does not answer.", code="E-SERVER-UNREACHABLE")
+
+        monkeypatch.setattr("trainyard.api.live.found.import_prefect_client", refuse)
+
+    return go
+
+
+def test_lists_and_details_are_the_same_whoever_answers(here: Context) -> None:
+    made = [create(here), create(here), create(here, "other")]
+    put(made[0].run_id, Completed(message="2 nodes finished."))
+    asked = [
+        {},
+        {"state": "completed"},
+        {"name": "other"},
+        {"text": "GUIDE"},
+        {"backend": "trl"},
+        {"stage": "sft", "limit": 2},
+    ]
+    asked = [{"name": made[2].name} if "name" in one else one for one in asked]
+    by_prefect = [listed(here, **one) for one in asked]
+    shown = [jobs.show_job(jobs.requests.JobInput(job=one.id), here) for one in made]
+    assert Synchronizer(here.settings, print).attempt()
+    unasked = replace(here, settings=here.settings)
+    assert [listed(unasked, **one) for one in asked] == by_prefect
+    assert [jobs.show_job(jobs.requests.JobInput(job=one.id), here) for one in made] == shown
+    assert [len(one.jobs) for one in by_prefect] == [3, 1, 1, 2, 0, 2]
+    assert by_prefect[5].next is not None
+
+
+def test_pages_follow_each_other_the_newest_first(here: Context, kept: Synchronizer) -> None:
+    for _ in range(5):
+        create(here)
+    kept.attempt()
+    whole = [one.id for one in listed(here).jobs]
+    for answer in (lambda query: listed(here, **query), lambda query: by_prefect(here, query)):
+        seen, cursor = [], None
+        while True:
+            page = answer({"limit": 2, "cursor": cursor})
+            seen += [one.id for one in page.jobs]
+            if (cursor := page.next) is None:
+                break
+        assert seen == whole
+    created = [one.created for one in listed(here).jobs]
+    assert created == sorted(created, reverse=True)
+    with pytest.raises(InvalidInput, match="E-PARAMETER: 'nonsense' is not a cursor"):
+        listed(here, cursor="nonsense")
+
+
+def by_prefect(context: Context, query: dict[str, Any]) -> jobs.JobList:  # noqa: F811
+    remove_database(open_index(context.settings).path)
+    return listed(context, **query)
+
+
+def test_a_change_in_prefect_is_in_the_index_after_the_next_look(here: Context, kept: Synchronizer) -> None:
+    made = create(here)
+    index = open_index(here.settings)
+    assert index.rows_of([made.run_id])[made.run_id]["state"] is JobState.PENDING, "written when it was created"
+    put(made.run_id, Running())
+    assert kept.attempt()
+    assert index.rows_of([made.run_id])[made.run_id]["state"] is JobState.RUNNING
+    put(made.run_id, Cancelled(message="enough"))
+    assert kept.attempt()
+    row = index.rows_of([made.run_id])[made.run_id]
+    assert (row["state"], row["message"]) == (JobState.CANCELED, "enough")
+    assert made.run_id not in index.open_runs()
+
+
+def test_a_run_that_prefect_removed_leaves_the_index(here: Context, kept: Synchronizer) -> None:
+    one, other = create(here), create(here)
+    put(other.run_id, Completed())
+    kept.attempt()
+    with get_client(sync_client=True) as client:
+        client.delete_flow_run(UUID(one.run_id))
+        client.delete_flow_run(UUID(other.run_id))
+    kept.attempt()
+    assert open_index(here.settings).rows_of([one.run_id]) == {}, "it was open"
+    kept.whole_due = 0.0
+    kept.attempt()
+    assert open_index(here.settings).rows_of([other.run_id]) == {}
+
+
+def test_a_verb_writes_what_it_changed(here: Context, kept: Synchronizer) -> None:
+    made = create(here)
+    jobs.cancel_job(jobs.requests.StopInput(job=made.id), here)
+    assert open_index(here.settings).rows_of([made.run_id])[made.run_id]["state"] is JobState.CANCELED
+    assert [one.state for one in listed(here).jobs if one.id == made.id] == [JobState.CANCELED]
+
+
+def test_with_prefect_away_the_index_answers_and_says_how_old_it_is(
+    here: Context, kept: Synchronizer, away: Callable[[], None]
+) -> None:
+    made = create(here)
+    kept.attempt()
+    assert listed(here).as_of is None, "it is fresh"
+    away()
+    kept.now = lambda: time.time() - 3600.0  # when it was last in step, and last tried
+    kept.attempt()
+    answer = listed(here)
+    assert answer.as_of is not None
+    assert time.time() - answer.as_of > 3590
+    assert made.id in [one.id for one in answer.jobs]
+    shown = jobs.show_job(jobs.requests.JobInput(job=made.id), here)
+    assert (shown.run_id, shown.as_of) == (made.run_id, answer.as_of)
+    with pytest.raises(Unavailable, match="E-SERVER-UNREACHABLE"):
+        jobs.show_job(jobs.requests.JobInput(job="job-000000000000"), here)
+    remove_database(open_index(here.settings).path)
+    with pytest.raises(Unavailable, match="E-SERVER-UNREACHABLE"):
+        listed(here)
+
+
+def test_a_synchroniser_says_once_that_prefect_is_away_and_is_back(
+    here: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    synchronizer = Synchronizer(here.settings, said.append)
+    with monkeypatch.context() as patch:
+        patch.setattr("trainyard.api.runs.live.synchronizing.needs_api_url", lambda _: "http://127.0.0.1:9/api")
+        assert [synchronizer.attempt() for _ in range(3)] == [False] * 3
+    assert synchronizer.attempt()
+    assert [line.partition(":")[0] for line in said] == [
+        "the index of jobs is not in step with Prefect", "the index of jobs is in step with Prefect again",
+    ]  # fmt: skip
+
+
+def test_a_damaged_index_is_made_again(here: Context, kept: Synchronizer) -> None:
+    made, path = create(here), open_index(here.settings).path
+    remove_database(path)
+    path.write_bytes(b"not a database" * 1000)
+    assert made.id in [one.id for one in listed(here).jobs], "Prefect answers"
+    assert [kept.attempt(), kept.attempt()] == [False, True]
+    assert made.run_id in open_index(here.settings).runs()
+
+
+def test_the_index_has_the_progress_of_the_trainers(here: Context, kept: Synchronizer) -> None:
+    made = create(here)
+    record, work = RunRecord(here.settings.runs / made.run_id), here.settings.home / "work"
+    record.folder.mkdir(parents=True)
+    work.mkdir()
+    record.emit("trainer", "job", digest="d", folder=str(work))
+    now = time.time()
+    (work / "events.jsonl").write_text(
+        f'{{"event":"begin","time":{now},"total_steps":9}}\n{{"event":"progress","time":{now},"step":4,"loss":2.5}}\n'
+    )
+    kept.attempt()
+    (shown,) = [one for one in listed(here).jobs if one.id == made.id]
+    assert (shown.step, shown.total_steps, shown.loss) == (4, 9, 2.5)
+    (training,) = jobs.show_job(jobs.requests.JobInput(job=made.id), here).trainings
+    assert (training.node, training.step, training.folder) == ("trainer", 4, str(work))
+
+
+def test_the_server_and_a_query_agree_on_what_is_wanted(here: Context) -> None:
+    made = create(here)
+    row = listing.find_job(made.id)
+    assert JobQuery(tenant=TENANT, text=made.id[-6:]).accepts(row)
+    assert not JobQuery(tenant="other").accepts(row)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from trainyard.api.access.limits import MAX_KNOWN, WRONG, WRONG_S, CallerRates, TooMany, WrongCredentials, heavy_place
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_caller_may_send_two_seconds_at_once_and_then_its_rate() -> None:
+    clock = Clock()
+    buckets = CallerRates(5, clock)
+    for _ in range(10):
+        buckets.take("ci")
+    with pytest.raises(TooMany, match="E-RATE: ci sent more than 5 requests a second") as refused:
+        buckets.take("ci")
+    assert refused.value.retry_after_s == 1
+    buckets.take("other")
+    clock.now += 0.2
+    buckets.take("ci")
+    with pytest.raises(TooMany):
+        buckets.take("ci")
+    clock.now += 1_000
+    for _ in range(10):
+        buckets.take("ci")
+    with pytest.raises(TooMany):
+        buckets.take("ci")
+
+
+def test_a_rate_below_one_lets_one_through_and_says_when_to_come_back() -> None:
+    buckets = CallerRates(0.1, Clock())
+    buckets.take("ci")
+    with pytest.raises(TooMany, match=r"Ask again in 10 s"):
+        buckets.take("ci")
+
+
+def test_what_is_remembered_has_a_limit() -> None:
+    buckets, wrong = CallerRates(5, Clock()), WrongCredentials(Clock())
+    for number in range(MAX_KNOWN + 50):
+        buckets.take(f"c{number}")
+        wrong.note(f"10.0.{number // 256}.{number % 256}")
+    assert len(buckets.known) == len(wrong.known) == MAX_KNOWN
+
+
+def test_an_address_with_ten_wrong_credentials_waits_and_no_other_does() -> None:
+    clock = Clock()
+    wrong = WrongCredentials(clock)
+    for _ in range(WRONG):
+        wrong.require_patience("192.0.2.1")
+        wrong.note("192.0.2.1")
+        clock.now += 1
+    with pytest.raises(TooMany, match="10 wrong credentials came from this address"):
+        wrong.require_patience("192.0.2.1")
+    wrong.require_patience("192.0.2.2")
+    clock.now += WRONG_S - WRONG
+    wrong.require_patience("192.0.2.1")
+
+
+def test_heavy_operations_have_places() -> None:
+    with heavy_place(2), heavy_place(2), pytest.raises(TooMany, match="2 operations that take long"), heavy_place(2):
+        pass
+    with heavy_place(2), pytest.raises(KeyError), heavy_place(2):
+        raise KeyError
+    with heavy_place(2), heavy_place(2):
+        pass
+
+
+def test_addresses_of_one_customer_of_ipv6_are_one() -> None:
+    wrong = WrongCredentials(Clock())
+    for number in range(WRONG):
+        wrong.note(f"2001:db8:0:1::{number:x}")
+    with pytest.raises(TooMany):
+        wrong.require_patience("2001:db8:0:1:ffff::1")
+    wrong.require_patience("2001:db8:0:2::1")
+    wrong.require_patience("unix:")

@@ -1,0 +1,213 @@
+"""The MCP server with the official client: over the streams of a real child process, and over HTTP."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+import uvicorn
+from mcp import Client, StdioServerParameters, types
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from starlette.requests import Request
+
+from trainyard.api.context import OWNER, Caller
+from trainyard.api.mcp.tools import NAMES, list_tools
+from trainyard.api.operations import OPERATIONS, REQUESTS, Scope
+from trainyard.api.rest.app import build_app
+from trainyard.errors import Denied
+from trainyard.loading import load
+from trainyard.serve.listening import bind
+from trainyard.settings import settings
+
+CHAIN = {"nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer"}]}
+ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
+SAMPLES: dict[str, Any] = {"string": "nothing", "array": [], "object": {}, "integer": 1, "boolean": False}
+GIVEN: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("adapters_list", "backends", "chains_list", "templates", "schema", "sweep_list")},
+    "check": {"files": [CHAIN]},
+    "plan": {"target": CHAIN},
+    "chains_create": {"spec": CHAIN},
+    "chains_show": {"chain": "chain"},
+    "data_preview": {"path": "rows.jsonl"},
+    "graph_export": {"file": "graph.jsonl"},
+    "tokens_create": {"name": "laptop"},
+    "tokens_revoke": {"name": "laptop"},
+}
+"""Tool -> arguments with which it gives a result. Every other one is called with names of what is not there."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROWS * 8)
+    monkeypatch.chdir(tmp_path)
+    for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def child(*options: str) -> StdioServerParameters:
+    words = ["-m", "trainyard.cli", "mcp", *options]
+    return StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ), cwd=Path.cwd())
+
+
+def arguments(tool: types.Tool) -> dict[str, Any]:
+    """What a tool is called with: never anything that would start or write something."""
+    if tool.name in GIVEN:
+        return GIVEN[tool.name]
+    properties = tool.input_schema.get("properties", {})
+    needed = {name: SAMPLES[properties[name].get("type", "string")] for name in tool.input_schema.get("required", ())}
+    return needed or {"no_such_field": 1}
+
+
+def text_of(result: types.CallToolResult) -> str:
+    return "\n".join(one.text for one in result.content if isinstance(one, types.TextContent))
+
+
+def require_answer(tool: types.Tool, result: types.CallToolResult) -> None:
+    """A result as the tool's schema says, or an error with its four fields."""
+    if result.is_error:
+        error = result.structured_content["error"]
+        assert set(error) - {"reasons"} == {"code", "what", "why", "do"}, tool.name
+        assert error["code"].startswith(("E-", "R-")), error
+        assert error["code"] != "E-BUG", error
+        assert text_of(result).startswith(error["code"])
+    else:
+        assert tool.output_schema is not None
+        jsonschema.validate(result.structured_content, tool.output_schema)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_an_agent_lists_and_calls_every_tool_of_a_child_process(mode: str) -> None:
+    async with Client(child(), mode=mode) as client:
+        tools = (await client.list_tools()).tools
+        assert [tool.name for tool in tools] == list(NAMES)
+        results = {tool.name: await client.call_tool(tool.name, arguments(tool)) for tool in tools}
+        for tool in tools:
+            require_answer(tool, results[tool.name])
+        assert {name for name, result in results.items() if not result.is_error} == GIVEN.keys()
+        assert "E-LOCAL: serve runs until it is stopped" in text_of(results["serve"])
+        assert "E-LOCAL: mcp runs until it is stopped" in text_of(results["mcp"])
+        plan = results["plan"].structured_content
+        assert plan["digest"] == results["chains_create"].structured_content["digest"]
+        assert plan["digest"] == results["check"].structured_content["files"][0]["digest"]
+
+
+async def test_a_tool_that_is_not_there_and_a_wrong_value_are_errors_with_a_remedy() -> None:
+    async with Client(child("--scope", "read")) as client:
+        unknown = await client.call_tool("trains_list", {})
+        wrong = await client.call_tool("jobs_list", {"limit": 0})
+        denied = await client.call_tool("chains_create", {"spec": CHAIN})
+        assert text_of(unknown) == "E-NOT-FOUND: There is no tool 'trains_list'. Do: List the tools."
+        assert "E-PARAMETER: jobs_list does not take this value of 'limit'" in text_of(wrong)
+        assert "E-SCOPE: chains create needs a token with the scope run" in text_of(denied)
+
+
+async def test_progress_comes_as_notifications() -> None:
+    told: list[tuple[float, str | None]] = []
+
+    async def note(progress: float, _total: float | None, message: str | None) -> None:
+        told.append((progress, message))
+
+    deprecated = {"nodes": [CHAIN["nodes"][0], {"type": "trainer", "config": {"method": "lora", "lora": {"rank": 4}}}]}
+    async with Client(child()) as client:
+        result = await client.call_tool("check", {"files": [deprecated]}, progress_callback=note)
+    assert not result.is_error
+    assert [progress for progress, _ in told] == [1.0]
+    assert "lora.rank is deprecated" in str(told[0][1])
+
+
+async def test_pages_and_schemas_are_resources() -> None:
+    async with Client(child()) as client:
+        found = {str(one.uri) for one in (await client.list_resources()).resources}
+        assert {"trainyard://schema/chain", "trainyard://docs/chains", "trainyard://docs/reference/errors"} <= found
+        (page,) = (await client.read_resource("trainyard://docs/chains")).contents
+        assert isinstance(page, types.TextResourceContents)
+        assert page.text.startswith("# Chains")
+        with pytest.raises(MCPError, match="There is no resource"):
+            await client.read_resource("trainyard://docs/../pyproject")
+
+
+# Over HTTP
+
+CALLERS = {
+    "owner": Caller("owner", remote=True),
+    "reader": Caller("reader", scope=Scope.READ, remote=True),
+    "acme": Caller("acme", tenant="acme", remote=True),
+}
+
+
+def authenticate(request: Request) -> Caller:
+    found = CALLERS.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+    if found is None:
+        raise Denied("There is no token.", do="Send one.", code="E-AUTH")
+    return found
+
+
+@contextmanager
+def answering() -> Iterator[str]:
+    """The application behind a real socket, in a thread."""
+    config = uvicorn.Config(build_app(settings(), authenticate), log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    with bind("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@asynccontextmanager
+async def connected(url: str, token: str, mode: str = "auto") -> AsyncIterator[Client]:
+    async with (
+        httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}, timeout=60) as http,
+        Client(streamable_http_client(url, http_client=http), mode=mode) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_an_agent_lists_and_calls_every_tool_over_http(mode: str) -> None:
+    with answering() as url:
+        async with connected(url, "owner", mode) as client:
+            tools = (await client.list_tools()).tools
+            assert [tool.name for tool in tools] == list(NAMES)
+            for tool in tools:
+                result = await client.call_tool(tool.name, arguments(tool))
+                require_answer(tool, result)
+                assert text_of(result).startswith("E-LOCAL") is bool(OPERATIONS[NAMES[tool.name]].local), tool.name
+
+
+async def test_a_caller_may_do_what_its_token_allows() -> None:
+    with answering() as url:
+        async with connected(url, "reader") as client:
+            assert "E-SCOPE" in text_of(await client.call_tool("chains_create", {"spec": CHAIN}))
+        async with connected(url, "acme") as client:
+            stored = await client.call_tool("chains_create", {"spec": CHAIN})
+            assert stored.structured_content["tenant"] == "acme"
+            assert "E-SCOPE" in text_of(await client.call_tool("graph_stats", {}))
+        async with connected(url, "owner") as client:
+            listed = (await client.call_tool("chains_list", {})).structured_content
+            assert [one["author"] for one in listed["chains"]] == ["acme"]
+        answer = httpx.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+        assert (answer.status_code, answer.json()["code"]) == (401, "E-AUTH")
+
+
+def test_a_tool_says_what_it_may_change() -> None:
+    for tool in list_tools():
+        row = OPERATIONS[NAMES[tool.name]]
+        assert tool.annotations is not None
+        assert tool.annotations.read_only_hint is (row.scope is Scope.READ)
+        assert tool.annotations.destructive_hint is (row.scope is not Scope.READ)
+        assert str(tool.description).startswith(row.summary)
+        assert tool.input_schema == load(REQUESTS + row.request).model_json_schema()
+    assert OWNER.remote is False

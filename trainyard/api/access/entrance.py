@@ -1,0 +1,174 @@
+"""Where every request to the service comes in: checked, counted and with its caller, before the application sees it.
+
+    client -> Guard (Host, Origin, types) -> Entrance (lengths, caller, rate) -> application
+
+Both are plain ASGI: an answer that is a stream passes through as it is made. What has no caller gets 401 for every path
+but the few of `OPEN`, so that nobody learns which paths there are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trainyard.api.access.authentication import Authenticator
+from trainyard.api.access.guarding import JSON_TYPE, Guard, Refusal, RefusalBody
+from trainyard.api.access.limits import CallerRates
+from trainyard.api.context import Caller
+from trainyard.api.rest.bodies import MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE
+from trainyard.api.rest.problems import MEDIA_TYPE, answer_problem
+from trainyard.api.rest.routes import trace_of
+from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
+
+LOG = logging.getLogger("trainyard.rest")
+LOGIN = "/api/v1/login"
+PAGES = "/dashboard"
+OPEN = frozenset({("GET", "/health"), ("HEAD", "/health"), ("POST", LOGIN)})
+"""What needs no caller: whether the service lives, and how to become one."""
+CALLER = "trainyard.caller"
+"""Key of a request's scope."""
+MAX_TARGET_BYTES, MAX_HEADER_BYTES = 8 << 10, 32 << 10
+"""Of path and query, and of all headers."""
+API_HEADERS = (
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+"""Of every answer: it is data, of which nothing runs, which nobody shows in a frame and nothing keeps."""
+PAGE_POLICY = (
+    b"default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; "
+    b"require-trusted-types-for 'script'"
+)
+"""Of the pages of the dashboard: their own scripts and styles, no inline ones, and no other origin's."""
+
+
+class Entrance:
+    """An ASGI app that finds the caller of a request, or answers in place of the application."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, buckets: CallerRates) -> None:
+        self.app, self.authenticator, self.buckets = app, authenticator, buckets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            return await send({"type": "websocket.close", "code": 1008, "reason": "E-REQUEST-REFUSED"})
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        if scope["path"].startswith(PAGES):
+            send = with_policy(send, PAGE_POLICY)
+        try:
+            limit = self.admit(scope)
+        except TrainyardError as error:
+            return await refusal_of(error, scope)(scope, receive, send)
+        await self.app(scope, capped(receive, limit), send)
+
+    def admit(self, scope: Scope) -> int:
+        """Put the caller into the scope, and return how long the body may be. Raises what refuses the request."""
+        headers = Headers(scope=scope)
+        require_lengths(scope, headers)
+        limit = MAX_TENSORS_BYTES if media_type(headers) == TENSORS_TYPE else MAX_BODY_BYTES
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            raise too_long(limit)
+        address = (scope.get("client") or ("",))[0]
+        if (scope["method"], scope["path"]) in OPEN:
+            self.buckets.take(f"address {address}")
+            return limit
+        try:
+            caller = self.authenticator.authenticate(headers, scope["method"], address)
+        except Denied:
+            self.buckets.take(f"address {address}")
+            raise
+        self.buckets.take(caller.name)
+        scope[CALLER] = caller
+        return limit
+
+
+def caller_of_request(request: Request) -> Caller:
+    """The caller that the entrance found. Raises `Denied` (`E-AUTH`) where it found none."""
+    caller: Caller | None = request.scope.get(CALLER)
+    if caller is None:
+        raise Denied("There is no token.", code="E-AUTH")
+    return caller
+
+
+def require_lengths(scope: Scope, headers: Headers) -> None:
+    """Raises `LimitExceeded` (`E-LIMIT`) for a long address or long headers, `InvalidInput` for a repeated header."""
+    target = len(scope.get("raw_path") or scope["path"].encode()) + len(scope.get("query_string", b""))
+    if target > MAX_TARGET_BYTES:
+        raise LimitExceeded(f"The address is longer than {MAX_TARGET_BYTES:,} bytes.", do="Send values in a body.")
+    if sum(len(key) + len(value) for key, value in headers.raw) > MAX_HEADER_BYTES:
+        raise LimitExceeded(f"The headers are longer than {MAX_HEADER_BYTES:,} bytes.", do="Send fewer.")
+    for name in ("authorization", "content-type", "content-length", "idempotency-key"):
+        if len(headers.getlist(name)) > 1:
+            raise InvalidInput(f"The header {name} occurs twice.", do="Send it once.", code="E-PARAMETER")
+
+
+def media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def too_long(limit: int) -> LimitExceeded:
+    return LimitExceeded(f"The body is longer than {limit:,} bytes.", do="Send less at a time.", code="E-BODY-LENGTH")
+
+
+def capped(receive: Receive, limit: int) -> Receive:
+    """Stop reading a body that is longer than it may be, also one that does not say its length."""
+    seen = 0
+
+    async def receiving() -> Message:
+        nonlocal seen
+        message = await receive()
+        if message["type"] == "http.request":
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise too_long(limit)
+        return message
+
+    return receiving
+
+
+def with_policy(send: Send, policy: bytes) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            rows = [*message.get("headers", ()), (b"content-security-policy", policy), (b"cache-control", b"no-cache")]
+            message = {**message, "headers": rows}
+        await send(message)
+
+    return sending
+
+
+def refusal_of(error: TrainyardError, scope: Scope) -> Response:
+    """The problem document in place of the application's answer."""
+    return answer_problem(error, trace_of(Request(scope)))
+
+
+def as_problem(refusal: Refusal) -> RefusalBody:
+    """A refusal of the guard as the service words its own."""
+    answer = answer_problem(InvalidInput(refusal.text, code=refusal.code), status=refusal.status)
+    return RefusalBody(bytes(answer.body), MEDIA_TYPE)
+
+
+def protect(
+    app: ASGIApp,
+    authenticator: Authenticator,
+    *,
+    names: Iterable[str] = (),
+    origins: Iterable[str] = (),
+) -> Guard:
+    """The application behind guard and entrance. `names` are what clients call this server, besides loopback."""
+    settings = authenticator.settings
+    entrance = Entrance(app, authenticator, CallerRates(settings.api_requests_per_s))
+    return Guard(
+        entrance, (*settings.api_origins, *origins), as_problem,
+        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE), headers=API_HEADERS,
+    )  # fmt: skip

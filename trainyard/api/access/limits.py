@@ -1,0 +1,103 @@
+"""How often a caller may ask: a bucket of requests for each, and a pause for who sends wrong credentials.
+
+A token has 256 random bits, so guessing one is hopeless at any speed. The home's own string may be one that an operator
+chose, `PREFECT_SERVER_API_AUTH_STRING`: from an address that sent ten wrong credentials within a minute only tokens are
+looked up, and everything else is refused without a comparison. A caller with a token is not locked out by others.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from trainyard.errors import LimitExceeded
+
+MAX_KNOWN = 10_000
+"""Callers and addresses that are remembered; the one that was quiet for the longest is forgotten first."""
+BURST_S = 2.0
+"""A bucket contains the requests of so many seconds."""
+HEAVY_S = 5.0
+"""When to ask again for a place."""
+WRONG, WRONG_S = 10, 60.0
+"""So many wrong credentials of one address within so many seconds."""
+
+
+class TooMany(LimitExceeded):
+    """Too many requests; ask again after `retry_after_s` seconds."""
+
+    def __init__(self, what: str, retry_after_s: float) -> None:
+        self.retry_after_s = max(1, math.ceil(retry_after_s))
+        super().__init__(what, do=f"Ask again in {self.retry_after_s} s.", code="E-RATE")
+
+
+@dataclass
+class CallerRates:
+    """A token bucket for each caller."""
+
+    per_s: float
+    now: Callable[[], float] = time.monotonic
+    known: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+    """Caller -> (requests left, when that was)."""
+
+    def take(self, caller: str) -> None:
+        """Count one request. Raises `TooMany` (`E-RATE`)."""
+        now, most = self.now(), max(1.0, self.per_s * BURST_S)
+        left, since = self.known.pop(caller, (most, now))
+        left = min(most, left + (now - since) * self.per_s)
+        self.known[caller] = (left - 1 if left >= 1 else left, now)
+        if len(self.known) > MAX_KNOWN:
+            self.known.popitem(last=False)
+        if left < 1:
+            raise TooMany(f"{caller} sent more than {self.per_s:g} requests a second.", (1 - left) / self.per_s)
+
+
+@dataclass
+class WrongCredentials:
+    """When addresses sent wrong credentials."""
+
+    now: Callable[[], float] = time.monotonic
+    known: OrderedDict[str, deque[float]] = field(default_factory=OrderedDict)
+
+    def note(self, address: str) -> None:
+        times = self.known.pop(network_of(address), deque(maxlen=WRONG))
+        times.append(self.now())
+        self.known[network_of(address)] = times
+        if len(self.known) > MAX_KNOWN:
+            self.known.popitem(last=False)
+
+    def require_patience(self, address: str) -> None:
+        """Raises `TooMany` (`E-RATE`) for an address that sent too many of late."""
+        times = list(self.known.get(network_of(address), ()))
+        if len(times) == WRONG and (left := times[0] + WRONG_S - self.now()) > 0:
+            raise TooMany(f"{WRONG} wrong credentials came from this address within {WRONG_S:g} s.", left)
+
+
+HEAVY: dict[int, threading.BoundedSemaphore] = {}
+"""The places for heavy operations of this process, by how many there are."""
+
+
+@contextmanager
+def heavy_place(most: int) -> Iterator[None]:
+    """One of the places for heavy operations. Raises `TooMany` (`E-RATE`) if all are taken."""
+    places = HEAVY.setdefault(most, threading.BoundedSemaphore(most))
+    if not places.acquire(blocking=False):
+        raise TooMany(f"{most} operations that take long are running for callers over a network.", HEAVY_S)
+    try:
+        yield
+    finally:
+        places.release()
+
+
+def network_of(address: str) -> str:
+    """The address itself; of IPv6 the first 64 bits, of which one customer has all others."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network(f"{found}/64", strict=False)) if found.version == 6 else address

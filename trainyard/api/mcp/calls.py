@@ -1,0 +1,152 @@
+"""One call of a tool: its arguments as the operation's request, its response or its error as the result.
+
+What an operation reports while it runs comes as progress notifications, if the client has asked for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+from mcp import types
+from pydantic import BaseModel
+
+from trainyard.api.context import Caller, Context
+from trainyard.api.invocation import carry_out, refuse_early, request_of
+from trainyard.api.mcp.tools import NAMES
+from trainyard.api.operations import OPERATIONS, REQUESTS, TEXTS
+from trainyard.api.requests.fields import FieldError
+from trainyard.api.responses import Blob
+from trainyard.compute.events import Event
+from trainyard.errors import Denied, InvalidInput, LimitExceeded, NotFound, TrainyardError
+from trainyard.loading import load
+from trainyard.settings import Settings
+
+LOG = logging.getLogger("trainyard.mcp")
+MAX_CALLS = 32
+"""Calls that are carried out at a time; further ones wait."""
+MAX_BLOB_BYTES = 4 << 20
+MAX_PARTS = 2_000
+"""Parts of a streamed response that a result contains, the last ones."""
+
+
+@dataclass
+class Reporter:
+    """Sends what an operation says, from the thread in which it runs, to the client."""
+
+    send: Callable[[float, float | None, str], Any]
+    """(progress, total, message), a coroutine function; progress grows with each message."""
+    name: str
+    sent: int = 0
+    parts: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        self.sent += 1
+        anyio.from_thread.run(self.send, float(self.sent), None, text)
+
+    def event(self, event: Event) -> None:
+        words = [str(event[key]) for key in ("node", "event", "text", "message") if event.get(key)]
+        step, total = event.get("step"), event.get("total_steps") or event.get("total")
+        words += [f"step {step} of {total}" if total else f"step {step}"] if step is not None else []
+        words += [f"loss {event['loss']:.4g}"] if isinstance(event.get("loss"), float) else []
+        self.say(" ".join(words))
+
+    def part(self, part: BaseModel) -> None:
+        renderer = OPERATIONS[self.name].part_renderer
+        text = str(load(TEXTS + renderer)(part)) if renderer else part.model_dump_json()
+        self.parts = [*self.parts[-MAX_PARTS + 1 :], text]
+        self.say(text)
+
+
+async def call_tool(
+    tool: str,
+    arguments: dict[str, Any],
+    *,
+    settings: Settings,
+    caller: Caller,
+    send: Callable[[float, float | None, str], Any],
+    limiter: anyio.CapacityLimiter,
+) -> types.CallToolResult:
+    """Carry out the operation of a tool for a caller. An error is a result too, with code, what, why and do."""
+    reporter = Reporter(send, NAMES.get(tool, ""))
+    context = Context(
+        settings, reporter.say, reporter.event, reporter.part, caller=caller, trace=secrets.token_hex(16), surface="mcp"
+    )
+    try:
+        work = partial(perform, tool, arguments, context)
+        result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+        return succeeded(result, reporter.parts)
+    except TrainyardError as error:
+        return failed(error)
+    except Exception as error:  # boundary: one tool that fails does not end the server
+        LOG.exception("the tool %s failed", tool)
+        bug = TrainyardError(
+            f"{tool} failed: {type(error).__name__}.", do="The log has the traceback.", code="E-BUG"
+        )  # fmt: skip
+        return failed(bug)
+
+
+def perform(tool: str, arguments: dict[str, Any], context: Context) -> BaseModel:
+    """The operation's response.
+
+    Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-PARAMETER`), `Denied`, and what the operation raises.
+    """
+    name = NAMES.get(tool)
+    if name is None:
+        raise NotFound(f"There is no tool {tool!r}.", do="List the tools.", code="E-NOT-FOUND")
+    model = load(REQUESTS + OPERATIONS[name].request)
+    refuse_early(name, model, context)
+    if OPERATIONS[name].endless:
+        raise Denied(
+            f"{name} runs until it is stopped, and a call of a tool ends.",
+            do=f"Run `trainyard {name}` in a terminal.", code="E-LOCAL",
+        )  # fmt: skip
+    try:
+        request = request_of(name, arguments)
+    except FieldError as error:
+        known = ", ".join(model.model_fields) or "nothing"
+        raise InvalidInput(
+            f"{tool} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {known}.",
+            do="Correct the field.", code="E-PARAMETER",
+        ) from error  # fmt: skip
+    found: BaseModel = carry_out(name, request, context)
+    return found
+
+
+def succeeded(result: BaseModel, parts: list[str]) -> types.CallToolResult:
+    text = result.model_dump_json()
+    content: list[types.ContentBlock] = [types.TextContent(type="text", text=text)]
+    if parts:
+        content.append(types.TextContent(type="text", text="\n".join(parts)))
+    if isinstance(result, Blob):
+        content.append(types.EmbeddedResource(type="resource", resource=bytes_of(result)))
+    return types.CallToolResult(content=content, structured_content=json.loads(text))
+
+
+def bytes_of(blob: Blob) -> types.BlobResourceContents:
+    """The bytes of a file, for a client that may be on another machine.
+
+    Raises `LimitExceeded` (`E-LIMIT`) for one that is too large for a message.
+    """
+    size = blob.path.stat().st_size
+    if size > MAX_BLOB_BYTES:
+        raise LimitExceeded(
+            f"{blob.name} has {size:,} bytes, and a result of a tool contains at most {MAX_BLOB_BYTES:,}.",
+            do="Read it over the REST API.", code="E-LIMIT",
+        )  # fmt: skip
+    data = base64.b64encode(blob.path.read_bytes()).decode()
+    return types.BlobResourceContents(uri=f"trainyard://blob/{blob.sha256}", mime_type=blob.media_type, blob=data)
+
+
+def failed(error: TrainyardError) -> types.CallToolResult:
+    text = types.TextContent(type="text", text=str(error))
+    return types.CallToolResult(content=[text], structured_content={"error": error.as_dict()}, is_error=True)

@@ -1,0 +1,1 @@
+"""What keeps the index of jobs: the synchroniser asks Prefect."""

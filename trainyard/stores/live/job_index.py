@@ -1,0 +1,313 @@
+"""The index of jobs: one SQLite file from which lists and details are answered in a few milliseconds.
+
+A projection: Prefect is the truth. A synchroniser copies what Prefect says (`api/runs/live/synchronizing.py`), and
+whoever changes a job writes what Prefect answered, so that a change is seen at once. Deleting the file loses nothing.
+Every method opens the file: one that was deleted or damaged meanwhile is empty, and is filled again.
+
+A row is written only if it was read from Prefect later than what is there: a slow answer does not undo a newer one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from trainyard.errors import InvalidInput
+from trainyard.spec.states import JobState
+
+VERSION = 1
+"""Of the tables: a file of another version is made again."""
+WAIT_S = 5.0
+"""For another process that writes, some milliseconds as a rule."""
+ALIVE_S = 30.0
+"""A synchroniser that has not tried for so long is gone."""
+FRESH_S = 3.0
+AT_ONCE = 500
+"""Values in one statement."""
+LAST_CHARACTER = "\U0010ffff"
+MOST_MATCHES = 6
+"""Jobs of one word that are read: more than an error message names."""
+COLUMNS = ("run_id", "id", "name", "tenant", "state", "backend", "stage", "created", "open", "seen", "text")
+"""What rows are found by; `open` is 1 for a job that has not ended."""
+TABLES = """
+create table jobs (run_id text primary key, id text, name text, tenant text, state text, backend text, stage text,
+                   created real, open integer, seen real, text text, row blob);
+create index by_time on jobs (created, run_id);
+create index by_tenant on jobs (tenant, created, run_id);
+create index by_state on jobs (state, created, run_id);
+create index by_id on jobs (id);
+create index by_name on jobs (name);
+create index by_open on jobs (run_id) where open;
+create table facts (name text primary key, value real);
+"""
+CHANGES, SYNCED, TRIED = "changes", "synced_at", "tried_at"
+ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELED})
+TEXTS = ("id", "run_id", "name", "base_model", "message")
+"""Fields that a search by text looks into, together with the tags."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class JobQuery:
+    """Which jobs are wanted; "" and None leave a field open."""
+
+    tenant: str = ""
+    state: JobState | None = None
+    name: str = ""
+    backend: str = ""
+    stage: str = ""
+    text: str = ""
+    limit: int = 50
+    after: tuple[float, str] | None = None
+    """(created, run id) of the last job of the page before."""
+
+    def accepts(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is one of those, wherever it is in their order."""
+        exact = {name: getattr(self, name) for name in ("tenant", "name", "backend", "stage") if getattr(self, name)}
+        return (
+            all(row.get(name) == value for name, value in exact.items())
+            and self.state in (None, row["state"])
+            and self.text.lower() in text_of(row)
+            and (self.after is None or place_of(row) < self.after)
+        )
+
+
+class Page(NamedTuple):
+    """Some jobs, the newest first, and the cursor of the next page; "" at the end."""
+
+    rows: list[Row]
+    next: str
+
+
+def page_of(rows: Sequence[Row], limit: int) -> Page:
+    """The first `limit` of some more rows."""
+    more = len(rows) > limit
+    return Page(list(rows[:limit]), write_cursor(place_of(rows[limit - 1])) if more else "")
+
+
+def place_of(row: Mapping[str, Any]) -> tuple[float, str]:
+    """Where a job is in the order of lists: when it was created, then its run. Neither ever changes."""
+    return row["created"] or 0.0, row["run_id"]
+
+
+def write_cursor(place: tuple[float, str]) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps(place)).decode().rstrip("=")
+
+
+def read_cursor(cursor: str) -> tuple[float, str]:
+    """The place that a cursor names. Raises `InvalidInput` (`E-PARAMETER`)."""
+    try:
+        created, run_id = orjson.loads(
+            base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        )
+        return float(created), str(run_id)
+    except (binascii.Error, ValueError, TypeError) as error:
+        raise InvalidInput(
+            f"{cursor!r} is not a cursor.",
+            do="Give the `next` of the page before, or leave the cursor out.",
+            code="E-PARAMETER",
+        ) from error
+
+
+def text_of(row: Mapping[str, Any]) -> str:
+    words = [*(str(row.get(name) or "") for name in TEXTS), *row.get("tags", ())]
+    return "\n".join(words).lower()
+
+
+class JobIndex:
+    """The index of a home."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # reading
+
+    def synced_at(self) -> float | None:
+        """When its rows were last known to be those of Prefect; None before the first time."""
+        return self.facts().get(SYNCED)
+
+    def is_kept(self, now: float) -> bool:
+        """Whether a synchroniser keeps it, so that it may answer in the place of Prefect."""
+        facts = self.facts()
+        return SYNCED in facts and now - facts.get(TRIED, 0.0) <= ALIVE_S
+
+    def changes(self) -> int:
+        """How often a row has changed: equal numbers mean equal rows."""
+        return int(self.facts().get(CHANGES, 0))
+
+    def facts(self) -> dict[str, float]:
+        return dict(self.query("select name, value from facts"))
+
+    def select(self, query: JobQuery) -> Page:
+        """The jobs of a query, the newest first."""
+        where, values = conditions(query)
+        text = f"select row from jobs {where} order by created desc, run_id desc limit ?"
+        return page_of([read_row(blob) for (blob,) in self.query(text, *values, query.limit + 1)], query.limit)
+
+    def find(self, word: str, tenant: str = "") -> list[Row]:
+        """The jobs that a word names: an id, the beginning of one, or a name. At most `MOST_MATCHES`."""
+        if not word:
+            return []
+        first, last = word.lower(), word.lower() + LAST_CHARACTER
+        text = (
+            "select row from jobs where run_id in (select run_id from jobs where run_id between ? and ? "
+            "union select run_id from jobs where id between ? and ? union select run_id from jobs where name = ?) "
+            "and (? = '' or tenant = ?) order by created desc, run_id desc limit ?"
+        )
+        found = self.query(text, first, last, first, last, word, tenant, tenant, MOST_MATCHES)
+        return [read_row(blob) for (blob,) in found]
+
+    def rows_of(self, run_ids: Iterable[str]) -> dict[str, Row]:
+        """The rows of these runs that are there."""
+        wanted, rows = sorted(run_ids), dict[str, Row]()
+        for start in range(0, len(wanted), AT_ONCE):
+            some = wanted[start : start + AT_ONCE]
+            text = f"select run_id, row from jobs where run_id in ({', '.join('?' * len(some))})"
+            rows |= {run_id: read_row(blob) for run_id, blob in self.query(text, *some)}
+        return rows
+
+    def runs(self) -> set[str]:
+        return {run_id for (run_id,) in self.query("select run_id from jobs")}
+
+    def open_runs(self) -> set[str]:
+        """The runs that had not ended when they were last seen."""
+        return {run_id for (run_id,) in self.query("select run_id from jobs where open")}
+
+    def count(self) -> int:
+        return sum(number for (number,) in self.query("select count(*) from jobs"))
+
+    def query(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a statement; none without a file that can be read, which a synchroniser makes again."""
+        if not self.path.exists():
+            return []
+        try:
+            with closing(connect(self.path)) as database:
+                return database.execute(text, values).fetchall()
+        except sqlite3.DatabaseError:
+            return []
+
+    # writing
+
+    def put(self, rows: Iterable[Row], seen: float) -> int:
+        """Write what Prefect said at a time; return how many rows changed."""
+        with self.writing() as database:
+            return sum(put_row(database, row, seen) for row in rows)
+
+    def remove(self, run_ids: Iterable[str], seen: float) -> None:
+        """Remove the rows of runs that Prefect did not have at a time."""
+        with self.writing() as database:
+            for run_id in run_ids:
+                database.execute("delete from jobs where run_id = ? and seen < ?", (run_id, seen))
+            count_change(database)
+
+    def note_try(self, now: float) -> None:
+        """Record that a synchroniser is about to ask Prefect."""
+        self.note(TRIED, now)
+
+    def note_success(self, at: float) -> None:
+        """Record that the rows are those that Prefect had at a time."""
+        self.note(SYNCED, at)
+
+    def note(self, name: str, value: float) -> None:
+        with self.writing() as database:
+            database.execute("insert or replace into facts values (?, ?)", (name, value))
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction; a file that is damaged or of another version is removed, and made again by the next one.
+
+        Raises `sqlite3.Error` if nothing could be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with closing(connect(self.path, make=True)) as database, database:
+                database.execute("begin immediate")
+                yield database
+        except sqlite3.OperationalError:
+            raise  # locked for long, or a full disk: the file is as good as before
+        except sqlite3.DatabaseError:
+            remove_database(self.path)
+            raise
+
+
+def connect(path: Path, *, make: bool = False) -> sqlite3.Connection:
+    """Open the file. Raises `sqlite3.DatabaseError` for one that is not ours, or of another version."""
+    mode = "rwc" if make else "rw"
+    database = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", timeout=WAIT_S, isolation_level=None, uri=True
+    )
+    try:
+        version = database.execute("pragma user_version").fetchone()[0]
+        if version == 0 and make:
+            create_tables(database)
+        elif version != VERSION:
+            raise sqlite3.DatabaseError(f"The index has version {version}.")
+        database.execute("pragma synchronous = normal")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def create_tables(database: sqlite3.Connection) -> None:
+    database.execute("pragma journal_mode = wal")
+    database.execute("begin immediate")
+    if database.execute("pragma user_version").fetchone()[0] == 0:  # another process may have been faster
+        for statement in filter(str.strip, TABLES.split(";")):
+            database.execute(statement)
+        database.execute(f"pragma user_version = {VERSION}")
+    database.execute("commit")
+
+
+def remove_database(path: Path) -> None:
+    for ending in ("", "-wal", "-shm"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+
+
+def put_row(database: sqlite3.Connection, row: Row, seen: float) -> bool:
+    """Write one row unless a later one is there; return whether it changed."""
+    blob = orjson.dumps(row)
+    there = database.execute("select seen, row from jobs where run_id = ?", (row["run_id"],)).fetchone()
+    if there is not None and there[0] > seen:
+        return False
+    if there is not None and there[1] == blob:
+        database.execute("update jobs set seen = ? where run_id = ?", (seen, row["run_id"]))
+        return False
+    values: Row = {name: row.get(name) or "" for name in COLUMNS}
+    is_open = JobState(row["state"]) not in ENDED
+    values |= {"created": row["created"] or 0.0, "open": int(is_open), "seen": seen, "text": text_of(row)}
+    text = f"insert or replace into jobs values ({', '.join('?' * (len(COLUMNS) + 1))})"
+    database.execute(text, (*(values[name] for name in COLUMNS), blob))
+    count_change(database)
+    return True
+
+
+def count_change(database: sqlite3.Connection) -> None:
+    database.execute("insert into facts values (?, 1) on conflict (name) do update set value = value + 1", (CHANGES,))
+
+
+def conditions(query: JobQuery) -> tuple[str, list[Any]]:
+    """The `where` of a query and its values."""
+    names = ("tenant", "state", "name", "backend", "stage")
+    given = [(f"{name} = ?", getattr(query, name)) for name in names if getattr(query, name)]
+    if query.text:
+        given.append(("instr(text, ?) > 0", query.text.lower()))
+    parts, values = [text for text, _ in given], [value for _, value in given]
+    if query.after is not None:
+        parts.append("(created, run_id) < (?, ?)")
+        values += query.after
+    return (f"where {' and '.join(parts)}" if parts else ""), values
+
+
+def read_row(blob: bytes) -> Row:
+    row: Row = orjson.loads(blob)
+    return row | {"state": JobState(row["state"])}
