@@ -59,4 +59,6 @@ class LogsInput(JobInput):
 
 class MetricsInput(JobInput):
     node: str | None = Field(None, description="Only this trainer.")
+    max_points: int | None = Field(None, ge=1, le=100_000, description="At most so many points; default: each step.")
+    since_step: int | None = Field(None, ge=0, description="Only from this step on.")
     plot: bool = Field(False, description="Draw the curves instead of listing the steps.")

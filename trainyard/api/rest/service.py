@@ -11,6 +11,7 @@ from trainyard.api.access.authentication import Authenticator
 from trainyard.api.access.browser import add_logins
 from trainyard.api.access.entrance import caller_of_request, protect
 from trainyard.api.access.guarding import Guard
+from trainyard.api.live.keeping import keep_live
 from trainyard.api.rest.app import build_app
 from trainyard.serve.listening import bind, server_config, url_of
 from trainyard.settings import Settings
@@ -38,7 +39,8 @@ def serve_api(settings: Settings, host: str, port: int, say: Callable[[str], Non
         def announce() -> None:
             say(f"the API answers at {url}/api/v1; Ctrl-C ends it")
 
-        AnnouncingServer(server_config(guarded_app(settings), graceful_s=5), announce).run(sockets=[listener])
+        with keep_live(settings, say):
+            AnnouncingServer(server_config(guarded_app(settings), graceful_s=5), announce).run(sockets=[listener])
     return url
 
 

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any, Literal
+
+from pydantic import Field
 
 from trainyard.api.context import Context
 from trainyard.api.live import found
-from trainyard.api.live.trainings import trainings_of
+from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import NodeResult, RunResult, read_result
 from trainyard.api.requests import jobs as requests
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
-from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, training_logs_of
+from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, TrainingLogs, training_logs_of
 from trainyard.api.verbs.chains.missing_backend import require_trainer
 from trainyard.api.verbs.chains.run import run
 from trainyard.compute.child import EVENTS_FILE
@@ -30,6 +33,7 @@ from trainyard.spec.load.changes import flatten_settings, list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.states import JobState
+from trainyard.stores.live.curves import Columns
 from trainyard.stores.live.job_index import JobQuery, read_cursor
 from trainyard.stores.metrics import Point
 
@@ -122,8 +126,16 @@ class JobLog(Response):
 
 
 class TrainingCurve(Response):
+    """One trainer's steps, or the means of several steps each."""
+
     node: str
     points: tuple[Point, ...]
+    """Of several steps: the number and time of the last one, and the mean of each metric."""
+    steps_per_point: int = 1
+    low: Columns = Field({})
+    """Metric -> its smallest value in the steps of each point; empty where each point is one step."""
+    high: Columns = Field({})
+    last: Columns = Field({})
 
 
 class JobMetrics(Response):
@@ -181,7 +193,7 @@ def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
     row, _ = found.find_job(given.job, context)
     works = [work for work in trainings_of(row) if given.node in (None, work.node)]
-    curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
+    curves = [curve_of(work, given, context.settings) for work in works]
     if not any(one.points for one in curves):
         raise NotFound(
             f"The job {row['name']} has no metrics yet.",
@@ -190,6 +202,12 @@ def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
             code="E-NOT-FOUND",
         )
     return JobMetrics(id=row["id"], trainings=tuple(curves), plot=given.plot)
+
+
+def curve_of(work: TrainingLogs, given: requests.MetricsInput, settings: Settings) -> TrainingCurve:
+    """One trainer's curve from its store, which has read every step that is there by now."""
+    found = read_new_steps(work, curves_folder(settings)).read(given.max_points, given.since_step)
+    return TrainingCurve(node=work.node, **{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def pause_job(given: requests.StopInput, context: Context) -> Job:
