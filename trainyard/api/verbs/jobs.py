@@ -14,6 +14,7 @@ from pydantic import Field
 
 from trainyard.api.context import Context
 from trainyard.api.live import found
+from trainyard.api.live.tails import read_lines, read_rest
 from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import NodeResult, RunResult, read_result
@@ -38,6 +39,9 @@ from trainyard.stores.live.job_index import JobQuery, read_cursor
 from trainyard.stores.metrics import Point
 
 FOLLOW_EVERY_S = 1.0
+RUN_LOG = "run"
+RUN_LINES = 1000
+"""Of the run's own log in one part."""
 STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
 ENDS = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED, JobState.PAUSED)
 
@@ -121,6 +125,10 @@ class LogLine(Response):
 class JobLog(Response):
     id: str
     lines: tuple[LogLine, ...]
+    next_offset: dict[str, int] = Field({})
+    """Log -> where it ends as far as it is given here: `offset` of the next part. Of `run` it counts lines."""
+    restarted: bool = False
+    """The log is shorter than the offset: it was cut or replaced, and is given from its start."""
     streamed: bool = False
     """The lines were already printed, each as it came."""
 
@@ -186,6 +194,8 @@ def progress_of(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_logs(given: requests.LogsInput, context: Context) -> JobLog:
+    if given.source is not None and not given.follow and given.tail is None:
+        return read_part(given, context)
     return read_logs(import_prefect_client(context.settings, "listing"), given, context)
 
 
@@ -293,6 +303,35 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 # Logs
+
+
+def read_part(given: requests.LogsInput, context: Context) -> JobLog:
+    """A part of one log from an offset on: whole lines, with every character as it was written.
+
+    Raises `NotFound` (`E-NOT-FOUND`) for a trainer that the job does not have.
+    """
+    row, _ = found.find_job(given.job, context)
+    source, start = given.source or RUN_LOG, given.offset or 0
+    if source == RUN_LOG:
+        listing = import_prefect_client(context.settings, "listing")
+        lines = [LogLine(source=source, **one) for one in listing.read_log(row["run_id"], start, RUN_LINES)]
+        return JobLog(id=row["id"], lines=tuple(lines), next_offset={source: start + len(lines)})
+    logs = {work.node: work.log for work in trainings_of(row)}
+    if source not in logs:
+        raise NotFound(
+            f"The job {row['name']} has no log of {source!r}.",
+            why=f"It has: {', '.join((RUN_LOG, *logs))}.",
+            do="Name one of them.",
+            code="E-NOT-FOUND",
+        )
+    size = logs[source].stat().st_size if logs[source].is_file() else 0
+    restarted = start > size
+    read = read_lines(logs[source], 0 if restarted else start, given.limit_bytes)
+    if row["state"] in ENDS and not read:
+        read = read_rest(logs[source], 0 if restarted else start, given.limit_bytes)
+    lines = [LogLine(source=source, text=one.data.decode("utf-8", "replace")) for one in read]
+    end = read[-1].end if read else 0 if restarted else start
+    return JobLog(id=row["id"], lines=tuple(lines), next_offset={source: end}, restarted=restarted)
 
 
 def read_logs(listing: Any, given: requests.LogsInput, context: Context) -> JobLog:
