@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -110,7 +111,7 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         given = await read_request(model, request, operation.body)
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
             require_allowed(name, given, context)
-            return stream(load(STREAMS + operation.stream), given, context, request)
+            return await stream(load(STREAMS + operation.stream), given, context, request)
         work = partial(carry_out, name, given, context)
         status, result = operation.status, None
         if context.idempotency_key and request.method != "GET":
@@ -148,11 +149,18 @@ def links_of(found: Mapping[str, Any]) -> Mapping[str, str]:
     return {"etag": f'"{etag}"'} if isinstance(etag, str) and etag else {}
 
 
-def stream(follow: Any, given: Any, context: Context, request: Request) -> Response:
-    """The answer as server-sent events (WHATWG HTML, 9.2); `Last-Event-ID` continues one that was interrupted."""
+async def stream(follow: Any, given: Any, context: Context, request: Request) -> Response:
+    """The answer as server-sent events (WHATWG HTML, 9.2); `Last-Event-ID` continues one that was interrupted.
+
+    The first event is awaited: what cannot be followed is refused with a problem document, like any other request.
+    """
+    events = follow(given, context, request.headers.get("last-event-id"))
+    first = await anext(events)
 
     async def lines() -> AsyncIterator[bytes]:
-        async for event in follow(given, context, request.headers.get("last-event-id")):
-            yield event.encode()
+        async with aclosing(events):
+            yield first.encode()
+            async for event in events:
+                yield event.encode()
 
     return StreamingResponse(lines(), media_type=EVENTS_TYPE, headers={"cache-control": "no-store"})
