@@ -87,7 +87,9 @@ class Guard:
         headers = Headers(scope)
         host = headers.only("host")
         if host is None or name_of(host) not in self.names:
-            return Refusal(400, "E-REQUEST-REFUSED", "This server is not called so. Open it as 127.0.0.1 or localhost.")
+            return Refusal(
+                400, "E-REQUEST-REFUSED", "This server is not called so. Open it as 127.0.0.1, or add the name."
+            )
         if headers.has("origin"):
             origin = headers.only("origin")
             if origin not in self.origins and origin != f"{secure_or_not(scope)}://{host.lower()}":

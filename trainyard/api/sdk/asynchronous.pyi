@@ -80,7 +80,7 @@ class AsyncBackendsOperations:
 
 class AsyncJobsOperations:
     async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
-    async def list(self, *, state: JobState | None = ..., limit: int = ...) -> JobList: ...  # read
+    async def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     async def show(self, *, job: str) -> JobDetail: ...  # read
     async def logs(self, *, job: str, follow: bool = ..., tail: int | None = ...) -> JobLog: ...  # read
     async def metrics(self, *, job: str, node: str | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
@@ -140,7 +140,7 @@ class AsyncAuditOperations:
     async def verify(self) -> AuditCheck: ...  # admin
 
 class AsyncOperations:
-    async def up(self, *, no_auth: bool = ...) -> UpOutput: ...  # admin
+    async def up(self, *, no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
     async def down(self) -> DownOutput: ...  # admin
     async def demo(self) -> DemoResult: ...  # admin
     async def env(self) -> EnvOutput: ...  # admin
@@ -160,7 +160,7 @@ class AsyncOperations:
     def chains(self) -> AsyncChainsOperations: ...
     async def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
     async def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # run
-    async def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    async def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ..., no_auth: bool = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
     async def mcp(self, *, scope: Literal['read', 'run', 'admin'] = ...) -> McpEnded: ...  # admin
     async def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # run
     async def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # run
