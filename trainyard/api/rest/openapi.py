@@ -115,7 +115,7 @@ def describe(name: str, row: Operation, given: Json, found: Json) -> Json:
     in_path = PARAMETER.findall(path)
     parameters = [parameter(one, properties[one], "path", needed=True) for one in in_path]
     rest = {one: schema for one, schema in properties.items() if one not in in_path}
-    if IF_MATCH in rest:
+    if rest.pop(IF_MATCH, None):
         parameters.append({
             "name": "If-Match", "in": "header", "required": False, "schema": {"type": "string"},
             "description": "The ETag of what is changed.",
