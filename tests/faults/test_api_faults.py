@@ -86,6 +86,20 @@ def steps_of(data: Any) -> list[int]:
     return [point["step"] for point in data.get("points", [])]
 
 
+def read_until_it_breaks(client: Client, job: str, pid: int) -> tuple[str, list[int]]:
+    """Kill the API after some steps; return the last id and the steps that the client has."""
+    seen: list[int] = []
+    found = ""
+    try:
+        for last, event, data in client.events(job):
+            found, seen = last, seen + steps_of(data)
+            if event == "points" and len(seen) > 10:
+                kill_tree(pid)
+    except (httpx.RemoteProtocolError, httpx.ReadError):
+        return found, seen
+    raise AssertionError("the stream did not break")
+
+
 def api_is_back(stack: Stack, before: int) -> bool:
     api = running(stack.settings, "api")
     return api is not None and api.pid != before and is_healthy(api.url)
@@ -94,15 +108,9 @@ def api_is_back(stack: Stack, before: int) -> bool:
 def test_the_api_is_killed_and_its_clients_miss_nothing(stack: Stack, client: Client) -> None:
     job = client.create("one", max_steps=STEPS)
     stack.wait_for_step(job["run_id"], 3)
-    seen: list[int] = []
-    last = ""
     api = running(stack.settings, "api")
     assert api is not None
-    with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
-        for last, event, data in client.events(job["id"]):
-            seen += steps_of(data)
-            if event == "points" and len(seen) > 10:
-                kill_tree(api.pid)
+    last, seen = read_until_it_breaks(client, job["id"], api.pid)
     until(lambda: api_is_back(stack, api.pid), BACK_S, "the API's return")
     assert client.create("one", max_steps=STEPS)["run_id"] == job["run_id"]  # sent again: the same job
     for _, event, data in client.events(job["id"], last):
