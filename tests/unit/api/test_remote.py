@@ -40,6 +40,7 @@ ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.jsonl").write_text(ROWS * 8)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(wire, "LONGEST_WAIT_S", 0.01)
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -228,8 +229,7 @@ RUN = json.dumps({
 BUSY = json.dumps({"detail": "The first request with this Idempotency-Key is still worked on."}).encode()
 
 
-def test_what_starts_something_is_sent_again_with_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "FIRST_WAIT_S", 0.01)
+def test_what_starts_something_is_sent_again_with_the_same_key() -> None:
     found, keys = asked([(0, {}, b""), (409, {}, BUSY), (503, {}, b"{}"), (202, {}, RUN)], "run", chain="x")
     assert found.run_id == "r"
     assert len(keys) == 4
@@ -237,8 +237,7 @@ def test_what_starts_something_is_sent_again_with_the_same_key(monkeypatch: pyte
     assert keys[0]
 
 
-def test_what_is_no_answer_of_the_api_is_an_error_with_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "FIRST_WAIT_S", 0.01)
+def test_what_is_no_answer_of_the_api_is_an_error_with_its_status() -> None:
     found, keys = asked([(502, {}, b"<html>")] * 4, "run", chain="x")
     assert isinstance(found, Unavailable)
     assert "answered 502" in str(found)
