@@ -26,7 +26,7 @@ class CreateInput(Request):
         None, description="A job: a data set and a trainer."
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
-    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow it to its end.")
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 
 class StopInput(JobInput):
@@ -36,7 +36,7 @@ class StopInput(JobInput):
 class ResumeInput(JobInput):
     parameters: Parameters = Field({}, description=PARAMETERS)
     """Nothing may be changed: what differs is reported."""
-    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow it to its end.")
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 
 class JobsInput(Request):
@@ -53,10 +53,14 @@ class JobsInput(Request):
 
 
 class LogsInput(JobInput):
-    follow: Annotated[bool, Option("-f", "--follow")] = Field(False, description="Print new lines until the job ends.")
+    follow: Annotated[bool, Option("-f", "--follow", local=True)] = Field(
+        False, description="Print new lines until the job ends."
+    )
     tail: int | None = Field(None, ge=0, description="Only the last lines.")
 
 
 class MetricsInput(JobInput):
     node: str | None = Field(None, description="Only this trainer.")
-    plot: bool = Field(False, description="Draw the curves instead of listing the steps.")
+    plot: Annotated[bool, Option(local=True)] = Field(
+        False, description="Draw the curves instead of listing the steps."
+    )
