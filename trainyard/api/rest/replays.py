@@ -32,8 +32,11 @@ TABLE = """CREATE TABLE IF NOT EXISTS replays (
 
 def read_key(request: Request) -> str:
     """The key of a request; "" without one. Raises `InvalidInput` (`E-PARAMETER`) for one that cannot be used."""
-    key = request.headers.get(HEADER, "").strip().strip('"')
-    if len(key) > LONGEST or not (key.isprintable() and key.isascii()):
+    given = request.headers.get(HEADER)
+    if given is None:
+        return ""
+    key = given.strip().strip('"')
+    if not 1 <= len(key) <= LONGEST or not (key.isprintable() and key.isascii()):
         raise InvalidInput(
             f"The Idempotency-Key has {len(key)} characters.",
             why=f"It may have 1 to {LONGEST} printable ones of ASCII.",

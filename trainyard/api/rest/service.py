@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterable
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainyard.api.access.authentication import Authenticator
 from trainyard.api.access.browser import add_logins
@@ -15,6 +15,8 @@ from trainyard.api.access.entrance import caller_of_request, protect
 from trainyard.api.access.exposure import Exposure, in_host, names_for, require_safe, warn_of_expiry
 from trainyard.api.access.guarding import Guard
 from trainyard.api.access.listeners import BehindProxy, bind_exposed, run_servers
+from trainyard.api.live.keeping import keep_live
+from trainyard.api.operations import API
 from trainyard.api.rest.app import build_app
 from trainyard.compute.services import HOST
 from trainyard.serve.listening import bind, server_config, url_of
@@ -34,6 +36,19 @@ class AnnouncingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self.announce()
+
+
+class AtFirstRequest:
+    """An ASGI application that calls `begin` at its first request for the API."""
+
+    def __init__(self, app: ASGIApp, begin: Callable[[], None]) -> None:
+        self.app, self.begin, self.begun = app, begin, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.begun and scope["type"] == "http" and scope["path"].startswith(API):
+            self.begun = True
+            self.begin()
+        await self.app(scope, receive, send)
 
 
 def serve_api(
@@ -60,7 +75,8 @@ def serve_api(
             more = "".join(f" and {scheme}://{in_host(one.getsockname()[0])}:{port}" for one in exposed)
             say(f"the API answers at {first}/api/v1{more}; Ctrl-C ends it")
 
-        app: ASGIApp = guarded_app(settings, everybody=everybody, names=names)
+        begin = sockets.enter_context(keep_live(settings, say))
+        app: ASGIApp = AtFirstRequest(guarded_app(settings, everybody=everybody, names=names), begin.set)
         app = BehindProxy(app, chosen.behind_proxy) if chosen.behind_proxy else app
         server = AnnouncingServer(server_config(app, graceful_s=5), announce)
         run_servers(server, [listener], exposed, certificate)

@@ -10,6 +10,7 @@ checkpoints/    its own, by the number of operations;  saved/    those that call
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -172,6 +173,15 @@ def socket_of(folder: Path) -> str | None:
     """Where a session answers; None while it does not."""
     known = read_json(folder / SOCKET_FILE)
     return str(known["path"]) if known else None
+
+
+def remove_socket(folder: Path) -> None:
+    """Remove the socket of a process that has ended, or was killed."""
+    known = read_json(folder / SOCKET_FILE)
+    if known is not None:
+        shutil.rmtree(Path(known["path"]).parent, ignore_errors=True)
+        (folder / SOCKET_FILE).unlink(missing_ok=True)
+    shutil.rmtree(folder / "socket", ignore_errors=True)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

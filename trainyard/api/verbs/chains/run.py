@@ -64,7 +64,7 @@ def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunRe
         wanted.deployment, wanted.parameters,
         settings=settings, tags=tags, waits=waits, called=called, key=key_of(context),
     )  # fmt: skip
-    return started
+    return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
 
 
 def tags_of(chain: ResolvedChain, context: Context) -> list[str]:

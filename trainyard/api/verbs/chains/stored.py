@@ -83,6 +83,8 @@ class ChainRun(RunResult):
 
 class RunOfChain(Response):
     id: str
+    """The job's id, or the run's own where no trainer is part of it."""
+    run_id: str
     name: str
     revision: int
     state: JobState
@@ -165,13 +167,10 @@ def delete_chain(given: requests.StoredName, context: Context) -> DeletedChain:
 def run_chain(given: requests.RunChainInput, context: Context) -> ChainRun:
     """Start a run of a revision. Raises `Refused` where this machine cannot carry it out."""
     chain = found_revision(given, context)
-    wanted = planning.located(planning.asked(chain.body, given.parameters), context.settings)
-    digest = planning.resolved(wanted.spec, context.settings).digest
     words = given.model_dump(include={"parameters", "watch", "refresh", "tags"})
     tags = (chain.id, f"revision-{chain.revision}")
     result = start(requests.RunInput(target=chain.body, **words), context, tags)
-    known = {"chain": result.chain or wanted.spec.name, "digest": result.digest or digest}
-    return ChainRun(**{**dict(result), **known}, chain_id=chain.id, revision=chain.revision)
+    return ChainRun(**dict(result), chain_id=chain.id, revision=chain.revision)
 
 
 def list_chain_runs(given: requests.ChainRunsInput, context: Context) -> RunsOfChain:

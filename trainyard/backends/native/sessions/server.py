@@ -22,7 +22,7 @@ from typing import Any
 
 from trainyard.backends.native.sessions.operations import Operation, Operations
 from trainyard.backends.sessions.frames import MAX_PATH_BYTES, Frame, error_header, receive_frame, send_frame
-from trainyard.backends.sessions.records import SOCKET_FILE, read_json
+from trainyard.backends.sessions.records import SOCKET_FILE, remove_socket
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.stores.whole import write_json_durably
 
@@ -135,18 +135,9 @@ def refuse(connection: socket.socket, error: TrainyardError) -> None:
 
 def make_place(folder: Path) -> Path:
     """A folder for the socket, 0700: inside the session's own, or where that path is too long, a temporary one."""
-    remove_place(folder)
+    remove_socket(folder)
     own = folder / "socket"
     if len(os.fsencode(own / "calls")) > MAX_PATH_BYTES:
         return Path(tempfile.mkdtemp(prefix="trainyard-"))
     own.mkdir(mode=0o700)
     return own
-
-
-def remove_place(folder: Path) -> None:
-    """Remove the socket of a process that was killed."""
-    known = read_json(folder / SOCKET_FILE)
-    if known is not None:
-        shutil.rmtree(Path(known["path"]).parent, ignore_errors=True)
-        (folder / SOCKET_FILE).unlink(missing_ok=True)
-    shutil.rmtree(folder / "socket", ignore_errors=True)
