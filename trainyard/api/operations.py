@@ -330,17 +330,17 @@ OPERATIONS: dict[str, Operation] = {
     "jobs show": Operation(
         "One job: state, trainers, checkpoints, nodes and what it was started with.",
         "jobs:JobInput", "jobs:show_job", "jobs:job_detail_text", READ,
-        route="GET /api/v1/jobs/{job}", tenants=True,
+        route="GET /api/v1/jobs/{job}", tenants=True, stream="live.streams:follow_job",
     ),
     "jobs logs": Operation(
         "A job's log, with what its trainers printed; with --follow, as it comes.",
         "jobs:LogsInput", "jobs:show_logs", "jobs:log_text", READ, part_renderer="jobs:log_line_text",
-        route="GET /api/v1/jobs/{job}/logs", tenants=True,
+        route="GET /api/v1/jobs/{job}/logs", tenants=True, stream="live.streams:follow_logs",
     ),
     "jobs metrics": Operation(
         "Loss and learning rate of every step of a job.",
         "jobs:MetricsInput", "jobs:show_metrics", "jobs:metrics_text", READ,
-        route="GET /api/v1/jobs/{job}/metrics", tenants=True,
+        route="GET /api/v1/jobs/{job}/metrics", tenants=True, stream="live.streams:follow_metrics",
     ),
     "jobs pause": Operation(
         "Pause a job: its training saves at the next step, its process ends and its device is free.",

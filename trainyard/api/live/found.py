@@ -56,7 +56,7 @@ def find_job(word: str, context: Context) -> FoundJob:
         if not found:
             raise
         return FoundJob(the_only(found, word), age_of(index))
-    return FoundJob(with_files(row, settings.runs), None)
+    return FoundJob(with_files(row, settings), None)
 
 
 def list_jobs(query: JobQuery, context: Context) -> FoundJobs:
@@ -70,7 +70,7 @@ def list_jobs(query: JobQuery, context: Context) -> FoundJobs:
         if index.synced_at() is None:
             raise
         return FoundJobs(index.select(query), age_of(index))
-    return FoundJobs(Page([with_files(row, settings.runs) for row in rows], cursor), None)
+    return FoundJobs(Page([with_files(row, settings) for row in rows], cursor), None)
 
 
 def age_of(index: JobIndex) -> float | None:
@@ -103,7 +103,7 @@ def note_started(result: RunResult, context: Context) -> None:
 def note_change(row: Row, context: Context) -> Row:
     """Write what Prefect has just said about a job into an index that is kept; return the row with its files' part."""
     seen, index = time.time(), open_index(context.settings)
-    row = with_files(row, context.settings.runs)
+    row = with_files(row, context.settings)
     if index.is_kept(seen):
         try:
             index.put([row], seen)

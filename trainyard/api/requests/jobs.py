@@ -55,8 +55,13 @@ class JobsInput(Request):
 class LogsInput(JobInput):
     follow: Annotated[bool, Option("-f", "--follow")] = Field(False, description="Print new lines until the job ends.")
     tail: int | None = Field(None, ge=0, description="Only the last lines.")
+    source: str | None = Field(None, description="Only this log: run, or a trainer; with it, bytes from an offset on.")
+    offset: int | None = Field(None, ge=0, description="Where to begin in it: the next_offset of the part before.")
+    limit_bytes: int = Field(65_536, ge=1, le=4_194_304, description="At most so many bytes of that log.")
 
 
 class MetricsInput(JobInput):
     node: str | None = Field(None, description="Only this trainer.")
+    max_points: int | None = Field(None, ge=1, le=100_000, description="At most so many points; default: each step.")
+    since_step: int | None = Field(None, ge=0, description="Only from this step on.")
     plot: bool = Field(False, description="Draw the curves instead of listing the steps.")

@@ -21,7 +21,7 @@ from trainyard.api.rest.measured import ApiMetrics, MeasuredRequests
 from trainyard.api.rest.openapi import openapi_document
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.replays import Replays
-from trainyard.api.rest.routes import MAX_WORKING, ApiParts, Authenticate, add_operations, trace_of
+from trainyard.api.rest.routes import MAX_WORKING, PLAIN_PATHS, ApiParts, Authenticate, add_operations, trace_of
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
 
@@ -60,9 +60,11 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
 
 def methods_of(request: Request) -> list[str]:
     """The methods that the path of a request has, of all routes with this path."""
-    found: set[str] = set()
+    found, path = set[str](), request.url.path
     for route in request.app.routes:
-        if isinstance(route, Route) and route.path_regex.match(request.url.path):
+        if isinstance(route, Route) and (
+            route.path == path or (path not in PLAIN_PATHS and route.path_regex.match(path))
+        ):
             found |= route.methods or set()
     return sorted(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import anyio.to_thread
 import orjson
 from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
@@ -34,6 +36,10 @@ EVENTS_TYPE = "text/event-stream"
 STREAMS = "trainyard.api."
 MAX_WORKING = 32
 """Operations that are carried out at a time; further ones wait."""
+
+
+PLAIN_PATHS = frozenset(path for path in (route_of(name)[1] for name in OPERATIONS) if "{" not in path)
+"""Paths that are not read as an id, whatever the method."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,11 @@ def operation_id(name: str) -> str:
 def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
     """What answers a route."""
 
+    in_braces = "{" in route_of(name)[1]
+
     async def answer(request: Request) -> Response:
+        if in_braces and request.url.path in PLAIN_PATHS:  # another method of a path such as /chains/templates
+            raise HTTPException(405)
         trace = trace_of(request)
         with span(name, request.scope[TRACEPARENT]):
             answered = await answer_within(request, trace)
@@ -101,7 +111,7 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         given = await read_request(model, request, operation.body)
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
             require_allowed(name, given, context)
-            return stream(load(STREAMS + operation.stream), given, context, request)
+            return await stream(load(STREAMS + operation.stream), given, context, request)
         work = partial(carry_out, name, given, context)
         status, result = operation.status, None
         if context.idempotency_key and request.method != "GET":
@@ -139,11 +149,18 @@ def links_of(found: Mapping[str, Any]) -> Mapping[str, str]:
     return {"etag": f'"{etag}"'} if isinstance(etag, str) and etag else {}
 
 
-def stream(follow: Any, given: Any, context: Context, request: Request) -> Response:
-    """The answer as server-sent events (WHATWG HTML, 9.2); `Last-Event-ID` continues one that was interrupted."""
+async def stream(follow: Any, given: Any, context: Context, request: Request) -> Response:
+    """The answer as server-sent events (WHATWG HTML, 9.2); `Last-Event-ID` continues one that was interrupted.
+
+    The first event is awaited: what cannot be followed is refused with a problem document, like any other request.
+    """
+    events = follow(given, context, request.headers.get("last-event-id"))
+    first = await anext(events)
 
     async def lines() -> AsyncIterator[bytes]:
-        async for event in follow(given, context, request.headers.get("last-event-id")):
-            yield event.encode()
+        async with aclosing(events):
+            yield first.encode()
+            async for event in events:
+                yield event.encode()
 
     return StreamingResponse(lines(), media_type=EVENTS_TYPE, headers={"cache-control": "no-store"})

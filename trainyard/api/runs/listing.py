@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -148,9 +149,10 @@ def stamp(when: datetime | None) -> float | None:
     return when.timestamp() if when else None
 
 
-def read_log(run_id: str, offset: int = 0) -> list[dict[str, Any]]:
-    """The run's log lines from the `offset`-th on, in order: {time, level, text}."""
+def read_log(run_id: str, offset: int = 0, most: int | None = None) -> list[dict[str, Any]]:
+    """The run's log lines from the `offset`-th on, in order, at most so many: {time, level, text}."""
     wanted = LogFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
     with client() as prefect:
-        lines = paged(prefect.read_logs, offset, log_filter=wanted, sort=LogSort.TIMESTAMP_ASC)
+        every = paged(prefect.read_logs, offset, log_filter=wanted, sort=LogSort.TIMESTAMP_ASC)
+        lines = islice(every, most)
         return [{"time": one.timestamp.timestamp(), "level": one.level, "text": one.message} for one in lines]

@@ -82,8 +82,8 @@ class AsyncJobsOperations:
     async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
     async def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     async def show(self, *, job: str) -> JobDetail: ...  # read
-    async def logs(self, *, job: str, follow: bool = ..., tail: int | None = ...) -> JobLog: ...  # read
-    async def metrics(self, *, job: str, node: str | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    async def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
+    async def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
     async def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     async def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
     async def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run

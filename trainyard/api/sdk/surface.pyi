@@ -81,8 +81,8 @@ class JobsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
     def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     def show(self, *, job: str) -> JobDetail: ...  # read
-    def logs(self, *, job: str, follow: bool = ..., tail: int | None = ...) -> JobLog: ...  # read
-    def metrics(self, *, job: str, node: str | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
+    def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
     def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
     def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run

@@ -7,33 +7,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any, Literal
+
+from pydantic import Field
 
 from trainyard.api.context import Context
 from trainyard.api.live import found
-from trainyard.api.live.trainings import trainings_of
+from trainyard.api.live.tails import read_lines, read_rest
+from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import NodeResult, RunResult, read_result
 from trainyard.api.requests import jobs as requests
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
-from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, training_logs_of
+from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, TrainingLogs, training_logs_of
 from trainyard.api.verbs.chains.missing_backend import require_trainer
 from trainyard.api.verbs.chains.run import run
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.changes import flatten_settings, list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.states import JobState
+from trainyard.stores.live.curves import Columns
 from trainyard.stores.live.job_index import JobQuery, read_cursor
 from trainyard.stores.metrics import Point
 
 FOLLOW_EVERY_S = 1.0
+RUN_LOG = "run"
+RUN_LINES = 1000
+"""Of the run's own log in one part."""
 STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
 ENDS = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED, JobState.PAUSED)
 
@@ -71,6 +80,11 @@ class Job(JobTraining):
     pid: int | None = None
     """The run's process on this machine."""
     url: str = ""
+
+    def _repr_svg_(self) -> str | None:
+        """The loss as it is when a notebook shows it; None where the run is on another machine."""
+        found: str | None = load("trainyard.api.sdk.notebooks:run_svg")(self.run_id)
+        return found
 
 
 class JobList(Response):
@@ -117,13 +131,25 @@ class LogLine(Response):
 class JobLog(Response):
     id: str
     lines: tuple[LogLine, ...]
+    next_offset: dict[str, int] = Field({})
+    """Log -> where it ends as far as it is given here: `offset` of the next part. Of `run` it counts lines."""
+    restarted: bool = False
+    """The log is shorter than the offset: it was cut or replaced, and is given from its start."""
     streamed: bool = False
     """The lines were already printed, each as it came."""
 
 
 class TrainingCurve(Response):
+    """One trainer's steps, or the means of several steps each."""
+
     node: str
     points: tuple[Point, ...]
+    """Of several steps: the number and time of the last one, and the mean of each metric."""
+    steps_per_point: int = 1
+    low: Columns = Field({})
+    """Metric -> its smallest value in the steps of each point; empty where each point is one step."""
+    high: Columns = Field({})
+    last: Columns = Field({})
 
 
 class JobMetrics(Response):
@@ -131,6 +157,9 @@ class JobMetrics(Response):
     trainings: tuple[TrainingCurve, ...]
     plot: bool = False
     """Draw the curves instead of listing the steps."""
+
+    def _repr_svg_(self) -> str:
+        return str(load("trainyard.api.sdk.notebooks:metrics_svg")(self))
 
 
 Resumed = Job | RunResult
@@ -174,6 +203,8 @@ def progress_of(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_logs(given: requests.LogsInput, context: Context) -> JobLog:
+    if given.source is not None and not given.follow and given.tail is None:
+        return read_part(given, context)
     return read_logs(import_prefect_client(context.settings, "listing"), given, context)
 
 
@@ -181,7 +212,7 @@ def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
     row, _ = found.find_job(given.job, context)
     works = [work for work in trainings_of(row) if given.node in (None, work.node)]
-    curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
+    curves = [curve_of(work, given, context.settings) for work in works]
     if not any(one.points for one in curves):
         raise NotFound(
             f"The job {row['name']} has no metrics yet.",
@@ -190,6 +221,12 @@ def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
             code="E-NOT-FOUND",
         )
     return JobMetrics(id=row["id"], trainings=tuple(curves), plot=given.plot)
+
+
+def curve_of(work: TrainingLogs, given: requests.MetricsInput, settings: Settings) -> TrainingCurve:
+    """One trainer's curve from its store, which has read every step that is there by now."""
+    found = read_new_steps(work, curves_folder(settings)).read(given.max_points, given.since_step)
+    return TrainingCurve(node=work.node, **{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def pause_job(given: requests.StopInput, context: Context) -> Job:
@@ -275,6 +312,35 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 # Logs
+
+
+def read_part(given: requests.LogsInput, context: Context) -> JobLog:
+    """A part of one log from an offset on: whole lines, with every character as it was written.
+
+    Raises `NotFound` (`E-NOT-FOUND`) for a trainer that the job does not have.
+    """
+    row, _ = found.find_job(given.job, context)
+    source, start = given.source or RUN_LOG, given.offset or 0
+    if source == RUN_LOG:
+        listing = import_prefect_client(context.settings, "listing")
+        lines = [LogLine(source=source, **one) for one in listing.read_log(row["run_id"], start, RUN_LINES)]
+        return JobLog(id=row["id"], lines=tuple(lines), next_offset={source: start + len(lines)})
+    logs = {work.node: work.log for work in trainings_of(row)}
+    if source not in logs:
+        raise NotFound(
+            f"The job {row['name']} has no log of {source!r}.",
+            why=f"It has: {', '.join((RUN_LOG, *logs))}.",
+            do="Name one of them.",
+            code="E-NOT-FOUND",
+        )
+    size = logs[source].stat().st_size if logs[source].is_file() else 0
+    restarted = start > size
+    read = read_lines(logs[source], 0 if restarted else start, given.limit_bytes)
+    if row["state"] in ENDS and not read:
+        read = read_rest(logs[source], 0 if restarted else start, given.limit_bytes)
+    lines = [LogLine(source=source, text=one.data.decode("utf-8", "replace")) for one in read]
+    end = read[-1].end if read else 0 if restarted else start
+    return JobLog(id=row["id"], lines=tuple(lines), next_offset={source: end}, restarted=restarted)
 
 
 def read_logs(listing: Any, given: requests.LogsInput, context: Context) -> JobLog:

@@ -14,6 +14,7 @@ from trainyard.api.access.exposure import (
     addresses_of,
     in_host,
     names_for,
+    read_exposure,
     require_safe,
     warn_of_expiry,
 )
@@ -97,7 +98,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
 
 def exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
     """The addresses beyond loopback of servers with these addresses on it."""
-    chosen = stack.read_exposure(settings)
+    chosen = read_exposure(settings)
     scheme = "https" if chosen is not None and chosen.tls_cert else "http"
     hosts = addresses_of(chosen.host) if chosen is not None and chosen.beyond_loopback else ()
     return tuple(f"{scheme}://{in_host(host)}:{urlsplit(url).port}" for url in urls for host in hosts)

@@ -221,6 +221,12 @@ class JobIndex:
         with self.writing() as database:
             database.execute("insert or replace into facts values (?, ?)", (name, value))
 
+    def hold_open(self) -> sqlite3.Connection:
+        """A connection that keeps the file's log open; its holder closes it."""
+        database = connect(self.path, make=True)
+        database.execute("select count(*) from facts").fetchone()
+        return database
+
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction; a file that is damaged or of another version is removed, and made again by the next one.

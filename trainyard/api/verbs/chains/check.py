@@ -11,6 +11,7 @@ from trainyard.api.context import Context
 from trainyard.api.requests.chains import ChainText, CheckInput
 from trainyard.api.responses import Response
 from trainyard.errors import InvalidInput, Refused
+from trainyard.loading import load
 
 
 class FileCheck(Response):
@@ -31,6 +32,9 @@ class CheckOutput(Response):
     @property
     def exit_code(self) -> int:
         return 0 if all(one.ok for one in self.files) else Refused.exit_code
+
+    def _repr_markdown_(self) -> str:
+        return str(load("trainyard.api.sdk.notebooks:check_markdown")(self))
 
 
 def check(given: CheckInput, context: Context) -> CheckOutput:

@@ -32,7 +32,8 @@ class Served(Response):
 def serve(given: ServeInput, context: Context) -> Served:
     """Serve until a signal. Raises `InvalidInput` (`E-PARAMETER`) for a field of another role."""
     for role, names in OWN_FIELDS.items():
-        wrong = sorted(given.model_fields_set.intersection(names)) if role != given.role else []
+        other = [name for name in names if getattr(given, name) != ServeInput.model_fields[name].default]
+        wrong = sorted(other) if role != given.role else []
         if wrong:
             raise InvalidInput(
                 f"--{wrong[0].replace('_', '-')} belongs to the role {role}, not to {given.role}.",
