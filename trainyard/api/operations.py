@@ -362,7 +362,7 @@ OPERATIONS: dict[str, Operation] = {
         "sessions.life:CreateSessionInput", "sessions.life:create_session", "sessions.lines:session_text", RUN,
         example="trainyard sessions create -p base_model=starter --wait",
         route="POST /api/v1/sessions", status=202, tenants=True,
-        body="parameters", body_schema="trainyard.spec.session:SessionSpec",
+        body="parameters", body_schema="trainyard.spec.job:SessionSpec",
     ),
     "sessions list": Operation(
         "The newest sessions, their states and how far they are.",
