@@ -434,6 +434,11 @@ OPERATIONS: dict[str, Operation] = {
         "sessions.calls:OutputInput", "sessions.calls:read_output", "sessions.lines:output_text", READ,
         route="GET /api/v1/sessions/{session}/outputs/{name}", tenants=True,
     ),
+    "gpus": Operation(
+        "The GPUs of this machine: memory, load, temperature, power, clocks, and the memory of each job.",
+        NOTHING, "gpus:show_gpus", "gpus:gpus_text", READ,
+        route="GET /api/v1/gpus", tenants=True,
+    ),
     "data preview": Operation(
         "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",
         "data:PreviewInput", "data.preview:preview", "data:preview_text", READ, part_renderer="data:raw_text",
