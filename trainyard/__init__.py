@@ -16,6 +16,9 @@ EXPORTS = {
     "Trainer": "trainyard.api.sdk.chains",
     "TrainyardError": "trainyard.errors",
     "Validator": "trainyard.api.sdk.chains",
+    "aio": "trainyard.api.sdk.asynchronous",
+    "connect": "trainyard.api.sdk.remote",
+    "connect_async": "trainyard.api.sdk.asynchronous",
     "here": "trainyard.api.sdk.surface",
 }
 __all__ = list(EXPORTS)

@@ -37,4 +37,4 @@ def write() -> list[Path]:
     FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
-    return [*(FOLDER / name for name in PAGES), write_types()]
+    return [*(FOLDER / name for name in PAGES), *write_types()]

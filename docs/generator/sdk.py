@@ -1,9 +1,10 @@
-"""The types of the SDK's methods, `trainyard/api/sdk/surface.pyi`, from the table of operations."""
+"""The types of the SDK's methods, `surface.pyi` and `asynchronous.pyi` of `api/sdk`, from the table of operations."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -29,16 +30,41 @@ here: Surface
 """
 
 
+ASYNC_TAIL = """
+class AsyncSurface(AsyncOperations):
+    def __init__(self, call: Call, client: AsyncClient | None = None) -> None: ...
+    async def close(self) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None: ...
+
+async def call_in_thread(name: str, fields: dict[str, Any]) -> Any: ...
+async def call_over_http(client: AsyncClient, name: str, fields: dict[str, Any]) -> Any: ...
+async def exchange(client: AsyncClient, one: Exchange) -> Heard: ...
+def connect_async(
+    url: str = ..., token: str = ..., *, ca_file: str | None = ..., timeout_s: float = ...
+) -> AsyncSurface: ...
+
+aio: AsyncSurface
+"""
+ASYNC_IMPORTS = {
+    "httpx": {"AsyncClient"},
+    "trainyard.api.sdk.surface": {"Call"},
+    "trainyard.api.sdk.wire": {"Exchange", "Heard"},
+    "types": {"TracebackType"},
+    "typing": {"Any", "Self"},
+}
+SYNC_IMPORTS = {
+    "collections.abc": {"Callable"}, "inspect": {"Parameter"}, "pydantic.fields": {"FieldInfo"}, "typing": {"Any"}
+}  # fmt: skip
+
+
 class Imports:
     """The modules that the written types need."""
 
-    def __init__(self) -> None:
-        self.names: dict[str, set[str]] = {
-            "collections.abc": {"Callable"},
-            "typing": {"Any"},
-            "inspect": {"Parameter"},
-            "pydantic.fields": {"FieldInfo"},
-        }
+    def __init__(self, needed: Mapping[str, Iterable[str]]) -> None:
+        self.names = {module: set(names) for module, names in needed.items()}
 
     def text_of(self, kind: Any) -> str:
         """A type as source text; its names are imported."""
@@ -55,9 +81,10 @@ class Imports:
         if origin is not None:
             inner = ", ".join("..." if one is ... else self.text_of(one) for one in get_args(kind))
             return f"{self.text_of(origin)}[{inner}]"
-        if kind.__module__ != "builtins":
-            self.add(kind.__module__, kind.__name__)
-        return str(kind.__name__)
+        hidden = kind is list  # by a method of this name
+        if hidden or kind.__module__ != "builtins":
+            self.add(kind.__module__, "list as list_" if hidden else kind.__name__)
+        return "list_" if hidden else str(kind.__name__)
 
     def add(self, module: str, name: str) -> None:
         self.names.setdefault(module, set()).add(name)
@@ -66,37 +93,49 @@ class Imports:
         return (f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self.names.items()))
 
 
-def sdk_types() -> str:
+@dataclass(frozen=True)
+class Style:
+    """How the classes of a file are written."""
+
+    word: str
+    """First word of the names of its classes."""
+    define: str
+
+    def class_name(self, word: str) -> str:
+        return self.word + "".join(part.capitalize() for part in word.replace("-", " ").split()) + "Operations"
+
+
+SYNC, ASYNC = Style("", "def"), Style("Async", "async def")
+
+
+def sdk_types(style: Style = SYNC) -> str:
     """The whole file."""
-    imports = Imports()
-    groups = [part for word in words_after("") if (part := group_text(word, imports))]
-    root = class_text("Operations", "", imports, call=False)
-    return "\n".join([HEAD + "\n" + "\n".join(imports.lines()), "", *groups, root, TAIL.lstrip()]).rstrip() + "\n"
+    imports = Imports(SYNC_IMPORTS if style is SYNC else ASYNC_IMPORTS)
+    groups = [part for word in words_after("") if (part := group_text(word, imports, style))]
+    root = class_text(style.class_name(""), "", imports, style)
+    tail = TAIL if style is SYNC else ASYNC_TAIL
+    return "\n".join([HEAD + "\n" + "\n".join(imports.lines()), "", *groups, root, tail.lstrip()]).rstrip() + "\n"
 
 
-def group_text(word: str, imports: Imports) -> str:
+def group_text(word: str, imports: Imports, style: Style) -> str:
     """The class of a word that other words follow; "" for a word that is an operation alone."""
-    return class_text(class_name(word), word, imports, call=word in OPERATIONS) if words_after(word) else ""
+    return class_text(style.class_name(word), word, imports, style) if words_after(word) else ""
 
 
-def class_name(word: str) -> str:
-    return "".join(part.capitalize() for part in word.replace("-", " ").split()) + "Operations"
-
-
-def class_text(name: str, word: str, imports: Imports, *, call: bool) -> str:
+def class_text(name: str, word: str, imports: Imports, style: Style) -> str:
     lines = [f"class {name}:"]
-    if call:
-        lines.append(method_text("__call__", word, imports))
+    if word in OPERATIONS:
+        lines.append(method_text("__call__", word, imports, style))
     for next_word in words_after(word):
         whole = f"{word} {next_word}".strip()
         if words_after(whole):
-            lines += ["    @property", f"    def {attribute_of(next_word)}(self) -> {class_name(whole)}: ..."]
+            lines += ["    @property", f"    def {attribute_of(next_word)}(self) -> {style.class_name(whole)}: ..."]
         else:
-            lines.append(method_text(attribute_of(next_word), whole, imports))
+            lines.append(method_text(attribute_of(next_word), whole, imports, style))
     return "\n".join(lines) + "\n"
 
 
-def method_text(name: str, operation: str, imports: Imports) -> str:
+def method_text(name: str, operation: str, imports: Imports, style: Style) -> str:
     row = OPERATIONS[operation]
     hints = get_type_hints(load(VERBS + row.implementation))
     fields = load(REQUESTS + row.request).model_fields
@@ -105,10 +144,12 @@ def method_text(name: str, operation: str, imports: Imports) -> str:
         for field, one in fields.items()
     ]
     parameters = ", ".join(["self", *(["*", *given] if given else [])])
-    return f"    def {name}({parameters}) -> {imports.text_of(hints['return'])}: ...  # {row.scope}"
+    return f"    {style.define} {name}({parameters}) -> {imports.text_of(hints['return'])}: ...  # {row.scope}"
 
 
-def write_types() -> Path:
-    path = Path(__file__).parents[2] / "trainyard/api/sdk/surface.pyi"
-    path.write_text(sdk_types(), encoding="utf-8")
-    return path
+def write_types() -> list[Path]:
+    folder = Path(__file__).parents[2] / "trainyard/api/sdk"
+    written = {folder / "surface.pyi": sdk_types(SYNC), folder / "asynchronous.pyi": sdk_types(ASYNC)}
+    for path, text in written.items():
+        path.write_text(text, encoding="utf-8")
+    return list(written)

@@ -35,6 +35,10 @@ def deployed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Set
     return settings()
 
 
+def found_ids(result: Any) -> set[str]:
+    return {one.id for one in result.runs}
+
+
 def test_runs_of_a_stored_chain(deployed: Settings, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def do(operation: str, **fields: Any) -> Any:
         monkeypatch.delenv("PREFECT_HOME", raising=False)  # which the call before has set, for a server of this home
@@ -51,18 +55,19 @@ def test_runs_of_a_stored_chain(deployed: Settings, tiny_model: Path, monkeypatc
     second, old = do("chains run", chain=stored.id, tags=("mine",)), do("chains run", chain=stored.id, revision=1)
     assert (first.digest, second.digest, old.digest) == (stored.digest, newer.digest, stored.digest)
     assert stored.digest != newer.digest
+    assert found_ids(do("chains runs", chain="guide")) == {first.id, second.id, old.id}
     assert (second.chain_id, second.chain, second.revision) == (stored.id, "guide", 2)
     with get_client(sync_client=True) as prefect:
         run = prefect.read_flow_run(UUID(old.run_id))
         assert {stored.id, "revision-1"} <= set(run.tags)
         assert run.parameters["spec"]["nodes"][1]["config"]["hyperparameters"]["max_steps"] == 1
         found = do("chains runs", chain="guide")
-        assert {one.id: one.revision for one in found.runs} == {first.run_id: 1, second.run_id: 2, old.run_id: 1}
+        assert {one.run_id: one.revision for one in found.runs} == {first.run_id: 1, second.run_id: 2, old.run_id: 1}
         assert len(do("chains runs", chain="guide", limit=1, offset=2).runs) == 1
-        with pytest.raises(Conflict, match=rf"E-CONFLICT: The chain guide .* has runs that have not .*{old.run_id}"):
+        with pytest.raises(Conflict, match=rf"E-CONFLICT: The chain guide .* has runs that have not .*{old.id}"):
             do("chains delete", chain="guide")
         for one in found.runs:
-            prefect.set_flow_run_state(UUID(one.id), Completed(), force=True)
+            prefect.set_flow_run_state(UUID(one.run_id), Completed(), force=True)
     assert do("chains delete", chain="guide").revisions == 2
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
         do("chains runs", chain=stored.id)

@@ -26,8 +26,30 @@ class Scope(StrEnum):
     """Change the machine: its services, its trainers and its base models; or see the string that opens its server."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NetworkFacts:
+    """How an operation is reached over a network, and by whom."""
+
+    route: str = ""
+    """`METHOD /path/{field}` of the REST API; default: POST on the operation's words below /api/v1."""
+    body: str = ""
+    """The field of the request that is the whole body in REST; its other fields are in the query then."""
+    body_schema: str = ""
+    """`module:model` of what that field contains, for the OpenAPI document."""
+    status: int = 200
+    """HTTP status of the answer."""
+    stream: str = ""
+    """What REST answers a client that accepts text/event-stream: an async generator in `api/live`."""
+    local: str = ""
+    """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
+    heavy: bool = False
+    """Whether it takes long or much memory: over a network only some of these run at a time."""
+    tenants: bool = False
+    """Whether it keeps to the tenant of its caller; what does not needs a caller who may act for all tenants."""
+
+
 @dataclass(frozen=True)
-class Operation:
+class Operation(NetworkFacts):
     """One verb. Everything but the summary is a dotted path, `module:name`, in the folder of its kind."""
 
     summary: str
@@ -43,24 +65,8 @@ class Operation:
     """What reads the next question from a user; None at the end (`Context.next_input`)."""
     example: str = ""
     """An example for the shell, where the command alone does not show the usage."""
-    route: str = ""
-    """`METHOD /path/{field}` of the REST API; default: POST on the operation's words below /api/v1."""
-    body: str = ""
-    """The field of the request that is the whole body in REST; its other fields are in the query then."""
-    body_schema: str = ""
-    """`module:model` of what that field contains, for the OpenAPI document."""
-    status: int = 200
-    """HTTP status of the answer."""
-    stream: str = ""
-    """What REST answers a client that accepts text/event-stream: an async generator in `api/live`."""
-    local: str = ""
-    """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
-    heavy: bool = False
-    """Whether it takes long or much memory: over a network only some of these run at a time."""
     endless: bool = False
     """Whether it runs until it is stopped: a call of a tool ends, so that MCP refuses it."""
-    tenants: bool = False
-    """Whether it keeps to the tenant of its caller; what does not needs a caller who may act for all tenants."""
 
 
 READ, RUN, ADMIN = Scope
@@ -172,7 +178,7 @@ OPERATIONS: dict[str, Operation] = {
         "chains:StoreChainInput", "chains.stored:create_chain", "chains:stored_chain_text", RUN,
         example="trainyard chains create chain.yaml",
         route="POST /api/v1/chains", status=201, tenants=True,
-        body="spec", body_schema="trainyard.spec.load.bodies:ChainBody",
+        body="spec", body_schema="trainyard.api.verbs.chains.bodies:ChainBody",
     ),
     "chains show": Operation(
         "A stored chain as it was written, with its revisions.",
@@ -184,7 +190,7 @@ OPERATIONS: dict[str, Operation] = {
         "chains:UpdateChainInput", "chains.stored:update_chain", "chains:stored_chain_text", RUN,
         example="trainyard chains update guide chain.yaml --if-match 3-1f2e3d4c5b6a",
         route="PUT /api/v1/chains/{chain}", tenants=True,
-        body="spec", body_schema="trainyard.spec.load.bodies:ChainBody",
+        body="spec", body_schema="trainyard.api.verbs.chains.bodies:ChainBody",
     ),
     "chains delete": Operation(
         "Remove a stored chain with all its revisions; refused while a run of it has not ended.",
@@ -221,7 +227,7 @@ OPERATIONS: dict[str, Operation] = {
     "mcp": Operation(
         "Answer an agent over the Model Context Protocol, on standard input and output: every command as a tool.",
         "serving:McpInput", "serving.mcp:serve_mcp", "text:json_text", ADMIN,
-        example="claude mcp add trainyard -- trainyard mcp --scope write",
+        example="claude mcp add trainyard -- trainyard mcp --scope run",
         local="It speaks on the standard input and output of a process.", endless=True,
     ),
     "chat": Operation(
@@ -356,7 +362,7 @@ OPERATIONS: dict[str, Operation] = {
         "sessions.life:CreateSessionInput", "sessions.life:create_session", "sessions.lines:session_text", RUN,
         example="trainyard sessions create -p base_model=starter --wait",
         route="POST /api/v1/sessions", status=202, tenants=True,
-        body="parameters", body_schema="trainyard.spec.session:SessionSpec",
+        body="parameters", body_schema="trainyard.spec.job:SessionSpec",
     ),
     "sessions list": Operation(
         "The newest sessions, their states and how far they are.",

@@ -109,6 +109,9 @@ class ChainPlan(Response):
     def exit_code(self) -> int:
         return Refused.exit_code if self.refusals else 0
 
+    def _repr_markdown_(self) -> str:
+        return str(load("trainyard.api.sdk.notebooks:plan_markdown")(self))
+
 
 # What is asked for
 

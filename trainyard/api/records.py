@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trainyard.compute import events as event_files
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, EventTail, EventWriter
+from trainyard.loading import load
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.states import JobState
@@ -96,6 +97,10 @@ class RunResult(BaseModel):
     def exit_code(self) -> int:
         """Of a command that shows this result: a run that was only started has not failed."""
         return 1 if self.state in (JobState.FAILED, JobState.CANCELED) else 0
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows, with the loss as it is when it is shown."""
+        return str(load("trainyard.api.sdk.notebooks:run_markdown")(self))
 
     def node(self, node_id: str) -> NodeResult:
         """The result of one node. Raises `KeyError` for an id that the chain does not have."""

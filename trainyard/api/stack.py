@@ -28,11 +28,12 @@ import psutil
 import yaml
 
 from trainyard import inherited
+from trainyard.api.access.exposure import Exposure, keep_exposure, read_exposure
 from trainyard.api.verbs.access import PREFIX, refuse_other_access, server_variables
 from trainyard.compute import services
 from trainyard.compute.leftovers import temporary_folder
 from trainyard.compute.services import Service
-from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
+from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.project import PACKAGE, project_folder
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_file, auth_header, read_auth
@@ -324,6 +325,9 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
         say(f"starting the Prefect server on port {port} (the first start prepares its database)")
         argv = [sys.executable, "-m", SERVER_MODULE, GUARD_MODULE, "--port", str(port), *([] if auth else [NO_AUTH])]
         environment = {**service_environment(settings, url), **server_variables(settings, url, auth=auth)}
+        if (exposed := read_exposure(settings)) is not None:
+            argv += exposed.arguments()
+            environment.setdefault("PREFECT_SERVER_UI_API_URL", "/api")  # the page asks the address it came from
         service = spawn(settings, "server", argv, environment, url)
         open_server_mark(settings).unlink(missing_ok=True)
         if not auth:
@@ -334,6 +338,20 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
         say(f"another server took port {port} meanwhile")
         stop(settings, "server")
     raise cannot_start(service, f"another server took its port, {STARTS} times")
+
+
+def choose_exposure(settings: Settings, chosen: Exposure | None) -> None:
+    """Keep what `up --expose` asks for; without it nothing is exposed, unless the servers are running.
+
+    Raises `Conflict` (`E-SERVER-RUNS`) for a server that is running and listens elsewhere.
+    """
+    if running(settings, "server") is None and running(settings, "api") is None:
+        keep_exposure(settings, chosen)
+    elif chosen is not None and chosen != read_exposure(settings):
+        raise Conflict(
+            "--expose has no effect on servers that are running.", why="They were started with other addresses.",
+            do="Run `trainyard down`, then `trainyard up --expose` again.", code="E-SERVER-RUNS",
+        )  # fmt: skip
 
 
 def open_server_mark(settings: Settings) -> Path:
@@ -372,13 +390,15 @@ def wait_until_healthy(service: Service) -> None:
         raise cannot_start(service, f"it {problem}")
 
 
+TAKEN = "address already in use"
+"""In the log of a server that lost the race for its port."""
 CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         "unexpected keyword argument 'min_items'",
         "This FastAPI is too new for Prefect 3.8.",
         "Install the pinned versions: pip install -c constraints.txt -e .",
     ),
-    ("address already in use", "Another process took the port meanwhile.", "Run `trainyard up` again."),
+    (TAKEN, "Another process took the port meanwhile.", "Run `trainyard up` again."),
     ("No space left on device", "The disk is full.", "Free space under TRAINYARD_HOME and run `trainyard up` again."),
     ("database is locked", "Another server uses the same database.", "Run `trainyard down`, then `trainyard up`."),
     (
@@ -397,9 +417,13 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
 """(text in the log, what it means, what to do): what stopped servers from starting so far."""
 
 
+def log_of(service: Service) -> str:
+    return Path(service.log).read_text(encoding="utf-8", errors="replace") if Path(service.log).is_file() else ""
+
+
 def cannot_start(service: Service, how: str) -> TrainyardError:
     """Return the error for a service that does not start: a known cause from its log, else the log's last lines."""
-    text = Path(service.log).read_text(encoding="utf-8", errors="replace") if Path(service.log).is_file() else ""
+    text = log_of(service)
     last = " | ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "its log is empty"
     known = ((f"{meaning} ({last})", do) for marker, meaning, do in CAUSES if marker.lower() in text.lower())
     why, do = next(known, (last, f"Read {service.log}."))

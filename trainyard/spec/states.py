@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+NO_TRAINER_DETAIL = "no trainer installed"
+"""Detail of a pending job that waits until its trainer is installed: who watches it does not wait."""
+
 
 class JobState(StrEnum):
     """The state of a training job; a detail in words comes with it."""

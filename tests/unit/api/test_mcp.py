@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
-import uvicorn
 from mcp import Client, StdioServerParameters, types
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from starlette.requests import Request
 
-from trainyard.api.context import OWNER, Caller
-from trainyard.api.mcp.server import http_app
+from tests.unit.api.answering import answering
+from trainyard.api.context import OWNER
 from trainyard.api.mcp.tools import NAMES, list_tools
 from trainyard.api.operations import OPERATIONS, REQUESTS, Scope
-from trainyard.errors import Denied
 from trainyard.loading import load
-from trainyard.serve.listening import bind
-from trainyard.settings import settings
 
 CHAIN = {"nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer"}]}
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
@@ -39,6 +33,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "chains_show": {"chain": "chain"},
     "data_preview": {"path": "rows.jsonl"},
     "graph_export": {"file": "graph.jsonl"},
+    "tokens_create": {"name": "laptop"},
+    "tokens_revoke": {"name": "laptop"},
 }
 """Tool -> arguments with which it gives a result. Every other one is called with names of what is not there."""
 
@@ -105,7 +101,7 @@ async def test_a_tool_that_is_not_there_and_a_wrong_value_are_errors_with_a_reme
         denied = await client.call_tool("chains_create", {"spec": CHAIN})
         assert text_of(unknown) == "E-NOT-FOUND: There is no tool 'trains_list'. Do: List the tools."
         assert "E-PARAMETER: jobs_list does not take this value of 'limit'" in text_of(wrong)
-        assert "E-SCOPE: chains create needs a token with the scope write" in text_of(denied)
+        assert "E-SCOPE: chains create needs a token with the scope run" in text_of(denied)
 
 
 async def test_progress_comes_as_notifications() -> None:
@@ -135,34 +131,6 @@ async def test_pages_and_schemas_are_resources() -> None:
 
 # Over HTTP
 
-CALLERS = {
-    "owner": Caller("owner", remote=True),
-    "reader": Caller("reader", scope=Scope.READ, remote=True),
-    "acme": Caller("acme", tenant="acme", remote=True),
-}
-
-
-def authenticate(request: Request) -> Caller:
-    found = CALLERS.get(request.headers.get("authorization", "").removeprefix("Bearer "))
-    if found is None:
-        raise Denied("There is no token.", do="Send one.", code="E-AUTH")
-    return found
-
-
-@contextmanager
-def answering() -> Iterator[str]:
-    """The application behind a real socket, in a thread."""
-    config = uvicorn.Config(http_app(settings(), authenticate), log_level="warning", lifespan="off")
-    server = uvicorn.Server(config)
-    with bind("127.0.0.1", 0) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
-        finally:
-            server.should_exit = True
-            thread.join()
-
 
 @asynccontextmanager
 async def connected(url: str, token: str, mode: str = "auto") -> AsyncIterator[Client]:
@@ -176,7 +144,7 @@ async def connected(url: str, token: str, mode: str = "auto") -> AsyncIterator[C
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_an_agent_lists_and_calls_every_tool_over_http(mode: str) -> None:
     with answering() as url:
-        async with connected(url, "owner", mode) as client:
+        async with connected(url + "/mcp", "owner", mode) as client:
             tools = (await client.list_tools()).tools
             assert [tool.name for tool in tools] == list(NAMES)
             for tool in tools:
@@ -187,16 +155,16 @@ async def test_an_agent_lists_and_calls_every_tool_over_http(mode: str) -> None:
 
 async def test_a_caller_may_do_what_its_token_allows() -> None:
     with answering() as url:
-        async with connected(url, "reader") as client:
+        async with connected(url + "/mcp", "reader") as client:
             assert "E-SCOPE" in text_of(await client.call_tool("chains_create", {"spec": CHAIN}))
-        async with connected(url, "acme") as client:
+        async with connected(url + "/mcp", "acme") as client:
             stored = await client.call_tool("chains_create", {"spec": CHAIN})
             assert stored.structured_content["tenant"] == "acme"
             assert "E-SCOPE" in text_of(await client.call_tool("graph_stats", {}))
-        async with connected(url, "owner") as client:
+        async with connected(url + "/mcp", "owner") as client:
             listed = (await client.call_tool("chains_list", {})).structured_content
             assert [one["author"] for one in listed["chains"]] == ["acme"]
-        answer = httpx.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+        answer = httpx.post(url + "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
         assert (answer.status_code, answer.json()["code"]) == (401, "E-AUTH")
 
 

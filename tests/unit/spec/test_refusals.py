@@ -14,13 +14,16 @@ from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, name_of
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
+from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.compat.context import RunFacts
-from trainyard.spec.compat.table import ROWS, run_reasons
+from trainyard.spec.compat.table import ROWS, run_reasons, session_reasons
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.graph import check, resolve
+from trainyard.spec.job import SessionSpec, trainer_of_session
 from trainyard.spec.load.files import load_chain, load_value
 
 BAD = sorted((RESOURCES / "chains_bad").glob("*.yaml"))
+AT_SESSION = sorted((RESOURCES / "sessions_bad").glob("*.yaml"))
 AT_RUN = sorted((RESOURCES / "chains_at_run").glob("*.yaml"))
 OK = sorted((RESOURCES / "chains_ok").glob("*"))
 REFUSALS = GOLDEN / "refusals.txt"
@@ -81,6 +84,13 @@ def at_run_file(path: Path) -> list[Reason]:
     return at_run(load_chain(path), FACTS_OF.get(path.stem, FACTS))
 
 
+def at_session_file(path: Path) -> list[Reason]:
+    """What the rows of sessions say of a body."""
+    config = trainer_of_session(SessionSpec.model_validate(load_value(path)))
+    node = ResolvedNode(id="trainer", type="trainer", config=config)
+    return session_reasons(ResolvedChain(name="s", tenant="default", nodes=(node,), order=("trainer",), digest=""))
+
+
 def run_names(*nodes: dict[str, Any], facts: RunFacts = FACTS) -> list[str]:
     return [name_of(reason) for reason in at_run(chain(*nodes), facts)]
 
@@ -114,6 +124,19 @@ def test_what_only_a_run_can_know_is_refused_at_run(path: Path) -> None:
     assert at_run(load_chain(path), RunFacts()) == []
 
 
+@pytest.mark.parametrize("path", AT_SESSION, ids=lambda path: path.stem)
+def test_each_bad_session_is_refused_by_its_row(path: Path) -> None:
+    reasons = at_session_file(path)
+    assert {name_of(reason) for reason in reasons} == {expected_name(path)}
+    assert all(says(reason) for reason in reasons)
+
+
+def test_a_session_of_defaults_is_accepted(tmp_path: Path) -> None:
+    for body in ("{}", "hyperparameters: {max_steps: 10, schedule: cosine, warmup_steps: 2}", "stage: dpo"):
+        (tmp_path / "body.yaml").write_text(body)
+        assert at_session_file(tmp_path / "body.yaml") == []
+
+
 @pytest.mark.parametrize("path", OK, ids=lambda path: path.name)
 def test_good_chains_are_accepted(path: Path) -> None:
     assert reasons_of(path) == []
@@ -121,7 +144,8 @@ def test_good_chains_are_accepted(path: Path) -> None:
 
 
 def test_every_row_has_its_file() -> None:
-    files = {"spec": {expected_name(path) for path in BAD}, "run": {expected_name(path) for path in AT_RUN}}
+    folders = {"spec": BAD, "run": AT_RUN, "session": AT_SESSION}
+    files = {scope: {expected_name(path) for path in paths} for scope, paths in folders.items()}
     for scope, named in files.items():
         scopes = {scope, "words"} if scope == "spec" else {scope}
         assert {row.name for row in ROWS if row.scope in scopes} == {name for name in named if name[:2] != "E-"}
@@ -130,13 +154,14 @@ def test_every_row_has_its_file() -> None:
 def test_every_row_has_a_name_of_its_own() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS) >= 90
     assert [row.name for row in ROWS if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.name)] == []
-    assert {row.name for row in ROWS} <= {path.stem for path in [*BAD, *AT_RUN]}
+    assert {row.name for row in ROWS} <= {path.stem for path in [*BAD, *AT_RUN, *AT_SESSION]}
 
 
 def test_the_wording_of_every_refusal_is_as_agreed() -> None:
     """`GOLDEN=write` writes the file again, for a person to read."""
     told = [f"{path.stem}: {reason.line()}" for path in BAD for reason in reasons_of(path)]
     told += [f"{path.stem}: {reason.line()}" for path in AT_RUN for reason in at_run_file(path)]
+    told += [f"{path.stem}: {reason.line()}" for path in AT_SESSION for reason in at_session_file(path)]
     text = "\n".join(told) + "\n"
     if os.environ.get("GOLDEN") == "write":
         REFUSALS.write_text(text, encoding="utf-8")

@@ -31,6 +31,8 @@ ANSWER_HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 """A page of another origin may neither show these pages in a frame nor load their parts."""
+ONLY_TLS = (b"strict-transport-security", b"max-age=31536000")
+"""Of an answer over TLS: a browser uses nothing else from now on."""
 Rows = Iterable[tuple[bytes, bytes]]
 
 
@@ -74,18 +76,20 @@ class Guard:
             return await self.app(scope, receive, send)
         refusal = self.refusal(scope)
         if refusal is None:
-            return await self.app(scope, receive, self.with_headers(send) if scope["type"] == "http" else send)
+            return await self.app(scope, receive, self.with_headers(send, scope) if scope["type"] == "http" else send)
         if scope["type"] == "websocket":
             await receive()
             return await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": refusal.code})
-        await send_answer(self.with_headers(send), refusal.status, self.worded(refusal))
+        await send_answer(self.with_headers(send, scope), refusal.status, self.worded(refusal))
 
     def refusal(self, scope: Scope) -> Refusal | None:
         """Why a request is not passed on; None if it is."""
         headers = Headers(scope)
         host = headers.only("host")
         if host is None or name_of(host) not in self.names:
-            return Refusal(400, "E-REQUEST-REFUSED", "This server is not called so. Open it as 127.0.0.1 or localhost.")
+            return Refusal(
+                400, "E-REQUEST-REFUSED", "This server is not called so. Open it as 127.0.0.1, or add the name."
+            )
         if headers.has("origin"):
             origin = headers.only("origin")
             if origin not in self.origins and origin != f"{secure_or_not(scope)}://{host.lower()}":
@@ -100,14 +104,15 @@ class Guard:
                 return Refusal(415, "E-REQUEST-REFUSED", f"Send JSON with the header Content-Type: {wanted}.")
         return None
 
-    def with_headers(self, send: Send) -> Send:
+    def with_headers(self, send: Send, scope: Scope) -> Send:
         """Add our headers to an answer, unless the app has set them itself."""
+        rows = (*self.headers, ONLY_TLS) if secure_or_not(scope) == "https" else self.headers
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = list(message.get("headers", ()))
                 names = {key.lower() for key, _ in given}
-                more = [row for row in self.headers if row[0] not in names]
+                more = [row for row in rows if row[0] not in names]
                 message = {**message, "headers": [*given, *more]}
             await send(message)
 

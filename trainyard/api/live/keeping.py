@@ -16,20 +16,25 @@ LEAVING_S = 10.0
 
 
 @contextmanager
-def keep_live(settings: Settings, say: Callable[[str], None]) -> Iterator[None]:
-    """Keep the index of jobs in step with Prefect until the block ends."""
-    stop = Event()
-    thread = Thread(target=keep_index, args=(settings, stop, say), name="index of jobs", daemon=True)
+def keep_live(settings: Settings, say: Callable[[str], None]) -> Iterator[Event]:
+    """Keep the index of jobs in step with Prefect, from the moment that the yielded event is set to the block's end.
+
+    A service sets it at its first request: importing Prefect takes seconds of a core.
+    """
+    begin, stop = Event(), Event()
+    thread = Thread(target=keep_index, args=(settings, begin, stop, say), name="index of jobs", daemon=True)
     thread.start()
     try:
-        yield
+        yield begin
     finally:
         stop.set()
+        begin.set()
         thread.join(LEAVING_S)
 
 
-def keep_index(settings: Settings, stop: Event, say: Callable[[str], None]) -> None:
+def keep_index(settings: Settings, begin: Event, stop: Event, say: Callable[[str], None]) -> None:
     """Synchronise until `stop` is set; wait for a server that is not there."""
+    begin.wait()
     module = None
     while module is None and not stop.is_set():
         try:

@@ -5,8 +5,10 @@ What an operation reports while it runs comes as progress notifications, if the 
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,24 +21,26 @@ from mcp import types
 from pydantic import BaseModel
 
 from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import carry_out, request_of, require_allowed
+from trainyard.api.invocation import carry_out, refuse_early, request_of
 from trainyard.api.mcp.tools import NAMES
 from trainyard.api.operations import OPERATIONS, REQUESTS, TEXTS
 from trainyard.api.requests.fields import FieldError
+from trainyard.api.responses import Blob
 from trainyard.compute.events import Event
-from trainyard.errors import Denied, InvalidInput, NotFound, TrainyardError
+from trainyard.errors import Denied, InvalidInput, LimitExceeded, NotFound, TrainyardError
 from trainyard.loading import load
 from trainyard.settings import Settings
 
 LOG = logging.getLogger("trainyard.mcp")
 MAX_CALLS = 32
 """Calls that are carried out at a time; further ones wait."""
+MAX_BLOB_BYTES = 4 << 20
 MAX_PARTS = 2_000
 """Parts of a streamed response that a result contains, the last ones."""
 
 
 @dataclass
-class Reporter:
+class ProgressSender:
     """Sends what an operation says, from the thread in which it runs, to the client."""
 
     send: Callable[[float, float | None, str], Any]
@@ -73,11 +77,14 @@ async def call_tool(
     limiter: anyio.CapacityLimiter,
 ) -> types.CallToolResult:
     """Carry out the operation of a tool for a caller. An error is a result too, with code, what, why and do."""
-    reporter = Reporter(send, NAMES.get(tool, ""))
-    context = Context(settings, say=reporter.say, on_progress=reporter.event, on_part=reporter.part, caller=caller)
+    sender = ProgressSender(send, NAMES.get(tool, ""))
+    context = Context(
+        settings, sender.say, sender.event, sender.part, caller=caller, trace=secrets.token_hex(16), surface="mcp"
+    )
     try:
         work = partial(perform, tool, arguments, context)
         result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+        return succeeded(result, sender.parts)
     except TrainyardError as error:
         return failed(error)
     except Exception as error:  # boundary: one tool that fails does not end the server
@@ -86,7 +93,6 @@ async def call_tool(
             f"{tool} failed: {type(error).__name__}.", do="The log has the traceback.", code="E-BUG"
         )  # fmt: skip
         return failed(bug)
-    return succeeded(result, reporter.parts)
 
 
 def perform(tool: str, arguments: dict[str, Any], context: Context) -> BaseModel:
@@ -98,7 +104,7 @@ def perform(tool: str, arguments: dict[str, Any], context: Context) -> BaseModel
     if name is None:
         raise NotFound(f"There is no tool {tool!r}.", do="List the tools.", code="E-NOT-FOUND")
     model = load(REQUESTS + OPERATIONS[name].request)
-    require_allowed(name, model.model_construct(_fields_set=set()), context)
+    refuse_early(name, model, context)
     if OPERATIONS[name].endless:
         raise Denied(
             f"{name} runs until it is stopped, and a call of a tool ends.",
@@ -121,7 +127,24 @@ def succeeded(result: BaseModel, parts: list[str]) -> types.CallToolResult:
     content: list[types.ContentBlock] = [types.TextContent(type="text", text=text)]
     if parts:
         content.append(types.TextContent(type="text", text="\n".join(parts)))
+    if isinstance(result, Blob):
+        content.append(types.EmbeddedResource(type="resource", resource=bytes_of(result)))
     return types.CallToolResult(content=content, structured_content=json.loads(text))
+
+
+def bytes_of(blob: Blob) -> types.BlobResourceContents:
+    """The bytes of a file, for a client that may be on another machine.
+
+    Raises `LimitExceeded` (`E-LIMIT`) for one that is too large for a message.
+    """
+    size = blob.path.stat().st_size
+    if size > MAX_BLOB_BYTES:
+        raise LimitExceeded(
+            f"{blob.name} has {size:,} bytes, and a result of a tool contains at most {MAX_BLOB_BYTES:,}.",
+            do="Read it over the REST API.", code="E-LIMIT",
+        )  # fmt: skip
+    data = base64.b64encode(blob.path.read_bytes()).decode()
+    return types.BlobResourceContents(uri=f"trainyard://blob/{blob.sha256}", mime_type=blob.media_type, blob=data)
 
 
 def failed(error: TrainyardError) -> types.CallToolResult:

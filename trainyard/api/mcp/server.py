@@ -16,7 +16,7 @@ from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 import trainyard
 from trainyard.api.context import Caller
@@ -82,19 +82,18 @@ def serve_stdio(settings: Settings, caller: Caller) -> None:
     anyio.run(answer)
 
 
-def http_app(settings: Settings, authenticate: Callable[[Request], Caller]) -> ASGIApp:
+class HttpApp:
     """The application at /mcp (streamable HTTP). `authenticate` returns the caller of a request, or raises `Denied`."""
-    server = build_server(settings)
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
+    def __init__(self, settings: Settings, authenticate: Callable[[Request], Caller]) -> None:
+        self.server, self.authenticate = build_server(settings), authenticate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            scope[CALLER] = authenticate(request)
+            scope[CALLER] = self.authenticate(Request(scope, receive))
         except TrainyardError as error:
             await answer_problem(error)(scope, receive, send)
             return
-        manager = StreamableHTTPSessionManager(app=server, stateless=True)
-        async with manager.run():  # one for each request: what is mounted has no lifespan of its own
+        manager = StreamableHTTPSessionManager(app=self.server, stateless=True)
+        async with manager.run():  # one for each request: it needs no lifespan of the service
             await manager.handle_request(scope, receive, send)
-
-    return answer

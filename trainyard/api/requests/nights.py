@@ -17,7 +17,7 @@ BUCKET = "A bucket of the config; default: the first of its kind."
 class NightInput(Request):
     """Where the config comes from: a file, a preset, or TRAINYARD_HOME/nightly.yaml; else the defaults."""
 
-    config: Path | None = Field(None, description=CONFIG)
+    config: Annotated[Path | None, Option(local=True)] = Field(None, description=CONFIG)
     preset: Annotated[str | None, Option(completes="night preset")] = Field(
         None, description="A night's preset of deployments/presets, such as nightly-l4."
     )
@@ -45,14 +45,14 @@ class EngineeringInput(Request):
     repo: Path = Field(description="A git repository.")
     bucket: str | None = Field(None, description=BUCKET)
     briefs: Path | None = Field(None, description="JSON object: commit -> brief of its review.")
-    config: Path | None = Field(None, description=CONFIG)
+    config: Annotated[Path | None, Option(local=True)] = Field(None, description=CONFIG)
 
 
 class AddInput(Request):
     action: Annotated[Literal["add"], Argument("add")] = Field("add", description="What to do: add.")
-    file: Path | None = Field(None, description="JSON lines {prompt, shadow, verdict}.")
+    file: Annotated[Path | None, Option(local=True)] = Field(None, description="JSON lines {prompt, shadow, verdict}.")
     prompt: str | None = Field(None, description="What was asked.")
     shadow: str | None = Field(None, description="What the model said.")
     verdict: str | None = Field(None, description="What a person vouches for.")
     bucket: str | None = Field(None, description=BUCKET)
-    config: Path | None = Field(None, description=CONFIG)
+    config: Annotated[Path | None, Option(local=True)] = Field(None, description=CONFIG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -15,10 +16,21 @@ class ServeInput(Request):
     role: Literal["training", "graph", "model"] = Field(
         "training", description="What to serve: the REST API, the graph that nights write, or models."
     )
-    host: str = Field("127.0.0.1", description="Another one than loopback needs TRAINYARD_TOKEN.")
+    host: str = Field(
+        "127.0.0.1", description="Another one than loopback needs TLS (training), or TRAINYARD_TOKEN (graph, model)."
+    )
     port: int | None = Field(
         None, ge=0, le=65535, description="0 takes a free one; default: training 8898, graph 9081, model 0."
     )
+    tls_cert: Path | None = Field(None, description="Role training: certificate (PEM) for addresses beyond loopback.")
+    tls_key: Path | None = Field(None, description="Role training: its key (PEM).")
+    behind_proxy: str | None = Field(
+        None, description="Role training: address of the proxy that has the TLS; X-Forwarded headers of it are used."
+    )
+    allow_host: tuple[str, ...] = Field(
+        (), description="Role training: a name by which clients call it; may repeat. Those of the certificate count."
+    )
+    no_auth: bool = Field(False, description="Role training: every user of this machine may do everything.")
     graph: str = Field("", description=f"Role graph. {ADDRESS}")
     model: tuple[str, ...] = Field(
         (), description="Role model: `starter`, a folder or a Hub name; may repeat. Default: the setting serve_models."
@@ -33,8 +45,8 @@ class ServeInput(Request):
 
 
 class McpInput(Request):
-    scope: Literal["read", "write", "admin"] = Field(
-        "admin", description="What the agent may do: read; write, too; or all that you may."
+    scope: Literal["read", "run", "admin"] = Field(
+        "admin", description="What the agent may do: look; start work, too; or all that you may."
     )
 
 

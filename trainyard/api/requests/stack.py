@@ -12,7 +12,15 @@ from trainyard.api.requests.fields import Argument
 
 
 class UpInput(Request):
-    no_auth: bool = Field(False, description="Start the Prefect server without its login: for a machine of one user.")
+    no_auth: bool = Field(False, description="Start both servers without authentication: for a machine of one user.")
+    expose: bool = Field(False, description="Listen beyond loopback, too, with TLS or behind a proxy that has it.")
+    host: str | None = Field(None, description="With --expose: an address of this machine; default: all that it has.")
+    tls_cert: Path | None = Field(None, description="With --expose: certificate, with those above it (PEM).")
+    tls_key: Path | None = Field(None, description="With --expose: its key (PEM).")
+    behind_proxy: str | None = Field(None, description="With --expose: address of the proxy that has the TLS.")
+    allow_host: tuple[str, ...] = Field(
+        (), description="With --expose: a name by which clients call it; may repeat. Those of the certificate count."
+    )
 
 
 class MigrateInput(Request):

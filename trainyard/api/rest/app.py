@@ -14,13 +14,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import trainyard
+from trainyard.api.mcp.server import HttpApp
 from trainyard.api.operations import API
 from trainyard.api.rest.bodies import InvalidFields
 from trainyard.api.rest.measured import ApiMetrics, MeasuredRequests
 from trainyard.api.rest.openapi import openapi_document
+from trainyard.api.rest.pages import add_pages
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.replays import Replays
-from trainyard.api.rest.routes import MAX_WORKING, ApiParts, Authenticate, add_operations, trace_of
+from trainyard.api.rest.routes import MAX_WORKING, PLAIN_PATHS, ApiParts, Authenticate, add_operations, trace_of
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
 
@@ -52,15 +54,19 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
             document.update(await anyio.to_thread.run_sync(openapi_document))
         return JSONResponse(document)
 
+    app.router.routes.append(Route("/mcp", HttpApp(settings, authenticate)))
+    add_pages(app)
     add_error_answers(app)
     return app
 
 
 def methods_of(request: Request) -> list[str]:
     """The methods that the path of a request has, of all routes with this path."""
-    found: set[str] = set()
+    found, path = set[str](), request.url.path
     for route in request.app.routes:
-        if isinstance(route, Route) and route.path_regex.match(request.url.path):
+        if isinstance(route, Route) and (
+            route.path == path or (path not in PLAIN_PATHS and route.path_regex.match(path))
+        ):
             found |= route.methods or set()
     return sorted(found)
 

@@ -18,6 +18,8 @@ from trainyard.api.rest.routes import EVENTS_TYPE, operation_id
 from trainyard.loading import load
 
 REFERENCE = "#/components/schemas/{model}"
+NAMED = ("properties", "$defs", "schemas")
+"""Keys whose value has names of its own, and schemas below them."""
 PARAMETER = re.compile(r"\{(\w+)\}")
 PROBLEMS = {
     400: "The body is not valid JSON, or the Host is not one of this server.",
@@ -62,6 +64,8 @@ def openapi_document() -> Json:
             document["requestBody"] = body
         paths.setdefault(path, {})[method.lower()] = document
     paths["/health"] = {"get": health_operation()}
+    drop_object_defaults(paths)
+    drop_object_defaults({"schemas": components})
     return {
         "openapi": "3.1.0",
         "info": {
@@ -77,6 +81,18 @@ def openapi_document() -> Json:
             "responses": {str(status): problem_response(text) for status, text in PROBLEMS.items()},
         },
     }  # fmt: skip
+
+
+def drop_object_defaults(schema: Any) -> None:
+    """Remove defaults that are objects, in place: generators of clients cannot write them, and drop the whole model."""
+    if isinstance(schema, list):
+        for one in schema:
+            drop_object_defaults(one)
+    elif isinstance(schema, dict):
+        if isinstance(schema.get("default"), dict):
+            del schema["default"]
+        for key, value in schema.items():
+            drop_object_defaults(list(value.values()) if key in NAMED and isinstance(value, dict) else value)
 
 
 def resolved(schema: Json, components: Json) -> Json:
@@ -99,7 +115,7 @@ def describe(name: str, row: Operation, given: Json, found: Json) -> Json:
     in_path = PARAMETER.findall(path)
     parameters = [parameter(one, properties[one], "path", needed=True) for one in in_path]
     rest = {one: schema for one, schema in properties.items() if one not in in_path}
-    if IF_MATCH in rest:
+    if rest.pop(IF_MATCH, None):
         parameters.append({
             "name": "If-Match", "in": "header", "required": False, "schema": {"type": "string"},
             "description": "The ETag of what is changed.",

@@ -72,6 +72,8 @@ class ProblemDocument(BaseModel):
     detail: str
     """What was given, or what happened."""
     code: str
+    kind: str
+    """Class of the error, such as Refused or NotFound; the SDK raises it."""
     why: str
     do: str
     """What to do about it."""
@@ -83,6 +85,11 @@ class ProblemDocument(BaseModel):
 def status_of(error: TrainyardError) -> int:
     own = (status for kind, status in STATUS.items() if isinstance(error, kind))
     return STATUS_OF_CODE.get(error.code) or next(own, 422)
+
+
+def kind_of(error: TrainyardError) -> str:
+    """The class of the error tree that an error is of."""
+    return next(one.__name__ for one in type(error).__mro__ if one.__module__ == TrainyardError.__module__)
 
 
 def problem_of(
@@ -97,6 +104,7 @@ def problem_of(
         status=status,
         detail=error.what,
         code=error.code,
+        kind=kind_of(error),
         why=error.why,
         do=error.do,
         trace=trace,

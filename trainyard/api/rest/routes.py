@@ -13,6 +13,7 @@ import anyio.to_thread
 import orjson
 from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
@@ -35,6 +36,10 @@ EVENTS_TYPE = "text/event-stream"
 STREAMS = "trainyard.api."
 MAX_WORKING = 32
 """Operations that are carried out at a time; further ones wait."""
+
+
+PLAIN_PATHS = frozenset(path for path in (route_of(name)[1] for name in OPERATIONS) if "{" not in path)
+"""Paths that are not read as an id, whatever the method."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,11 @@ def operation_id(name: str) -> str:
 def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
     """What answers a route."""
 
+    in_braces = "{" in route_of(name)[1]
+
     async def answer(request: Request) -> Response:
+        if in_braces and request.url.path in PLAIN_PATHS:  # another method of a path such as /chains/templates
+            raise HTTPException(405)
         trace = trace_of(request)
         with span(name, request.scope[TRACEPARENT]):
             answered = await answer_within(request, trace)

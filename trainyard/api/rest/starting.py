@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from trainyard.api import stack
+from trainyard.api.access.exposure import Exposure, read_exposure
 from trainyard.api.rest.ports import NAME, PORT
 from trainyard.compute.services import HOST, Service, free_port
 from trainyard.settings import Settings
@@ -18,5 +19,7 @@ def start_api(settings: Settings, prefect_url: str, say: Callable[[str], None]) 
     port = free_port(PORT)
     url = f"http://{HOST}:{port}"
     say(f"starting the API on port {port}")
-    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "training", "--host", HOST, "--port", str(port)]
+    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "training", "--port", str(port)]
+    argv += (read_exposure(settings) or Exposure()).arguments()
+    argv += [stack.NO_AUTH] if stack.open_server_mark(settings).exists() else []
     return stack.spawn(settings, NAME, argv, stack.service_environment(settings, prefect_url, NAME), url)

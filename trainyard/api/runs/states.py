@@ -10,7 +10,7 @@ from prefect.states import Scheduled
 
 from trainyard.api.records import NodeState
 from trainyard.backends.results import RUNG
-from trainyard.spec.states import JobState
+from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
 
 STATES: dict[StateType, tuple[JobState, str, NodeState]] = {
     StateType.SCHEDULED: (JobState.PENDING, "", NodeState.PENDING),
@@ -38,7 +38,7 @@ DETAILS = {
     "Resuming": "resuming",
     PREEMPTED: "preempted",
     BUDGET_EXCEEDED: "budget exceeded",
-    NO_TRAINER: "no trainer installed",
+    NO_TRAINER: NO_TRAINER_DETAIL,
 }
 
 AT_RUNG = "AtRung"

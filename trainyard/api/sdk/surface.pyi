@@ -1,5 +1,6 @@
 """Types of the operations as methods, written by `python -m docs.generator` from the table of operations."""
 
+from builtins import list as list_
 from collections.abc import Callable
 from inspect import Parameter
 from pathlib import Path
@@ -22,6 +23,7 @@ from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
 from trainyard.api.verbs.doctor import Diagnosis
+from trainyard.api.verbs.gpus import GpuList
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
@@ -80,8 +82,8 @@ class JobsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
     def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     def show(self, *, job: str) -> JobDetail: ...  # read
-    def logs(self, *, job: str, follow: bool = ..., tail: int | None = ...) -> JobLog: ...  # read
-    def metrics(self, *, job: str, node: str | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
+    def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
     def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
     def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
@@ -96,8 +98,8 @@ class SessionsOperations:
     def backward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., forward_id: str, scale: float = ..., measure: bool = ...) -> BackwardReply: ...  # run
     def step(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., max_grad_norm: float | None = ..., learning_rate: float | None = ..., metric: float | None = ...) -> StepReply: ...  # run
     def zero_grad(self, *, session: str, op_seq: int | None = ..., wait: bool = ...) -> Operated: ...  # run
-    def generate(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., prompts: tuple[str | list[int] | dict[str, Any], ...], samples: int = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ..., seed: int = ..., stop_ids: tuple[int, ...] = ...) -> GenerateReply: ...  # run
-    def logprobs(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | list[int] | dict[str, Any], ...]) -> LogprobsReply: ...  # run
+    def generate(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., prompts: tuple[str | list_[int] | dict[str, Any], ...], samples: int = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ..., seed: int = ..., stop_ids: tuple[int, ...] = ...) -> GenerateReply: ...  # run
+    def logprobs(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | list_[int] | dict[str, Any], ...]) -> LogprobsReply: ...  # run
     def save(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., name: str, kind: Literal['full', 'weights', 'result'] = ...) -> SaveReply: ...  # run
     def load(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., name: str, optimizer: bool = ...) -> LoadReply: ...  # run
     def result(self, *, session: str, op_seq: int, wait: bool = ...) -> ResultReply: ...  # read
@@ -138,7 +140,7 @@ class AuditOperations:
     def verify(self) -> AuditCheck: ...  # admin
 
 class Operations:
-    def up(self, *, no_auth: bool = ...) -> UpOutput: ...  # admin
+    def up(self, *, no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
     def down(self) -> DownOutput: ...  # admin
     def demo(self) -> DemoResult: ...  # admin
     def env(self) -> EnvOutput: ...  # admin
@@ -158,8 +160,8 @@ class Operations:
     def chains(self) -> ChainsOperations: ...
     def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
     def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # run
-    def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
-    def mcp(self, *, scope: Literal['read', 'write', 'admin'] = ...) -> McpEnded: ...  # admin
+    def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ..., no_auth: bool = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    def mcp(self, *, scope: Literal['read', 'run', 'admin'] = ...) -> McpEnded: ...  # admin
     def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # run
     def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # run
     def import_(self, *, source: Path, tool: Literal['axolotl', 'llamafactory', 'trl', 'unsloth', 'oumi', 'torchtune'] | None = ..., settings: dict[str, Any] = ..., without: tuple[str, ...] = ..., out: Path | None = ..., report: bool = ...) -> ImportOutput: ...  # run
@@ -172,6 +174,7 @@ class Operations:
     def jobs(self) -> JobsOperations: ...
     @property
     def sessions(self) -> SessionsOperations: ...
+    def gpus(self) -> GpuList: ...  # read
     @property
     def data(self) -> DataOperations: ...
     @property

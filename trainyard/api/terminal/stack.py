@@ -18,6 +18,7 @@ def up_text(result: Any) -> str:
         ("Prefect server" if result.own_server else "Prefect server (attached)", result.ui_url),
         *([("login", f"the text in {result.auth_file}")] if result.auth_file else []),
         ("REST API", f"{result.service_url}/api/v1"),
+        *(("beyond loopback", one) for one in result.exposed_urls),
         ("worker", f"pid {result.worker_pid}"),
         ("watchdog", f"pid {result.watchdog_pid}"),
         ("model server", result.embedded_url or "-"),

@@ -28,6 +28,7 @@ from trainyard.api.verbs.chains.run import run
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.changes import flatten_settings, list_changes
@@ -79,6 +80,11 @@ class Job(JobTraining):
     pid: int | None = None
     """The run's process on this machine."""
     url: str = ""
+
+    def _repr_svg_(self) -> str | None:
+        """The loss as it is when a notebook shows it; None where the run is on another machine."""
+        found: str | None = load("trainyard.api.sdk.notebooks:run_svg")(self.run_id)
+        return found
 
 
 class JobList(Response):
@@ -151,6 +157,9 @@ class JobMetrics(Response):
     trainings: tuple[TrainingCurve, ...]
     plot: bool = False
     """Draw the curves instead of listing the steps."""
+
+    def _repr_svg_(self) -> str:
+        return str(load("trainyard.api.sdk.notebooks:metrics_svg")(self))
 
 
 Resumed = Job | RunResult

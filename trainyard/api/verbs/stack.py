@@ -5,8 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from trainyard.api import stack
+from trainyard.api.access.exposure import (
+    EVERY_ADDRESS,
+    Exposure,
+    addresses_of,
+    in_host,
+    names_for,
+    read_exposure,
+    require_safe,
+    warn_of_expiry,
+)
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.stack import MigrateInput, UpInput
@@ -17,7 +28,7 @@ from trainyard.backends.job import rename_work_folder, work_folders_of_earlier_v
 from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep
 from trainyard.compute.services import Service
-from trainyard.errors import NotFound
+from trainyard.errors import InvalidInput, NotFound
 from trainyard.serve import embedded
 from trainyard.serve.bases.sources import find_bases
 from trainyard.serve.targets import local
@@ -40,6 +51,8 @@ class UpOutput(Response):
     """Where the REST API answers."""
     embedded_url: str | None
     home: str
+    exposed_urls: tuple[str, ...] = ()
+    """Where both servers answer beyond loopback."""
 
 
 class DownOutput(Response):
@@ -52,7 +65,11 @@ class EnvOutput(Response):
 
 def up(given: UpInput, context: Context) -> UpOutput:
     settings = context.settings
+    chosen = exposure_of(given)
     with stack.exclusive(settings, context.say):
+        stack.choose_exposure(settings, chosen)
+        if chosen is not None and (certificate := require_safe(chosen, everybody=given.no_auth)):
+            warn_of_expiry(certificate, context.say)
         attached = stack.attached(settings, auth=not given.no_auth)
         url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
         asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
@@ -75,7 +92,32 @@ def up(given: UpInput, context: Context) -> UpOutput:
         service_url=service.url,
         embedded_url=embedded,
         home=str(settings.home),
+        exposed_urls=exposed_urls(settings, service.url, *([] if attached else [url.removesuffix("/api")])),
     )
+
+
+def exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
+    """The addresses beyond loopback of servers with these addresses on it."""
+    chosen = read_exposure(settings)
+    scheme = "https" if chosen is not None and chosen.tls_cert else "http"
+    hosts = addresses_of(chosen.host) if chosen is not None and chosen.beyond_loopback else ()
+    return tuple(f"{scheme}://{in_host(host)}:{urlsplit(url).port}" for url in urls for host in hosts)
+
+
+def exposure_of(given: UpInput) -> Exposure | None:
+    """Where the servers listen besides loopback. Raises `InvalidInput` (`E-AUTH`, `E-PARAMETER`)."""
+    only = ("host", "tls_cert", "tls_key", "behind_proxy", "allow_host")
+    if not given.expose:
+        if alone := sorted(given.model_fields_set.intersection(only)):
+            raise InvalidInput(
+                f"--{alone[0].replace('_', '-')} belongs to --expose.", do="Add --expose, or leave it out.",
+                code="E-PARAMETER",
+            )  # fmt: skip
+        return None
+    cert, key = (str(one.expanduser().absolute()) if one else "" for one in (given.tls_cert, given.tls_key))
+    chosen = Exposure(given.host or EVERY_ADDRESS[0], cert, key, given.behind_proxy or "", given.allow_host)
+    names_for(chosen, require_safe(chosen, everybody=given.no_auth))
+    return chosen
 
 
 def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Service:

@@ -11,7 +11,13 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.backends.base import check
 from trainyard.backends.job import TrainingJob, job_for
-from trainyard.backends.sessions.records import SessionRecord, SessionState, folder_of_session, write_status
+from trainyard.backends.sessions.records import (
+    SessionRecord,
+    SessionState,
+    folder_of_session,
+    remove_socket,
+    write_status,
+)
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
@@ -71,6 +77,7 @@ def run_session(
     given = session_job(record, settings, devices=devices, run=run)
     check(given.job, settings)
     write_json_durably(folder / SPEC_FILE, given.model_dump(mode="json"))
+    remove_socket(folder)
     write_status(folder, SessionState.PENDING, "loading the model", run)
     last: dict[str, Any] = {}
 
@@ -84,6 +91,7 @@ def run_session(
         [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)], folder,
         env=key_environment(settings), wanted=wanted, on_event=note, budget_s=record.budget_s, poll_s=poll_s,
     )  # fmt: skip
+    remove_socket(folder)
     write_status(folder, *ending(outcome), run, last=last)
     return outcome
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import DistillSettings
 from trainyard.spec.compat.context import Match, NodeView, Row
-from trainyard.spec.training import EngineSettings, Hyperparameters, TrainerConfig
+from trainyard.spec.training import EngineSettings, Hyperparameters, LaunchSettings, TrainerConfig
 
 SET_BY_CALLS = ("epochs", "batch_size", "gradient_accumulation", "save_steps")
 """Hyperparameters that the calls of a session decide."""
@@ -21,6 +22,7 @@ def unread_settings(config: TrainerConfig, _: NodeView) -> Match:
     groups: tuple[tuple[str, Any, Any, tuple[str, ...]], ...] = (
         ("hyperparameters", config.hyperparameters, Hyperparameters(), SET_BY_CALLS),
         ("engine", config.engine, EngineSettings(), NEEDS_ROWS),
+        ("launch", config.launch, LaunchSettings(), ("on_oom",)),
     )
     found = [
         {"setting": f"{group}.{name}"}
@@ -62,13 +64,19 @@ SESSION_ROWS = (
     Row(
         "session-unused", "R-SETTING-UNUSED", "trainer", "config.{setting}", unread_settings,
         "The calls of a session decide this, so {setting} would be ignored.",
-        "Remove {setting}.", scope="session",
+        "Remove {setting} from the session.", scope="session",
     ),
     Row(
         "session-schedule", "R-SETTING-UNUSED", "trainer", "config.hyperparameters.schedule", ends_without_steps,
         "A rate that changes with the steps needs their number, and a session without max_steps has none.",
         "Give hyperparameters.max_steps, or remove schedule and warmup and give step a learning_rate.",
         scope="session",
+    ),
+    Row(
+        "session-method", "R-DEVICE", "trainer", "config.method",
+        lambda config, _: config.method.type is Method.AUTO,
+        "Method auto is chosen by the memory that a whole training takes, which is planned with its rows.",
+        "Name the method, such as lora.", scope="session",
     ),
     Row(
         "session-draws", "R-BATCH", "trainer", "config.stage",

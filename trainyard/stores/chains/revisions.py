@@ -25,10 +25,10 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.errors import Conflict, NotFound
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.files import DISK, Files, make_folders, translate_os_errors
+from trainyard.stores.live.job_ids import CHAIN_ID, ID_BYTES
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import create_whole, remove_folder
 
-CHAIN_ID = re.compile(r"chain-[0-9a-f]{12}")
 TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 REVISION_FILE = re.compile(r"([1-9][0-9]{0,8})\.json")
 DELETED = ".deleted"
@@ -70,7 +70,7 @@ class ChainStore:
 
     def create(self, chain: StoredChain) -> StoredChain:
         """Store a new chain; its id, revision and time are set here."""
-        chain_id = f"chain-{secrets.token_hex(6)}"
+        chain_id = f"chain-{secrets.token_hex(ID_BYTES)}"
         make_folders(self.files, self.root / chain.tenant / chain_id)
         return self.write(chain.model_copy(update={"id": chain_id, "revision": 1}))
 

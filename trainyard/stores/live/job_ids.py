@@ -18,6 +18,9 @@ ID_BYTES = 6
 JOB_ID = re.compile(rf"job-[0-9a-f]{{{2 * ID_BYTES}}}")
 SESSION_ID = re.compile(rf"session-[0-9a-f]{{{2 * ID_BYTES}}}")
 """Of a step session; a tag of its runs, too."""
+CHAIN_ID = re.compile(rf"chain-[0-9a-f]{{{2 * ID_BYTES}}}")
+REVISION_TAG = re.compile(r"revision-([1-9][0-9]{0,8})")
+"""A run of a stored chain has the chain's id as a tag, and one with its revision."""
 
 
 def draw_job_id() -> str:
@@ -53,6 +56,6 @@ def tenant_of(tags: Iterable[str]) -> str:
 
 
 def is_reserved(tag: str) -> bool:
-    """Whether a tag says what Trainyard itself decides: that a run is a job or a session, which one, and whose."""
-    named = JOB_ID.fullmatch(tag) or SESSION_ID.fullmatch(tag)
-    return tag == JOB_TAG or tag.startswith((TENANT_TAG, TRACE_TAG)) or named is not None
+    """Whether a tag says what Trainyard itself decides: whether a run is a job, a session or of a chain, and whose."""
+    named = any(one.fullmatch(tag) for one in (JOB_ID, SESSION_ID, CHAIN_ID, REVISION_TAG))
+    return tag == JOB_TAG or tag.startswith((TENANT_TAG, TRACE_TAG)) or named

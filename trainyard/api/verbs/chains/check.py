@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainyard.api import planning
 from trainyard.api.acceptance import reason_of
+from trainyard.api.access.reaching import require_template
 from trainyard.api.context import Context
 from trainyard.api.requests.chains import ChainText, CheckInput
 from trainyard.api.responses import Response
 from trainyard.errors import InvalidInput, Refused
+from trainyard.loading import load
 
 
 class FileCheck(Response):
@@ -32,8 +35,13 @@ class CheckOutput(Response):
     def exit_code(self) -> int:
         return 0 if all(one.ok for one in self.files) else Refused.exit_code
 
+    def _repr_markdown_(self) -> str:
+        return str(load("trainyard.api.sdk.notebooks:check_markdown")(self))
+
 
 def check(given: CheckInput, context: Context) -> CheckOutput:
+    for one in given.files if context.caller.remote else ():
+        require_template(one if isinstance(one, Mapping) else str(one), ())
     return CheckOutput(files=tuple(check_file(one, context) for one in given.files))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, model_serializer
+from pydantic import BaseModel, model_serializer, model_validator
 
 from trainyard.api.context import Context
 from trainyard.api.requests.chains import SchemaInput, TemplatesInput
@@ -47,6 +47,12 @@ class ShownSchema(Response):
 
     sections: tuple[SettingSection, ...]
     document: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def from_document(cls, given: Any) -> Any:
+        """Take what `as_document` has written, too: the answer of a service."""
+        return given if not isinstance(given, dict) or "sections" in given else {"sections": (), "document": given}
 
     @model_serializer
     def as_document(self) -> dict[str, Any]:

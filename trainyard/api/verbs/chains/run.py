@@ -7,6 +7,7 @@ import re
 import time
 
 from trainyard.api import planning
+from trainyard.api.access.reaching import refuse_whole_chain, require_template
 from trainyard.api.context import Context
 from trainyard.api.live.found import note_started
 from trainyard.api.records import REFRESH_TAG, RunResult
@@ -22,9 +23,21 @@ RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def run(given: RunInput, context: Context) -> RunResult:
+    if context.caller.remote and not is_earlier(given.target):
+        refuse_whole_chain(given.target)
+        require_template(given.target, planning.NAMES)
+    return start(given, context)
+
+
+def is_earlier(target: object) -> bool:
+    """Whether a target is the id of a run or a job."""
+    return isinstance(target, str) and bool(RUN_ID.fullmatch(target) or JOB_ID.fullmatch(target))
+
+
+def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> RunResult:
+    """Start a run, or continue one. `own_tags` are Trainyard's own, which users cannot give."""
     settings, since = context.settings, time.time()
-    earlier = isinstance(given.target, str) and (RUN_ID.fullmatch(given.target) or JOB_ID.fullmatch(given.target))
-    started = continued(given, context) if earlier else begun(given, context)
+    started = continued(given, context) if is_earlier(given.target) else begun(given, context, own_tags)
     if JOB_ID.fullmatch(started.id):
         note_started(started, context)
     context.say(f"run {started.name}: {started.url}")
@@ -35,7 +48,7 @@ def run(given: RunInput, context: Context) -> RunResult:
     return result
 
 
-def begun(given: RunInput, context: Context) -> RunResult:
+def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunResult:
     """A new run, checked here first: a refusal is reported at once and with all its reasons."""
     settings = context.settings
     require_free_tags(given.tags)
@@ -45,13 +58,13 @@ def begun(given: RunInput, context: Context) -> RunResult:
         context.say(note)
     chain = planning.resolved(wanted.spec, settings)
     waits = missing_backend.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
-    tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []), *tags_of(chain, context))
+    tags = (*given.tags, *own_tags, *([REFRESH_TAG] if given.refresh else []), *tags_of(chain, context))
     watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:8]}"
     started: RunResult = watching.start_run(
         wanted.deployment, wanted.parameters,
         settings=settings, tags=tags, waits=waits, called=called, key=key_of(context),
     )  # fmt: skip
-    return started
+    return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
 
 
 def tags_of(chain: ResolvedChain, context: Context) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,18 @@ from trainyard.api.requests import chains as requests
 from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.chains.check import FileCheck
-from trainyard.api.verbs.chains.run import run
+from trainyard.api.verbs.chains.run import start
 from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError
 from trainyard.spec.chain import ChainSpec, ResolvedChain
 from trainyard.spec.load.changes import list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import JobState
 from trainyard.stores.chains.revisions import ChainStore, StoredChain, nodes_by_id
+from trainyard.stores.live.job_ids import REVISION_TAG
 
 MOST_CHANGES = 20
 """Changed settings that a conflict lists one by one."""
 SHOWN_CHARS = 80
-REVISION = re.compile(r"revision-([1-9][0-9]{0,8})")
-"""The tag of a run that says which revision it carries out; the chain's id is another tag of it."""
 ETAG = re.compile(r'(?:W/)?"?([1-9][0-9]{0,8})-([0-9a-f]+)"?')
 
 
@@ -84,6 +83,8 @@ class ChainRun(RunResult):
 
 class RunOfChain(Response):
     id: str
+    """The job's id, or the run's own where no trainer is part of it."""
+    run_id: str
     name: str
     revision: int
     state: JobState
@@ -166,17 +167,10 @@ def delete_chain(given: requests.StoredName, context: Context) -> DeletedChain:
 def run_chain(given: requests.RunChainInput, context: Context) -> ChainRun:
     """Start a run of a revision. Raises `Refused` where this machine cannot carry it out."""
     chain = found_revision(given, context)
-    tags = (*given.tags, chain.id, f"revision-{chain.revision}")
-    wanted = planning.located(planning.asked(chain.body, given.parameters), context.settings)
-    digest = planning.resolved(wanted.spec, context.settings).digest
-    result = run(
-        requests.RunInput(
-            target=chain.body, parameters=given.parameters, watch=given.watch, refresh=given.refresh, tags=tags
-        ),
-        context,
-    )
-    known = {"chain": result.chain or wanted.spec.name, "digest": result.digest or digest}
-    return ChainRun(**{**dict(result), **known}, chain_id=chain.id, revision=chain.revision)
+    words = given.model_dump(include={"parameters", "watch", "refresh", "tags"})
+    tags = (chain.id, f"revision-{chain.revision}")
+    result = start(requests.RunInput(target=chain.body, **words), context, tags)
+    return ChainRun(**dict(result), chain_id=chain.id, revision=chain.revision)
 
 
 def list_chain_runs(given: requests.ChainRunsInput, context: Context) -> RunsOfChain:
@@ -190,9 +184,9 @@ def list_chain_runs(given: requests.ChainRunsInput, context: Context) -> RunsOfC
     return RunsOfChain(id=chain.id, name=chain.name, runs=tuple(runs))
 
 
-def revision_of(tags: list[str]) -> int:
+def revision_of(tags: Iterable[str]) -> int:
     """The revision that a run carries out, from its tags; 0 where somebody has removed the tag."""
-    return next((int(found[1]) for tag in tags if (found := REVISION.fullmatch(tag))), 0)
+    return next((int(found[1]) for tag in tags if (found := REVISION_TAG.fullmatch(tag))), 0)
 
 
 def found_revision(given: requests.ShowChainInput | requests.RunChainInput, context: Context) -> StoredChain:

@@ -17,7 +17,11 @@ from trainyard.serve.bases.sources import find_bases, require_room
 from trainyard.serve.embedded import server_options
 
 GRAPH_PORT = 9081
-OWN_FIELDS: Mapping[str, tuple[str, ...]] = {"graph": ("graph",), "model": ("model", "adapters", "dtype", "threads")}
+OWN_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "training": ("tls_cert", "tls_key", "behind_proxy", "allow_host", "no_auth"),
+    "graph": ("graph",),
+    "model": ("model", "adapters", "dtype", "threads"),
+}
 """Role -> the fields of the request that only it has."""
 
 
@@ -28,10 +32,11 @@ class Served(Response):
 def serve(given: ServeInput, context: Context) -> Served:
     """Serve until a signal. Raises `InvalidInput` (`E-PARAMETER`) for a field of another role."""
     for role, names in OWN_FIELDS.items():
-        wrong = sorted(given.model_fields_set.intersection(names)) if role != given.role else []
+        other = [name for name in names if getattr(given, name) != ServeInput.model_fields[name].default]
+        wrong = sorted(other) if role != given.role else []
         if wrong:
             raise InvalidInput(
-                f"--{wrong[0]} belongs to the role {role}, not to {given.role}.",
+                f"--{wrong[0].replace('_', '-')} belongs to the role {role}, not to {given.role}.",
                 do=f"Leave it out, or serve with --role {role}.",
                 code="E-PARAMETER",
             )
@@ -78,7 +83,10 @@ def answer_api(given: ServeInput, context: Context) -> str:
     """Answer the REST API of this home."""
     service = load("trainyard.api.rest.service")
     port = PORT if given.port is None else given.port
-    return str(service.serve_api(context.settings, given.host, port, context.say))
+    chosen = service.Exposure(
+        given.host, str(given.tls_cert or ""), str(given.tls_key or ""), given.behind_proxy or "", given.allow_host
+    )
+    return str(service.serve_api(context.settings, port, context.say, chosen, everybody=given.no_auth))
 
 
 ROLES: Mapping[str, Callable[[ServeInput, Context], str]] = {

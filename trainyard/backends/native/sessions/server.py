@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainyard.backends.native.sessions.operations import Operation, Operations
+from trainyard.backends.native.sessions.operations import OperationQueue, SessionOperation
 from trainyard.backends.sessions.frames import MAX_PATH_BYTES, Frame, error_header, receive_frame, send_frame
-from trainyard.backends.sessions.records import SOCKET_FILE, read_json
+from trainyard.backends.sessions.records import SOCKET_FILE, remove_socket
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.stores.whole import write_json_durably
 
@@ -35,7 +35,9 @@ READ_TIMEOUT_S = 60.0
 class SessionServer:
     """Listens in a folder that only its user may enter, on a thread for each connection."""
 
-    def __init__(self, folder: Path, operations: Operations, verbs: frozenset[str], status: Callable[[], Any]) -> None:
+    def __init__(
+        self, folder: Path, operations: OperationQueue, verbs: frozenset[str], status: Callable[[], Any]
+    ) -> None:
         self.folder, self.operations, self.verbs, self.status = folder, operations, verbs, status
         self.place = make_place(folder)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -109,7 +111,7 @@ class SessionServer:
         return reply_of(found)
 
 
-def reply_of(one: Operation) -> dict[str, Any]:
+def reply_of(one: SessionOperation) -> dict[str, Any]:
     answer = one.answer or {}
     if "error" in answer:
         return {"error": answer["error"]}
@@ -135,18 +137,9 @@ def refuse(connection: socket.socket, error: TrainyardError) -> None:
 
 def make_place(folder: Path) -> Path:
     """A folder for the socket, 0700: inside the session's own, or where that path is too long, a temporary one."""
-    remove_place(folder)
+    remove_socket(folder)
     own = folder / "socket"
     if len(os.fsencode(own / "calls")) > MAX_PATH_BYTES:
         return Path(tempfile.mkdtemp(prefix="trainyard-"))
     own.mkdir(mode=0o700)
     return own
-
-
-def remove_place(folder: Path) -> None:
-    """Remove the socket of a process that was killed."""
-    known = read_json(folder / SOCKET_FILE)
-    if known is not None:
-        shutil.rmtree(Path(known["path"]).parent, ignore_errors=True)
-        (folder / SOCKET_FILE).unlink(missing_ok=True)
-    shutil.rmtree(folder / "socket", ignore_errors=True)

@@ -1,0 +1,48 @@
+"""The service of this test's home behind a real socket, in a thread, with callers of every kind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.requests import Request
+
+from trainyard.api.context import Caller
+from trainyard.api.operations import Scope
+from trainyard.api.rest.app import build_app
+from trainyard.errors import Denied
+from trainyard.serve.listening import bind
+from trainyard.settings import settings
+
+CALLERS = {
+    "owner": Caller("owner", remote=True),
+    "reader": Caller("reader", scope=Scope.READ, remote=True),
+    "acme": Caller("acme", tenant="acme", remote=True),
+}
+
+
+def authenticate(request: Request) -> Caller:
+    found = CALLERS.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+    if found is None:
+        raise Denied("There is no token.", do="Send one.", code="E-AUTH")
+    return found
+
+
+@contextmanager
+def answering() -> Iterator[str]:
+    """The application behind a real socket, in a thread."""
+    config = uvicorn.Config(build_app(settings(), authenticate), log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    with bind("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

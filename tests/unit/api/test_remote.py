@@ -1,0 +1,265 @@
+"""The SDK over HTTP, blocking and awaited, against the service of this home on a real socket."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from docs.generator.sdk import ASYNC, sdk_types
+from tests.unit.api.answering import answering
+from trainyard import Chain, DataSource, Trainer, aio, connect, connect_async, here
+from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
+from trainyard.api.sdk import asynchronous, wire
+from trainyard.api.sdk.wire import conversation, error_of, exchange_of
+from trainyard.errors import (
+    Conflict,
+    Denied,
+    InvalidInput,
+    LimitExceeded,
+    NotFound,
+    Refused,
+    TrainyardError,
+    Unavailable,
+)
+from trainyard.loading import load
+
+ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROWS * 8)
+    monkeypatch.chdir(tmp_path)
+    for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with answering() as found:
+        yield found
+
+
+def chain(**words: Any) -> Chain:
+    return Chain([DataSource(path="rows.jsonl"), Trainer(stage="sft", hyperparameters={"max_steps": 3})], **words)
+
+
+def test_a_call_over_http_is_the_call_here(url: str) -> None:
+    with connect(url, "owner") as remote:
+        assert remote.templates() == here.templates()
+        assert remote.templates(name="qa-pipeline") == here.templates(name="qa-pipeline")
+        assert remote.adapters.list() == here.adapters.list()
+        assert remote.backends().model_dump_json() == here.backends().model_dump_json()
+        assert remote.schema(name="trainer").document == here.schema(name="trainer").document
+        assert remote.check(files=(chain().given,)) == here.check(files=(chain().given,))
+        assert dir(remote) == dir(here)
+
+
+def test_files_are_read_where_they_are(url: str, tmp_path: Path) -> None:
+    (tmp_path / "chain.yaml").write_text(chain(name="guide").to_yaml())
+    digest = here.check(files=(Path("chain.yaml"),)).files[0].digest
+    with connect(url, "owner") as remote:
+        assert remote.check(files=(Path("chain.yaml"),)).files[0].digest == digest
+        assert remote.plan(target="chain.yaml").digest == digest
+        stored = remote.chains.create(file=Path("chain.yaml"))
+        assert (stored.name, stored.digest) == ("guide", digest)
+        newer = remote.chains.update(
+            chain="guide", file=Path("chain.yaml"), spec={"description": "More."}, if_match=stored.etag
+        )
+        assert newer.revision == 2
+        with pytest.raises(NotFound, match="E-PARAMETER"):
+            remote.chains.create(file=Path("nothing.yaml"))
+
+
+def test_a_chain_of_objects_speaks_to_a_service(url: str) -> None:
+    with connect(url, "owner") as remote:
+        own = chain(name="guide", on=remote)
+        assert own.check().ok
+        assert own.plan().digest == own.check().digest
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="E-NO-SERVER"):
+                own.run()
+        stored = remote.chains.show(chain="guide")
+        assert (stored.revision, stored.digest) == (1, own.check().digest)
+
+
+def test_errors_are_those_of_the_operation(url: str) -> None:
+    with connect(url, "owner") as remote, connect(url, "reader") as reader, connect(url, "acme") as acme:
+        with pytest.raises(Refused) as refused:
+            remote.chains.create(spec={"nodes": [{"type": "trainr"}, {"type": "trainer", "config": {"foo": 1}}]})
+        with pytest.raises(Refused) as local:
+            here.chains.create(spec={"nodes": [{"type": "trainr"}, {"type": "trainer", "config": {"foo": 1}}]})
+        assert refused.value.reasons == local.value.reasons
+        with pytest.raises(NotFound, match="E-NOT-FOUND: There is no stored chain 'x'"):
+            remote.chains.show(chain="x")
+        with pytest.raises(InvalidInput, match="E-PARAMETER: jobs list does not take this value of 'limit'"):
+            remote.jobs.list(limit=0)
+        with pytest.raises(Denied, match="E-SCOPE"):
+            reader.chains.create(spec=chain().given)
+        with pytest.raises(Denied, match="E-LOCAL"):
+            remote.up()
+        with pytest.raises(Denied, match="E-SCOPE"):
+            acme.graph.stats()
+        with connect(url, "nobody") as nobody, pytest.raises(Denied, match="E-AUTH"):
+            nobody.jobs.list()
+        stored = remote.chains.create(spec=chain().given)
+        with pytest.raises(Conflict, match="E-CONFLICT"):
+            remote.chains.update(chain=stored.id, spec=chain().given, if_match="7-abc")
+
+
+def test_an_address_where_nothing_answers() -> None:
+    with answering() as url:
+        pass
+    with connect(url) as remote, pytest.raises(Unavailable, match="E-SERVER-UNREACHABLE: The service does not answer"):
+        remote.jobs.list()
+
+
+async def test_calls_are_awaited_here_and_over_http(url: str) -> None:
+    assert (await aio.templates()).templates == here.templates().templates
+    async with connect_async(url, "owner") as remote:
+        assert await remote.templates() == here.templates()
+        stored = await remote.chains.create(spec=chain(name="guide").given)
+        assert [one.id for one in (await aio.chains.list()).chains] == [stored.id]
+        with pytest.raises(NotFound, match="E-NOT-FOUND"):
+            await remote.chains.show(chain="x")
+        with pytest.raises(Unavailable, match="E-NO-SERVER"):
+            await remote.run(target=chain(name="guide").given, watch=True)
+        assert (await remote.chains.show(chain="guide")).revision == 1
+
+
+def test_the_types_of_awaited_methods_are_those_of_the_table() -> None:
+    written = Path(str(asynchronous.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
+    assert written == sdk_types(ASYNC), "run `python -m docs.generator`"
+
+
+def test_a_request_has_its_fields_where_the_table_says() -> None:
+    def sent(name: str, **fields: Any) -> Any:
+        return exchange_of(name, load(REQUESTS + OPERATIONS[name].request)(**fields))
+
+    show = sent("chains show", chain="a b/c", revision=2)
+    assert (show.method, show.path, dict(show.params)) == ("GET", "/api/v1/chains/a%20b%2Fc", {"revision": 2})
+    update = sent("chains update", chain="x", spec={"name": "x"}, if_match="3-ab")
+    assert update.headers["if-match"] == '"3-ab"'
+    assert json.loads(update.content) == {"name": "x"}
+    assert "idempotency-key" in update.headers
+    assert "idempotency-key" not in sent("check", files=({},)).headers
+    assert json.loads(sent("chains run", chain="x", refresh=True).content) == {"refresh": True}
+    for name in OPERATIONS:
+        assert route_of(name)[1].startswith("/api/v1/")
+
+
+# A service that fails
+
+
+@dataclass
+class Failing:
+    """Answers with what is scripted, and remembers the keys of what it was sent."""
+
+    script: list[tuple[int, dict[str, str], bytes]]
+    keys: list[str | None] = field(default_factory=list)
+
+    def serve(self) -> ThreadingHTTPServer:
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length", 0)))
+                outer.keys.append(self.headers.get("idempotency-key"))
+                status, headers, body = outer.script.pop(0)
+                if status == 0:
+                    self.close_connection = True
+                    return
+                self.send_response(status)
+                for key, value in {"content-type": "application/json", **headers}.items():
+                    self.send_header(key, value)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Print nothing."""
+
+        return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+def asked(script: list[tuple[int, dict[str, str], bytes]], name: str, **fields: Any) -> tuple[Any, list[str | None]]:
+    failing = Failing(script)
+    server = failing.serve()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with connect(f"http://127.0.0.1:{server.server_address[1]}") as remote:
+            try:
+                return getattr(remote.chains, name)(**fields), failing.keys
+            except TrainyardError as error:
+                return error, failing.keys
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+DELETED = json.dumps({"id": "chain-1", "name": "x", "revisions": 2}).encode()
+RUN = json.dumps({
+    "run_id": "r", "name": "x", "state": "pending", "message": "", "chain_id": "chain-1", "revision": 1
+}).encode()  # fmt: skip
+BUSY = json.dumps({"detail": "The first request with this Idempotency-Key is still worked on."}).encode()
+
+
+def test_what_starts_something_is_sent_again_with_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "FIRST_WAIT_S", 0.01)
+    found, keys = asked([(0, {}, b""), (409, {}, BUSY), (503, {}, b"{}"), (202, {}, RUN)], "run", chain="x")
+    assert found.run_id == "r"
+    assert len(keys) == 4
+    assert len(set(keys)) == 1
+    assert keys[0]
+
+
+def test_what_is_no_answer_of_the_api_is_an_error_with_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "FIRST_WAIT_S", 0.01)
+    found, keys = asked([(502, {}, b"<html>")] * 4, "run", chain="x")
+    assert isinstance(found, Unavailable)
+    assert "answered 502" in str(found)
+    assert len(keys) == 4
+    assert isinstance(asked([(404, {}, b"[]")], "run", chain="x")[0], Unavailable)
+
+
+def test_a_problem_document_is_the_error_that_was_raised() -> None:
+    words = {"code": "E-LIMIT", "kind": "LimitExceeded", "detail": "Too much.", "why": "w", "do": "d", "errors": []}
+    error = error_of(httpx.Response(422, json=words, request=httpx.Request("GET", "http://x/")))
+    assert isinstance(error, LimitExceeded)
+    assert (error.code, error.what, error.why, error.do) == ("E-LIMIT", "Too much.", "w", "d")
+
+
+def test_a_watched_run_is_followed_by_the_client() -> None:
+    talk = conversation("chains run", {"chain": "x", "watch": True})
+    first = next(talk)
+    assert isinstance(first, wire.Exchange)
+    assert json.loads(first.content or b"") == {}
+    started = httpx.Response(202, content=RUN, headers={"content-type": "application/json"})
+    states = iter(["running", "completed"])
+
+    def job() -> httpx.Response:
+        value = {
+            "id": "job-1", "run_id": "r", "name": "x", "state": next(states), "detail": "", "message": "done",
+            "parameters": {}, "trainings": [], "nodes": [],
+        }  # fmt: skip
+        return httpx.Response(200, json=value)
+
+    step = talk.send(started)
+    assert isinstance(step, wire.Exchange)
+    assert step.path == "/api/v1/jobs/r"
+    assert isinstance(talk.send(job()), wire.Pause)
+    talk.send(None)
+    with pytest.raises(StopIteration) as end:
+        talk.send(job())
+    result = end.value.value
+    assert (result.state.value, result.revision, result.message) == ("completed", 1, "done")

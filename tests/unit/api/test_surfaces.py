@@ -1,0 +1,115 @@
+"""Command line, Python, REST, MCP and the docs have the same operations with the same fields and the same answers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+
+from tests.conftest import REPOSITORY
+from trainyard import aio, connect, here
+from trainyard.api.mcp.tools import NAMES, list_tools, tool_name
+from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
+from trainyard.api.rest.openapi import openapi_document
+from trainyard.api.rest.routes import operation_id
+from trainyard.api.sdk.surface import Surface, attribute_of, words_after
+from trainyard.cli import app
+from trainyard.loading import load
+
+REFERENCE = REPOSITORY / "docs" / "reference"
+OF_EVERY_COMMAND = {"as_json"}
+HEADERS = {"If-Match": "if_match", "Idempotency-Key": None}
+Json = dict[str, Any]
+
+
+def commands(group: click.Group, context: click.Context, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    """(operation, its command) of the command line."""
+    for word in group.list_commands(context):
+        command, name = group.get_command(context, word), f"{before} {word}".strip()
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, context, name)
+        if name in OPERATIONS:
+            yield name, command
+
+
+def methods(surface: Surface, word: str = "") -> Iterator[tuple[str, Surface]]:
+    """(operation, its method) of a surface."""
+    for one in words_after(word):
+        name = f"{word} {one}".strip()
+        below = getattr(surface, attribute_of(one))
+        if name in OPERATIONS:
+            yield name, below
+        yield from methods(below, name)
+
+
+@pytest.fixture(scope="module")
+def document() -> Json:
+    return openapi_document()
+
+
+def operations_of(document: Json) -> dict[str, Json]:
+    found = [one for path in document["paths"].values() for one in path.values()]
+    return {one["operationId"]: one for one in found if one["operationId"] != "health"}
+
+
+def resolved(schema: Json, document: Json) -> Json:
+    name = schema.get("$ref", "").rpartition("/")[2]
+    found: Json = document["components"]["schemas"][name] if name else schema
+    return found
+
+
+def fields_of(name: str) -> set[str]:
+    return set(load(REQUESTS + OPERATIONS[name].request).model_fields)
+
+
+def test_all_surfaces_and_the_docs_have_the_same_operations(document: Json) -> None:
+    names = set(OPERATIONS)
+    remote = connect("http://127.0.0.1:1")
+    assert {name for name, _ in commands(app, click.Context(app))} == names
+    assert set(operations_of(document)) == {operation_id(name) for name in names}
+    assert {tool.name for tool in list_tools()} == {tool_name(name) for name in names}
+    assert {operation_id(name): name for name in OPERATIONS} == NAMES
+    for surface in (here, aio, remote):
+        assert {name for name, _ in methods(surface)} == names
+    remote.close()
+    text = (REFERENCE / "commands.md").read_text(encoding="utf-8")
+    routes = (REFERENCE / "routes.md").read_text(encoding="utf-8")
+    for name in names:
+        assert f"trainyard {name}" in text, name
+        method, path = route_of(name)
+        assert path in routes, (method, path)
+
+
+def test_all_surfaces_take_the_fields_of_the_request(document: Json) -> None:
+    tools = {NAMES[tool.name]: tool for tool in list_tools()}
+    sdk, sent = dict(methods(here)), operations_of(document)
+    for name, command in commands(app, click.Context(app)):
+        fields, row = fields_of(name), OPERATIONS[name]
+        context = click.Context(command, help_option_names=[])
+        taken = {str(one.name) for one in command.get_params(context)} - OF_EVERY_COMMAND
+        assert taken == fields, name
+        assert set(inspect.signature(sdk[name]).parameters) == fields, name
+        assert set(tools[name].input_schema.get("properties", {})) == fields, name
+        assert tools[name].input_schema.get("additionalProperties") is False, name
+        one = sent[operation_id(name)]
+        given = {HEADERS.get(each["name"], each["name"]) for each in one["parameters"]} - {None}
+        body = one.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        given |= {row.body} if row.body else set(resolved(body, document).get("properties", {}))
+        assert given == fields, name
+
+
+def test_all_surfaces_answer_with_the_same_schema(document: Json) -> None:
+    sent = operations_of(document)
+    for tool in list_tools():
+        row = OPERATIONS[NAMES[tool.name]]
+        content = sent[tool.name]["responses"][str(row.status)]["content"]
+        if "application/json" not in content:
+            continue  # bytes
+        answer, output = resolved(content["application/json"]["schema"], document), tool.output_schema or {}
+        assert set(answer.get("properties", {})) == set(output.get("properties", {})), tool.name
+        assert answer.get("required") == output.get("required"), tool.name
+        assert len(answer.get("anyOf", ())) == len(output.get("anyOf", ())), tool.name

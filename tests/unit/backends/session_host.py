@@ -1,0 +1,128 @@
+"""A session's process without a Prefect server: started on a thread, called through its socket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from trainyard.backends.sessions.frames import ask
+from trainyard.backends.sessions.records import (
+    SessionRecord,
+    folder_of_session,
+    lock_of_session,
+    new_session_id,
+    socket_of,
+    write_record,
+)
+from trainyard.backends.sessions.running import run_session
+from trainyard.compute.lease import device_lock
+from trainyard.compute.supervise import DesiredState, Outcome
+from trainyard.settings import Settings
+from trainyard.spec.job import SessionSpec, resolve_session, trainer_of_session
+
+ROWS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"What is twice {n}?"},
+            {"role": "assistant", "content": f"It is {2 * n}."},
+        ]
+    }
+    for n in range(4)
+]
+OPEN_S = 90.0
+
+
+def record_of(model: Path, **given: Any) -> SessionRecord:
+    """A session with dropout, so that its numbers depend on its generators."""
+    hyper = {"precision": "fp32", "learning_rate": 1e-2, **given.pop("hyperparameters", {})}
+    body = {"base_model": str(model), "hyperparameters": hyper, "method": {"type": "lora", "dropout": 0.1}, **given}
+    spec = SessionSpec.model_validate(body)
+    config = resolve_session(trainer_of_session(spec), "starter")
+    return SessionRecord(
+        id=new_session_id(), name=spec.name, tenant=spec.tenant, created=time.time(), config=config,
+        idle_s=spec.idle_s, autosave_s=spec.autosave_s, budget_s=spec.budget_s,
+    )  # fmt: skip
+
+
+class HostedSession:
+    """A session while it is open, and how it ended."""
+
+    def __init__(self, settings: Settings, record: SessionRecord, devices: tuple[int, ...] = (0,)) -> None:
+        self.settings, self.record, self.devices = settings, record, devices
+        self.wanted, self.events = DesiredState.RUN, list[Mapping[str, Any]]()
+        self.outcome: Outcome | None = None
+        self.error: BaseException | None = None
+        self.folder = folder_of_session(settings, record.id)
+        self.thread = Thread(target=self.run)
+
+    def run(self) -> None:
+        try:
+            with device_lock(lock_of_session(self.settings, self.record.id)):
+                self.outcome = run_session(
+                    self.record, self.settings, devices=self.devices, wanted=lambda: self.wanted,
+                    on_event=self.events.append, poll_s=0.05,
+                )  # fmt: skip
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def pid(self) -> int:
+        return int([event for event in self.events if event["event"] == "started"][-1]["pid"])
+
+    def place(self) -> str:
+        found = socket_of(self.folder)
+        assert found is not None, self.outcome
+        return found
+
+    def open(self) -> HostedSession:
+        self.thread.start()
+        deadline = time.monotonic() + OPEN_S
+        while socket_of(self.folder) is None and self.thread.is_alive():
+            assert time.monotonic() < deadline, "it did not open"
+            time.sleep(0.05)
+        return self
+
+    def call(self, verb: str, *, op_seq: int | None = None, body: bytes = b"", **given: Any) -> dict[str, Any]:
+        """The result of a verb."""
+        header = {"call": "verb", "verb": verb, "given": given, "op_seq": op_seq, "wait_s": 60}
+        found: dict[str, Any] = ask(self.place(), header, body, timeout_s=90)["result"]
+        return found
+
+    def status(self) -> dict[str, Any]:
+        return ask(self.place(), {"call": "status"}, timeout_s=10)
+
+    def train_step(self, rows: Any = ROWS) -> dict[str, Any]:
+        found = self.call("forward", rows=rows)
+        self.call("backward", forward_id=found["forward_id"])
+        moved = self.call("step")
+        self.call("zero_grad")
+        return {"loss": found["loss"], "grad_norm": moved["grad_norm"]}
+
+    def wait(self, seconds: float = 60) -> Outcome:
+        self.thread.join(seconds)
+        assert not self.thread.is_alive(), "it has not ended"
+        if self.error is not None:
+            raise self.error
+        assert self.outcome is not None
+        return self.outcome
+
+    def close(self) -> Outcome:
+        ask(self.place(), {"call": "close"}, timeout_s=10)
+        return self.wait()
+
+
+@contextmanager
+def hosted(settings: Settings, record: SessionRecord, devices: tuple[int, ...] = (0,)) -> Iterator[HostedSession]:
+    """An open session; in the end its process is gone."""
+    write_record(settings, record)
+    session = HostedSession(settings, record, devices).open()
+    try:
+        yield session
+    finally:
+        session.wanted = DesiredState.CANCEL
+        session.thread.join(60)
+        assert not session.thread.is_alive()

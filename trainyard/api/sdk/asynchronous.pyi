@@ -1,0 +1,211 @@
+"""Types of the operations as methods, written by `python -m docs.generator` from the table of operations."""
+
+from builtins import list as list_
+from httpx import AsyncClient
+from pathlib import Path
+from trainyard.api.planning import ChainPlan
+from trainyard.api.records import RunResult
+from trainyard.api.responses import Blob, Record
+from trainyard.api.sdk.surface import Call
+from trainyard.api.sdk.wire import Exchange, Heard
+from trainyard.api.verbs.adapters import AdapterRows, Converted
+from trainyard.api.verbs.backends import BackendTable
+from trainyard.api.verbs.callers.audit import AuditCheck, AuditRows
+from trainyard.api.verbs.callers.tokens import NewToken, Token, TokenList
+from trainyard.api.verbs.chains.check import CheckOutput
+from trainyard.api.verbs.chains.compare import Comparison
+from trainyard.api.verbs.chains.describe import ShownSchema, TemplateRows
+from trainyard.api.verbs.chains.eject import EjectOutput
+from trainyard.api.verbs.chains.exports import ExportOutput
+from trainyard.api.verbs.chains.imports import ImportOutput
+from trainyard.api.verbs.chains.stored import ChainDetail, ChainList, ChainRun, DeletedChain, RunsOfChain
+from trainyard.api.verbs.data.preview import DataPreview
+from trainyard.api.verbs.data.renderers import RendererTable
+from trainyard.api.verbs.demo import DemoResult
+from trainyard.api.verbs.doctor import Diagnosis
+from trainyard.api.verbs.gpus import GpuList
+from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
+from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
+from trainyard.api.verbs.housekeeping.gc import Collected
+from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
+from trainyard.api.verbs.proof import Proof
+from trainyard.api.verbs.serving.chat import ChatOutput
+from trainyard.api.verbs.serving.mcp import McpEnded
+from trainyard.api.verbs.serving.serve import Served
+from trainyard.api.verbs.sessions.calls import BackwardReply, ForwardReply, GenerateReply, LoadReply, LogprobsReply, Operated, ResultReply, SaveReply, StepReply
+from trainyard.api.verbs.sessions.life import SessionInfo, SessionList
+from trainyard.api.verbs.stack import DownOutput, EnvOutput, Migration, UpOutput
+from trainyard.api.verbs.sweeps.show import SweepList, SweepReport
+from trainyard.api.verbs.versions import Card, DeletedVersion, Merged, Promotion, Published, Pulled
+from trainyard.night.report import NightReport
+from trainyard.serve.conversion.architectures import Layout
+from trainyard.spec.axes.backends import BackendName, ServerName
+from trainyard.spec.axes.data import DataFormat
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.states import JobState
+from types import TracebackType
+from typing import Any, Literal, Self
+
+class AsyncSweepOperations:
+    async def __call__(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., trials: int = ..., metric: str | None = ..., direction: Literal['min', 'max'] | None = ..., scheduler: Literal['asha', 'none'] = ..., sampler: Literal['tpe', 'random', 'grid'] = ..., seed: int = ..., reduction: int = ..., first_rung: int | None = ..., parallel: int = ..., trainer: str | None = ..., name: str | None = ..., continued: str | None = ..., watch: bool = ...) -> SweepReport: ...  # run
+    async def show(self, *, name: str, best: bool = ..., plot: bool = ...) -> SweepReport: ...  # read
+    async def list(self) -> SweepList: ...  # read
+    async def stop(self, *, name: str) -> SweepReport: ...  # run
+
+class AsyncChainsOperations:
+    async def list(self, *, name: str | None = ..., limit: int = ..., offset: int = ...) -> ChainList: ...  # read
+    async def create(self, *, file: Path | None = ..., spec: dict[str, Any] = ...) -> ChainDetail: ...  # run
+    async def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
+    async def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # run
+    async def delete(self, *, chain: str) -> DeletedChain: ...  # run
+    async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
+    async def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
+
+class AsyncAdaptersOperations:
+    async def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
+    async def show(self, *, name: str) -> Record: ...  # read
+    async def convert(self, *, source: str, target: Path, to: Layout, base: str | None = ...) -> Converted: ...  # run
+    async def promote(self, *, name: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # run
+    async def rollback(self, *, role: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # run
+    async def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # run
+    async def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
+    async def card(self, *, name: str, out: Path | None = ...) -> Card: ...  # read
+    async def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # run
+    async def pull(self, *, source: str, alias: str | None = ..., revision: str | None = ..., token_env: str = ...) -> Pulled: ...  # run
+
+class AsyncBackendsOperations:
+    async def __call__(self, *, imports: bool = ...) -> BackendTable: ...  # read
+    async def install(self, *, names: tuple[BackendName | ServerName, ...] = ...) -> BackendTable: ...  # admin
+
+class AsyncJobsOperations:
+    async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
+    async def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
+    async def show(self, *, job: str) -> JobDetail: ...  # read
+    async def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
+    async def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    async def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
+    async def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
+    async def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
+
+class AsyncSessionsOperations:
+    async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
+    async def list(self, *, limit: int = ...) -> SessionList: ...  # read
+    async def show(self, *, session: str) -> SessionInfo: ...  # read
+    async def close(self, *, session: str) -> SessionInfo: ...  # run
+    async def resume(self, *, session: str, wait: bool = ...) -> SessionInfo: ...  # run
+    async def forward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | dict[str, Any], ...] = ..., batch: dict[str, Any] = ..., tensors: bytes | None = ..., normalizer: float | None = ..., outputs: tuple[Literal['logits', 'hidden_states'], ...] = ...) -> ForwardReply: ...  # run
+    async def backward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., forward_id: str, scale: float = ..., measure: bool = ...) -> BackwardReply: ...  # run
+    async def step(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., max_grad_norm: float | None = ..., learning_rate: float | None = ..., metric: float | None = ...) -> StepReply: ...  # run
+    async def zero_grad(self, *, session: str, op_seq: int | None = ..., wait: bool = ...) -> Operated: ...  # run
+    async def generate(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., prompts: tuple[str | list_[int] | dict[str, Any], ...], samples: int = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ..., seed: int = ..., stop_ids: tuple[int, ...] = ...) -> GenerateReply: ...  # run
+    async def logprobs(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | list_[int] | dict[str, Any], ...]) -> LogprobsReply: ...  # run
+    async def save(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., name: str, kind: Literal['full', 'weights', 'result'] = ...) -> SaveReply: ...  # run
+    async def load(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., name: str, optimizer: bool = ...) -> LoadReply: ...  # run
+    async def result(self, *, session: str, op_seq: int, wait: bool = ...) -> ResultReply: ...  # read
+    async def output(self, *, session: str, name: str) -> Blob: ...  # read
+
+class AsyncDataOperations:
+    async def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
+
+class AsyncGraphOperations:
+    async def query(self, *, cypher: str, parameters: dict[str, Any] = ..., graph: str = ...) -> QueryRows: ...  # read
+    async def stats(self, *, tenant: str | None = ..., graph: str = ...) -> GraphCounts: ...  # read
+    async def export(self, *, tenant: str | None = ..., graph: str = ..., file: Path) -> Exported: ...  # run
+
+class AsyncNightlyOperations:
+    async def run(self, *, config: Path | None = ..., preset: str | None = ..., run: str | None = ..., again: bool = ...) -> NightReport: ...  # run
+    async def simulate(self, *, nights: int = ..., seed: int = ..., inject: str | None = ..., processes: int | None = ..., campaign: int | None = ...) -> Simulated: ...  # run
+    async def worker(self, *, config: Path | None = ..., preset: str | None = ..., once: bool = ...) -> Worked: ...  # admin
+    async def status(self, *, config: Path | None = ..., preset: str | None = ...) -> NightStatus: ...  # read
+
+class AsyncCorpusOperations:
+    async def engineering(self, *, repo: Path, bucket: str | None = ..., briefs: Path | None = ..., config: Path | None = ...) -> Added: ...  # run
+    async def apprenticeship(self, *, action: Literal['add'] = ..., file: Path | None = ..., prompt: str | None = ..., shadow: str | None = ..., verdict: str | None = ..., bucket: str | None = ..., config: Path | None = ...) -> Added: ...  # run
+    async def status(self, *, config: Path | None = ..., preset: str | None = ...) -> CorpusStatus: ...  # read
+
+class AsyncRenderersOperations:
+    async def verify(self, *, names: tuple[str, ...] = ...) -> RendererTable: ...  # read
+
+class AsyncStarterOperations:
+    async def build(self) -> Record: ...  # admin
+
+class AsyncTokensOperations:
+    async def create(self, *, name: str, scope: Literal['read', 'run', 'admin'] = ..., tenant: str | None = ..., days: int = ...) -> NewToken: ...  # admin
+    async def list(self) -> TokenList: ...  # admin
+    async def revoke(self, *, name: str) -> Token: ...  # admin
+
+class AsyncAuditOperations:
+    async def list(self, *, caller: str | None = ..., operation: str | None = ..., tenant: str | None = ..., outcome: str | None = ..., hours: float | None = ..., limit: int = ...) -> AuditRows: ...  # admin
+    async def verify(self) -> AuditCheck: ...  # admin
+
+class AsyncOperations:
+    async def up(self, *, no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
+    async def down(self) -> DownOutput: ...  # admin
+    async def demo(self) -> DemoResult: ...  # admin
+    async def env(self) -> EnvOutput: ...  # admin
+    async def doctor(self) -> Diagnosis: ...  # read
+    async def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # run
+    async def gc(self, *, days: int = ..., dry_run: bool = ...) -> Collected: ...  # admin
+    async def backup(self, *, file: Path, with_models: bool = ...) -> BackedUp: ...  # admin
+    async def restore(self, *, file: Path) -> Restored: ...  # admin
+    async def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
+    async def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
+    async def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
+    @property
+    def sweep(self) -> AsyncSweepOperations: ...
+    async def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read
+    async def templates(self, *, name: str | None = ...) -> TemplateRows: ...  # read
+    @property
+    def chains(self) -> AsyncChainsOperations: ...
+    async def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
+    async def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # run
+    async def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ..., no_auth: bool = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    async def mcp(self, *, scope: Literal['read', 'run', 'admin'] = ...) -> McpEnded: ...  # admin
+    async def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # run
+    async def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # run
+    async def import_(self, *, source: Path, tool: Literal['axolotl', 'llamafactory', 'trl', 'unsloth', 'oumi', 'torchtune'] | None = ..., settings: dict[str, Any] = ..., without: tuple[str, ...] = ..., out: Path | None = ..., report: bool = ...) -> ImportOutput: ...  # run
+    async def export(self, *, target: str, to: Literal['axolotl', 'llamafactory'], node: str | None = ..., out: Path | None = ...) -> ExportOutput: ...  # run
+    @property
+    def adapters(self) -> AsyncAdaptersOperations: ...
+    @property
+    def backends(self) -> AsyncBackendsOperations: ...
+    @property
+    def jobs(self) -> AsyncJobsOperations: ...
+    @property
+    def sessions(self) -> AsyncSessionsOperations: ...
+    async def gpus(self) -> GpuList: ...  # read
+    @property
+    def data(self) -> AsyncDataOperations: ...
+    @property
+    def graph(self) -> AsyncGraphOperations: ...
+    @property
+    def nightly(self) -> AsyncNightlyOperations: ...
+    @property
+    def corpus(self) -> AsyncCorpusOperations: ...
+    @property
+    def renderers(self) -> AsyncRenderersOperations: ...
+    @property
+    def starter(self) -> AsyncStarterOperations: ...
+    @property
+    def tokens(self) -> AsyncTokensOperations: ...
+    @property
+    def audit(self) -> AsyncAuditOperations: ...
+
+class AsyncSurface(AsyncOperations):
+    def __init__(self, call: Call, client: AsyncClient | None = None) -> None: ...
+    async def close(self) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None: ...
+
+async def call_in_thread(name: str, fields: dict[str, Any]) -> Any: ...
+async def call_over_http(client: AsyncClient, name: str, fields: dict[str, Any]) -> Any: ...
+async def exchange(client: AsyncClient, one: Exchange) -> Heard: ...
+def connect_async(
+    url: str = ..., token: str = ..., *, ca_file: str | None = ..., timeout_s: float = ...
+) -> AsyncSurface: ...
+
+aio: AsyncSurface

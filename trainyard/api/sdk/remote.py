@@ -1,0 +1,89 @@
+"""The operations of a service on another machine, as the same methods: `connect(url, token).jobs.list()`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from ssl import SSLContext, create_default_context
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+import trainyard
+from trainyard.api.operations import API
+from trainyard.api.sdk.surface import Surface
+from trainyard.api.sdk.wire import Exchange, Heard, Pause, conversation
+
+TOKEN_VARIABLE = "TRAINYARD_TOKEN"
+TIMEOUT_S = 600.0
+"""For one answer: a plan that measures trains ten steps."""
+CONNECT_S = 10.0
+
+
+class RemoteSurface(Surface):
+    """The operations of a service. Close it, or use it in `with`."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+        super().__init__(self._carry_out)
+
+    def _carry_out(self, name: str, fields: dict[str, Any]) -> Any:
+        talk = conversation(name, fields)
+        heard: Heard = None
+        try:
+            step = next(talk)
+            while True:
+                if isinstance(step, Pause):
+                    time.sleep(step.seconds)
+                    heard = None
+                else:
+                    heard = self._exchange(step)
+                step = talk.send(heard)
+        except StopIteration as end:
+            return end.value
+
+    def _exchange(self, one: Exchange) -> Heard:
+        try:
+            return self._client.request(
+                one.method, one.path, params=one.params, headers=one.headers, content=one.content
+            )
+        except httpx.TransportError as error:
+            return error
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self.close()
+
+
+def connect(
+    url: str = "http://127.0.0.1:8898", token: str = "", *, ca_file: str | None = None, timeout_s: float = TIMEOUT_S
+) -> RemoteSurface:
+    """The operations of the service at `url`.
+
+    Args:
+        url: such as https://train.example:8898.
+        token: default: the environment variable TRAINYARD_TOKEN.
+        ca_file: certificates (PEM) that the service's one is verified with; default: those of the system.
+        timeout_s: for one answer.
+    """
+    return RemoteSurface(httpx.Client(**client_options(url, token, ca_file, timeout_s)))
+
+
+def client_options(url: str, token: str, ca_file: str | None, timeout_s: float) -> Mapping[str, Any]:
+    """The options of a client of httpx, blocking or not."""
+    token = token or os.environ.get(TOKEN_VARIABLE, "")
+    headers = {"user-agent": f"trainyard/{trainyard.__version__}", "accept": "application/json, */*"}
+    verify: SSLContext | bool = create_default_context(cafile=ca_file) if ca_file else True
+    return {
+        "base_url": url.rstrip("/").removesuffix(API),
+        "headers": {**headers, "authorization": f"Bearer {token}"} if token else headers,
+        "timeout": httpx.Timeout(timeout_s, connect=CONNECT_S),
+        "verify": verify,
+    }

@@ -1,0 +1,258 @@
+"""An operation over HTTP, without the HTTP: what is sent, what its answer means, what is sent again.
+
+`conversation` is a generator. It yields an `Exchange` to carry out, or a `Pause` to wait; it is sent the response, or
+the error of the transport; it returns the operation's response. So the same code speaks for a blocking client
+(`remote.py`) and for one that awaits (`asynchronous.py`).
+
+What starts something carries an Idempotency-Key, so that a request that is sent again starts nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, get_type_hints
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+from pydantic import BaseModel, TypeAdapter
+
+from trainyard.api import planning
+from trainyard.api.invocation import implementation_of
+from trainyard.api.operations import OPERATIONS, Scope, route_of
+from trainyard.api.records import RunResult
+from trainyard.api.sdk.surface import checked_request
+from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, from_fields
+from trainyard.spec.load.files import load_value
+from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
+
+TRIES = 4
+RETRIED = (429, 502, 503, 504)
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
+FOLLOW_EVERY_S = 1.0
+ENDS = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED, JobState.PAUSED)
+PARAMETER = re.compile(r"\{(\w+)\}")
+TENSORS, TENSORS_TYPE, IF_MATCH = "tensors", "application/x-safetensors", "if_match"
+SHOWN_CHARS = 200
+REASON_FIELDS = ("code", "node", "field", "because", "instead", "row")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request."""
+
+    method: str
+    path: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Pause:
+    seconds: float
+
+
+Heard = httpx.Response | httpx.TransportError | None
+"""What a step brings: the response, why there was none, or nothing after a pause."""
+Talk: TypeAlias = Generator[Exchange | Pause, Heard, Any]
+
+
+def conversation(name: str, fields: Mapping[str, Any]) -> Talk:
+    """Everything that a call of an operation takes; returns its response.
+
+    Raises the errors of the operation, and `Unavailable` (`E-SERVER-UNREACHABLE`) where nothing answers.
+    """
+    given = dict(fields)
+    watch = bool(given.pop("watch", False))
+    if name == "run":
+        started = yield from start_run(given)
+    else:
+        started = yield from ask(name, READ_HERE[name](given) if name in READ_HERE else given)
+    return (yield from follow(started)) if watch else started
+
+
+def ask(name: str, fields: Mapping[str, Any]) -> Talk:
+    response = yield from send(exchange_of(name, checked_request(name, dict(fields))))
+    return response_of(name, response)
+
+
+def send(exchange: Exchange) -> Talk:
+    """The response; a request that did not arrive, or came too early, is sent again."""
+    wait_s, heard = FIRST_WAIT_S, None
+    for tries in range(1, TRIES + 1):
+        heard = yield exchange
+        if isinstance(heard, httpx.Response) and not (heard.status_code in RETRIED or is_busy(heard, tries)):
+            return heard
+        if tries < TRIES:
+            yield Pause(min(retry_after(heard) or wait_s, LONGEST_WAIT_S))
+            wait_s *= 2
+    if isinstance(heard, httpx.Response):
+        return heard
+    raise Unavailable(
+        "The service does not answer.", why=f"{type(heard).__name__}: {heard}.",
+        do="Check its address, and that it runs: `trainyard serve --role training`.", code="E-SERVER-UNREACHABLE",
+    )  # fmt: skip
+
+
+def is_busy(response: httpx.Response, tries: int) -> bool:
+    """Whether the first try of the same request, whose answer was lost, is still worked on."""
+    return tries > 1 and response.status_code == 409 and "Idempotency-Key" in response.text
+
+
+def retry_after(heard: Heard) -> float | None:
+    text = heard.headers.get("retry-after", "") if isinstance(heard, httpx.Response) else ""
+    return float(text) if text.isdecimal() else None
+
+
+# What is sent
+
+
+def exchange_of(name: str, request: BaseModel) -> Exchange:
+    """The request of an operation as HTTP has it: path, query, headers, body."""
+    row, (method, path) = OPERATIONS[name], route_of(name)
+    tensors = getattr(request, TENSORS, None)
+    given = request.model_dump(mode="json", exclude_unset=True, exclude={TENSORS} if tensors else None)
+    path = PARAMETER.sub(lambda found: quote(str(given.pop(found[1])), safe=""), path)
+    headers = {} if row.scope is Scope.READ or method == "GET" else {"idempotency-key": uuid4().hex}
+    if given.get(IF_MATCH):
+        headers["if-match"] = f'"{given.pop(IF_MATCH)}"'
+    if tensors:
+        headers["content-type"] = TENSORS_TYPE
+        return Exchange(method, path, query_of(given), headers, bytes(tensors))
+    if method == "GET":
+        return Exchange(method, path, query_of(given), headers)
+    body = given.pop(row.body, {}) if row.body else given
+    headers["content-type"] = "application/json"
+    return Exchange(method, path, query_of(given) if row.body else {}, headers, json.dumps(body).encode())
+
+
+def query_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a query: lists repeat, what is not there is left out."""
+    texts = {True: "true", False: "false"}
+    return {
+        key: texts[value] if isinstance(value, bool) else value for key, value in given.items() if value is not None
+    }
+
+
+# What comes back
+
+
+def response_of(name: str, response: httpx.Response) -> Any:
+    """The response of an operation, as its model; the bytes of a file. Raises the error that a problem describes."""
+    if response.status_code >= 400:
+        raise error_of(response)
+    if response.headers.get("content-type", "").partition(";")[0] != "application/json":
+        return response.content
+    adapter: TypeAdapter[Any] = TypeAdapter(get_type_hints(implementation_of(name))["return"])
+    return adapter.validate_json(response.content)
+
+
+def error_of(response: httpx.Response) -> TrainyardError:
+    """The error of a problem document (RFC 9457), of the class that the service raised."""
+    try:
+        problem = response.json()
+        listed = problem["errors"]
+        reasons = [
+            {key: one.get(key) or "" for key in ("code", "field", "because", "instead", "row")} for one in listed
+        ]
+        if problem["kind"] == "Refused" and reasons:
+            whole = [{**row, "node": one.get("node")} for row, one in zip(reasons, listed, strict=True)]
+            return from_fields({"reasons": whole})
+        why = " ".join([problem["why"], *(f"{row['field']}: {row['because']}." for row in reasons)]).strip()
+        return from_fields({**problem, "what": problem["detail"], "why": why})
+    except (ValueError, KeyError, TypeError):
+        return Unavailable(
+            f"{response.url} answered {response.status_code}, and not as the API of Trainyard does.",
+            why=response.text[:SHOWN_CHARS], do="Check the address.", code="E-SERVER-UNREACHABLE",
+        )  # fmt: skip
+
+
+# Files of the caller: a service reads none of them
+
+
+def read_checked(given: dict[str, Any]) -> dict[str, Any]:
+    return {**given, "files": tuple(read_here(one) for one in given.get("files", ()))}
+
+
+def read_planned(given: dict[str, Any]) -> dict[str, Any]:
+    return {**given, "target": read_here(given.get("target"))}
+
+
+def lay_over(below: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Put what is in `file` under the field of that name, as the operation does on its own machine."""
+
+    def read(given: dict[str, Any]) -> dict[str, Any]:
+        if given.get("file") is None:
+            return given
+        words = {key: value for key, value in given.items() if key != "file"}
+        found = load_value(planning.existing(str(given["file"])))
+        if not isinstance(found, Mapping):
+            raise InvalidInput(f"{given['file']} is not a mapping.", do="Correct the file.", code="E-SPEC-FILE")
+        return {**words, below: planning.merged(found, words.get(below) or {})}
+
+    return read
+
+
+READ_HERE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "check": read_checked,
+    "plan": read_planned,
+    "jobs create": lay_over("parameters"),
+    "chains create": lay_over("spec"),
+    "chains update": lay_over("spec"),
+}
+"""Operation -> what reads the files that its fields name on this machine."""
+
+
+def read_here(target: Any) -> Any:
+    """The content of a file of this machine; a template, a run's id and a mapping stay as they are."""
+    is_file = isinstance(target, Path) or (isinstance(target, str) and Path(target).is_file())
+    return load_value(planning.existing(str(target))) if is_file else target
+
+
+# Runs
+
+
+def start_run(given: dict[str, Any]) -> Talk:
+    """Start a template or continue a run; a chain is stored first, because a service runs stored revisions."""
+    target = read_here(given.get("target"))
+    if not isinstance(target, Mapping):
+        return (yield from ask("run", {**given, "target": target}))
+    if "template" in target and "nodes" not in target:
+        parameters = planning.merged(target.get("parameters") or {}, given.get("parameters") or {})
+        return (yield from ask("run", {**given, "target": target["template"], "parameters": parameters}))
+    if given.get("parameters") or given.get("preset"):
+        raise InvalidInput(
+            "A whole chain takes no parameters.", do="Edit it, or run a template.", code="E-PARAMETER"
+        )  # fmt: skip
+    stored = yield from store_chain(target)
+    named = {"chain": stored.id, "revision": stored.revision}
+    return (yield from ask("chains run", named | {key: given[key] for key in ("refresh", "tags") if key in given}))
+
+
+def store_chain(body: Mapping[str, Any]) -> Talk:
+    """The stored chain with this content: that of its name with a new revision if it differs, or a new chain."""
+    name = str(body.get("name") or "chain")
+    try:
+        known = yield from ask("chains show", {"chain": name})
+    except NotFound:
+        return (yield from ask("chains create", {"spec": dict(body)}))
+    return (yield from ask("chains update", {"chain": known.id, "spec": dict(body), "if_match": known.etag}))
+
+
+def follow(started: Any) -> Talk:
+    """Wait for the end of a run, asking once a second; returns how it ended."""
+    name = getattr(started, "id", "") or started.run_id
+    while True:
+        job = yield from ask("jobs show", {"job": name})
+        if job.state in ENDS or job.detail == NO_TRAINER_DETAIL:
+            break
+        yield Pause(FOLLOW_EVERY_S)
+    known = dict(started) if isinstance(started, RunResult) else {"run_id": job.run_id, "id": job.id}
+    ended = {key: getattr(job, key) for key in ("name", "state", "message", "nodes", "url", "seconds")}
+    kind = type(started) if isinstance(started, RunResult) else RunResult
+    return kind(**{**known, **ended})
