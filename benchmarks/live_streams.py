@@ -2,7 +2,7 @@
 
     python -m benchmarks.live_streams [--streams 200] [--seconds 20] [--out results.json]
 
-The bars: p99 of a step from its line in the file to its client at most 250 ms, while the other streams are open; all of them idle
+The bars: p99 of a step from its line in the file to its client at most 250 ms, with the others open; all of them idle
 at most 3 % of a core, each on a job of its own.
 """
 
