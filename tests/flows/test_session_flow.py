@@ -1,4 +1,4 @@
-"""Sessions on a real server and worker: opened, called, killed, resumed, idle, cancelled; the device is theirs alone."""
+"""Sessions on a real server and worker: opened, called, killed, resumed, idle, cancelled; one has the device."""
 
 from __future__ import annotations
 

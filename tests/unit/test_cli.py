@@ -38,6 +38,8 @@ def test_the_commands_are_the_promised_ones() -> None:
     assert commands == stack | chains | {"demo", "prove-resume", "eject", "serve", "mcp", "chat", "import", "export"}
     groups = {name: set(one.list_commands(root)) for name, one in found.items() if isinstance(one, click.Group)}
     jobs = {"create", "list", "show", "logs", "metrics", "pause", "resume", "cancel"}
+    life = {"create", "list", "show", "close", "resume"}
+    verbs = {"forward", "backward", "step", "zero-grad", "generate", "logprobs", "save", "load"}
     assert groups == {
         "sweep": {"show", "list", "stop"},
         "adapters": {
@@ -60,6 +62,7 @@ def test_the_commands_are_the_promised_ones() -> None:
         "jobs": jobs,
         "nightly": {"run", "simulate", "worker", "status"},
         "renderers": {"verify"},
+        "sessions": {*life, *verbs, "result", "output"},
         "starter": {"build"},
         "tokens": {"create", "list", "revoke"},
         "audit": {"list", "verify"},

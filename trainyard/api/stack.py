@@ -390,13 +390,15 @@ def wait_until_healthy(service: Service) -> None:
         raise cannot_start(service, f"it {problem}")
 
 
+TAKEN = "address already in use"
+"""In the log of a server that lost the race for its port."""
 CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         "unexpected keyword argument 'min_items'",
         "This FastAPI is too new for Prefect 3.8.",
         "Install the pinned versions: pip install -c constraints.txt -e .",
     ),
-    ("address already in use", "Another process took the port meanwhile.", "Run `trainyard up` again."),
+    (TAKEN, "Another process took the port meanwhile.", "Run `trainyard up` again."),
     ("No space left on device", "The disk is full.", "Free space under TRAINYARD_HOME and run `trainyard up` again."),
     ("database is locked", "Another server uses the same database.", "Run `trainyard down`, then `trainyard up`."),
     (
@@ -415,9 +417,13 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
 """(text in the log, what it means, what to do): what stopped servers from starting so far."""
 
 
+def log_of(service: Service) -> str:
+    return Path(service.log).read_text(encoding="utf-8", errors="replace") if Path(service.log).is_file() else ""
+
+
 def cannot_start(service: Service, how: str) -> TrainyardError:
     """Return the error for a service that does not start: a known cause from its log, else the log's last lines."""
-    text = Path(service.log).read_text(encoding="utf-8", errors="replace") if Path(service.log).is_file() else ""
+    text = log_of(service)
     last = " | ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "its log is empty"
     known = ((f"{meaning} ({last})", do) for marker, meaning, do in CAUSES if marker.lower() in text.lower())
     why, do = next(known, (last, f"Read {service.log}."))

@@ -50,7 +50,7 @@ KINDS: Mapping[str, StoredKind] = {
     "pin": StoredKind(("pins/*.json",)),
     "run": StoredKind(("runs/*/result.json",)),
     "service": StoredKind(("services/*.json", "services/started/*.json")),
-    "session": StoredKind(("sessions/*/session.json",)),
+    "session": StoredKind(("sessions/*/session.json", "sessions/*/status.json")),
     "sweep": StoredKind(("sweeps/*/sweep.json",)),
     "timings": StoredKind(("timings/*.json",)),
     "tokens": StoredKind(("access/tokens.json",)),

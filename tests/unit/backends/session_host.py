@@ -22,7 +22,7 @@ from trainyard.backends.sessions.running import run_session
 from trainyard.compute.lease import device_lock
 from trainyard.compute.supervise import DesiredState, Outcome
 from trainyard.settings import Settings
-from trainyard.spec.session import SessionSpec, resolve_session, trainer_of_session
+from trainyard.spec.job import SessionSpec, resolve_session, trainer_of_session
 
 ROWS = [
     {

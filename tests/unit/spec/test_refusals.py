@@ -19,8 +19,8 @@ from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.table import ROWS, run_reasons, session_reasons
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.graph import check, resolve
+from trainyard.spec.job import SessionSpec, trainer_of_session
 from trainyard.spec.load.files import load_chain, load_value
-from trainyard.spec.session import SessionSpec, trainer_of_session
 
 BAD = sorted((RESOURCES / "chains_bad").glob("*.yaml"))
 AT_SESSION = sorted((RESOURCES / "sessions_bad").glob("*.yaml"))

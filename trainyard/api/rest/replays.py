@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,6 +24,7 @@ from trainyard.errors import Conflict, InvalidInput
 
 HEADER = "idempotency-key"
 KEPT_S = 24 * 3600.0
+FORGET_EVERY_S = 60.0
 LONGEST = 200
 TABLE = """CREATE TABLE IF NOT EXISTS replays (
   caller TEXT, operation TEXT, key TEXT, request TEXT, owner TEXT, answer BLOB, created REAL,
@@ -50,14 +51,25 @@ class Replays:
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self.path, self.now, self.owner = path, now, uuid4().hex
+        self.threads, self.forget_at = threading.local(), 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(self.connect()) as database, database:
+        database = self.connect()
+        with database:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute(TABLE)
+            database.execute("CREATE INDEX IF NOT EXISTS by_age ON replays (created)")
         os.chmod(path, 0o600)
 
     def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=10)
+        """This thread's connection: opening one takes longer than most operations.
+
+        A power cut may take the last answers (`synchronous=NORMAL`), and what was started carries its key.
+        """
+        known: sqlite3.Connection | None = getattr(self.threads, "database", None)
+        if known is None:
+            known = self.threads.database = sqlite3.connect(self.path, timeout=10)
+            known.execute("PRAGMA synchronous=NORMAL")
+        return known
 
     def once(self, caller: Caller, operation: str, request: BaseModel, key: str, work: Callable[[], bytes]) -> bytes:
         """The first answer to the key, or that of `work`; a failure is not kept, so that it can be tried again.
@@ -67,23 +79,25 @@ class Replays:
         """
         digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
         place = (caller.name, operation, key)
-        with closing(self.connect()) as database:
-            if (known := self.claim(database, place, digest)) is not None:
-                return known
-            try:
-                answer = work()
-            except BaseException:
-                self.settle(database, place, None)
-                raise
-            self.settle(database, place, answer)
-            return answer
+        database = self.connect()
+        if (known := self.claim(database, place, digest)) is not None:
+            return known
+        try:
+            answer = work()
+        except BaseException:
+            self.settle(database, place, None)
+            raise
+        self.settle(database, place, answer)
+        return answer
 
     def claim(self, database: sqlite3.Connection, place: tuple[str, str, str], digest: str) -> bytes | None:
         """Return the answer that is known, or None after the key was taken."""
         where = "caller = ? AND operation = ? AND key = ?"
         with database:
             database.execute("BEGIN IMMEDIATE")
-            database.execute("DELETE FROM replays WHERE created < ?", (self.now() - KEPT_S,))
+            if self.now() >= self.forget_at:
+                database.execute("DELETE FROM replays WHERE created < ?", (self.now() - KEPT_S,))
+                self.forget_at = self.now() + FORGET_EVERY_S
             row = database.execute(f"SELECT request, owner, answer FROM replays WHERE {where}", place).fetchone()
             if row is not None and row[0] != digest:
                 raise InvalidInput(

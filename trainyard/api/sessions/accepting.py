@@ -18,9 +18,9 @@ from trainyard.settings import Settings
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.table import run_reasons, session_reasons
 from trainyard.spec.graph import check
+from trainyard.spec.job import SessionSpec, resolve_session, trainer_of_session
 from trainyard.spec.load.parse import reasons_of
 from trainyard.spec.nodes import TrainerNode
-from trainyard.spec.session import SessionSpec, resolve_session, trainer_of_session
 from trainyard.spec.training import TrainerConfig
 
 TRAINER = "trainer"

@@ -27,7 +27,7 @@ from trainyard.settings import Settings
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.live.job_ids import SESSION_ID
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import read_versioned, unversioned, versioned
 from trainyard.stores.whole import write_json_durably
 
 RECORD_FILE, STATUS_FILE, SOCKET_FILE = "session.json", "status.json", "socket.json"
@@ -155,14 +155,16 @@ def write_status(
     last: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     status = SessionStatus(state=state, detail=detail, run=run, begun=begun, last=dict(last), updated=time.time())
-    write_json_durably(folder / STATUS_FILE, status.model_dump(mode="json"))
+    write_json_durably(folder / STATUS_FILE, versioned("session", status.model_dump(mode="json")))
 
 
 def read_status(settings: Settings, session: str) -> SessionStatus:
     """What a session is doing; `lost` where its status says that it runs, and no process has its lock."""
     folder = folder_of_session(settings, session)
     known = read_json(folder / STATUS_FILE)
-    status = SessionStatus.model_validate(known) if known else SessionStatus()
+    status = (
+        SessionStatus.model_validate(unversioned("session", known, folder / STATUS_FILE)) if known else SessionStatus()
+    )
     alive = status.state in (SessionState.PENDING, SessionState.OPEN)
     if known and status.begun and alive and not is_running(settings, session):
         return status.model_copy(update={"state": SessionState.LOST, "detail": "its process was killed"})

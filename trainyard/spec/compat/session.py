@@ -64,7 +64,7 @@ SESSION_ROWS = (
     Row(
         "session-unused", "R-SETTING-UNUSED", "trainer", "config.{setting}", unread_settings,
         "The calls of a session decide this, so {setting} would be ignored.",
-        "Remove {setting}.", scope="session",
+        "Remove {setting} from the session.", scope="session",
     ),
     Row(
         "session-schedule", "R-SETTING-UNUSED", "trainer", "config.hyperparameters.schedule", ends_without_steps,

@@ -49,7 +49,7 @@ class CheckpointCipher:
         return AESGCM(HKDF(SHA256(), KEY_BYTES, salt, PURPOSE).derive(self._secret))
 
     @contextmanager
-    def seal(self, path: Path) -> Iterator[HashedStream]:
+    def open_sealed(self, path: Path) -> Iterator[HashedStream]:
         """Open a file in which everything is encrypted."""
         salt = os.urandom(SALT_BYTES)
         with path.open("wb") as stream:

@@ -31,7 +31,7 @@ class HashedStream(Protocol):
 class Sealer(Protocol):
     """A key."""
 
-    def seal(self, path: Path) -> AbstractContextManager[HashedStream]:
+    def open_sealed(self, path: Path) -> AbstractContextManager[HashedStream]:
         """Open a file in which everything is encrypted."""
 
     def unseal(self, path: Path) -> bytes:
@@ -59,7 +59,7 @@ def open_plain(path: Path) -> Iterator[HashedStream]:
 
 
 def open_stream(path: Path, sealer: Sealer | None) -> AbstractContextManager[HashedStream]:
-    return open_plain(path) if sealer is None else sealer.seal(path)
+    return open_plain(path) if sealer is None else sealer.open_sealed(path)
 
 
 def write_bytes(path: Path, data: bytes, sealer: Sealer | None) -> str:

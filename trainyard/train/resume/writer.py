@@ -64,7 +64,7 @@ class CheckpointWriter:
 
     An error in the thread that writes (`E-DISK-FULL`, `E-NON-FINITE`) is raised by the next `save`, `wait` or
     `close`. Tensors whose names begin with one of `may_overflow` pass the gate as they are: gradients that a scaler
-    will skip. With a `sealer` both files are encrypted; the manifest is over the encrypted bytes.
+    will skip.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class CheckpointWriter:
         best: Best = min,
         keep_best: int = 1,
         may_overflow: tuple[str, ...] = (),
-        sealer: Sealer | None = None,
     ) -> None:
-        self.sealer = sealer
+        self.sealer: Sealer | None = None
+        """With one both files are encrypted; the manifest is over the encrypted bytes."""
         self.root, self.keep, self.best, self.may_overflow = root, keep, best, may_overflow
         self.keep_best = keep_best
         kept: dict[str, Any] = {"keep": keep, "best": best, "keep_best": keep_best}

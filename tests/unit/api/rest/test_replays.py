@@ -83,13 +83,12 @@ def test_a_key_whose_service_was_killed_is_carried_out_again(tmp_path: Path) -> 
     killed, work = Replays(tmp_path / "r.sqlite3"), Counted()
     connection = killed.connect()
     assert killed.claim(connection, ("owner", "jobs pause", "k"), "digest") is None
-    connection.close()
+
     with pytest.raises(InvalidInput):  # the digest differs: another request
         Replays(tmp_path / "r.sqlite3").once(OWNER, "jobs pause", ONE, "k", work)
     after = Replays(tmp_path / "r.sqlite3")
     connection = after.connect()
     assert after.claim(connection, ("owner", "jobs pause", "k"), "digest") is None
-    connection.close()
 
 
 def test_keys_are_forgotten_after_a_day(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class StepReply(Operated):
     """Before the clip."""
 
 
-class Completion(Response):
+class SessionCompletion(Response):
     """One completion of a prompt."""
 
     prompt: int
@@ -81,7 +81,7 @@ class Completion(Response):
 
 
 class GenerateReply(Operated):
-    completions: tuple[Completion, ...] = ()
+    completions: tuple[SessionCompletion, ...] = ()
 
 
 class LogprobsReply(Operated):

@@ -29,7 +29,7 @@ MOST_WAITING = 256
 
 
 @dataclass(eq=False)
-class Operation:
+class SessionOperation:
     """One call of a verb."""
 
     seq: int
@@ -55,12 +55,12 @@ def digest_of(verb: str, given: Mapping[str, Any], body: bytes) -> str:
     return hasher.hexdigest()
 
 
-class Operations:
+class OperationQueue:
     """Entered by the threads of connections, carried out by the main thread, one after another."""
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
-        self.known: OrderedDict[int, Operation] = OrderedDict()
-        self.waiting: deque[Operation] = deque()
+        self.known: OrderedDict[int, SessionOperation] = OrderedDict()
+        self.waiting: deque[SessionOperation] = deque()
         self.next_seq = 1
         self.done = 0
         """Number of the last operation that was carried out."""
@@ -72,11 +72,11 @@ class Operations:
             self.done = self.resumed_after = int(saved["done"])
             self.next_seq = self.done + 1
             for seq, verb, digest, answer in saved["replies"]:
-                self.known[seq] = Operation(seq, verb, digest, answer=answer)
+                self.known[seq] = SessionOperation(seq, verb, digest, answer=answer)
 
     # For connections
 
-    def enter(self, verb: str, given: dict[str, Any], body: bytes, seq: int | None) -> Operation:
+    def enter(self, verb: str, given: dict[str, Any], body: bytes, seq: int | None) -> SessionOperation:
         """The operation of a call: a new one, or the one that this call repeats.
 
         Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`).
@@ -87,7 +87,7 @@ class Operations:
             if seq is not None and seq != self.next_seq:
                 return self.repeated(seq, verb, digest)
             self.require_open()
-            found = Operation(self.next_seq, verb, digest, given, body)
+            found = SessionOperation(self.next_seq, verb, digest, given, body)
             self.known[found.seq] = found
             self.waiting.append(found)
             self.next_seq += 1
@@ -102,7 +102,7 @@ class Operations:
                 f"{MOST_WAITING} operations of this session are waiting.", do="Wait for their results.", code="E-LIMIT"
             )
 
-    def repeated(self, seq: int, verb: str, digest: str) -> Operation:
+    def repeated(self, seq: int, verb: str, digest: str) -> SessionOperation:
         """The operation that has this number already."""
         if seq > self.next_seq:
             lost = f" It was resumed after operation {self.resumed_after}." if self.resumed_after is not None else ""
@@ -122,13 +122,13 @@ class Operations:
             )
         return self.require_kept(seq, known)
 
-    def find(self, seq: int) -> Operation:
+    def find(self, seq: int) -> SessionOperation:
         """The operation of that number. Raises `Conflict` (`E-STEP`) for one that is not known (any more)."""
         with self.changed:
             self.last_call = time.monotonic()
             return self.require_kept(seq, self.known.get(seq))
 
-    def require_kept(self, seq: int, known: Operation | None) -> Operation:
+    def require_kept(self, seq: int, known: SessionOperation | None) -> SessionOperation:
         if known is None or known.answer == {}:
             carried_out = 0 < seq <= self.done
             raise Conflict(
@@ -142,7 +142,7 @@ class Operations:
             )
         return known
 
-    def wait(self, one: Operation, timeout_s: float) -> bool:
+    def wait(self, one: SessionOperation, timeout_s: float) -> bool:
         """Whether an operation is done, at most so many seconds from now."""
         with self.changed:
             return self.changed.wait_for(lambda: one.answer is not None, timeout_s)
@@ -155,7 +155,7 @@ class Operations:
 
     # For the main thread
 
-    def take(self, timeout_s: float) -> Operation | None:
+    def take(self, timeout_s: float) -> SessionOperation | None:
         """The next operation to carry out; None if none comes in that time, or if the session closes."""
         with self.changed:
             self.changed.wait_for(lambda: bool(self.waiting) or self.closing, timeout_s)
@@ -165,7 +165,7 @@ class Operations:
             found.running = True
             return found
 
-    def finish(self, one: Operation, answer: dict[str, Any], size: int) -> None:
+    def finish(self, one: SessionOperation, answer: dict[str, Any], size: int) -> None:
         with self.changed:
             one.answer, one.bytes, one.running = answer, size, False
             one.given, one.body = {}, b""

@@ -27,9 +27,9 @@ from trainyard.backends.native.assembly import (
     set_determinism,
     tokenizer_of,
 )
-from trainyard.backends.native.sessions.operations import Operation, Operations
+from trainyard.backends.native.sessions.operations import OperationQueue, SessionOperation
 from trainyard.backends.native.sessions.server import SessionServer
-from trainyard.backends.native.sessions.verbs import LOOKING, VERBS, Side
+from trainyard.backends.native.sessions.verbs import LOOKING, VERBS, SessionSide
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.sessions.frames import error_header
 from trainyard.backends.sessions.running import SessionJob
@@ -77,16 +77,16 @@ class SessionWorker:
         require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(policy.model))
         self.session, self.sealer = session, sealer_of(given.key)
         session.sealer = self.sealer
-        self.side = Side(session, lambda target: export(given.job, policy, session, device, target))
+        self.side = SessionSide(session, lambda target: export(given.job, policy, session, device, target))
         found = find_newest(folder / CHECKPOINT_FOLDER, None)
         for sentence in found.quarantined:
             events.emit("warning", code="E-CHECKPOINT-CORRUPT", text=sentence)
-        self.operations = Operations(None if found.path is None else self.resume(found.path))
+        self.operations = OperationQueue(None if found.path is None else self.resume(found.path))
         self.writer = CheckpointWriter(
             folder / CHECKPOINT_FOLDER, keep=given.job.config.engine.keep_checkpoints, keep_best=0, at=faultpoint,
-            report=self.note_written,
-            sealer=self.sealer, may_overflow=("state/gradients/",) if session.scaler.is_enabled() else (),
+            report=self.note_written, may_overflow=("state/gradients/",) if session.scaler.is_enabled() else (),
         )  # fmt: skip
+        self.writer.sealer = self.sealer
         self.saved, self.changed = self.operations.done, False
         self.saved_at, self.writing_s = time.monotonic(), 0.0
         self.server = SessionServer(folder, self.operations, frozenset(VERBS), self.status)
@@ -140,7 +140,7 @@ class SessionWorker:
         self.operations.close()
         return "asked to stop"
 
-    def carry_out(self, one: Operation) -> None:
+    def carry_out(self, one: SessionOperation) -> None:
         try:
             answer: dict[str, Any] = {"reply": VERBS[one.verb](self.side, one.given, one.body)}
         except TrainyardError as error:

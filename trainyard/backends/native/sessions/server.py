@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainyard.backends.native.sessions.operations import Operation, Operations
+from trainyard.backends.native.sessions.operations import OperationQueue, SessionOperation
 from trainyard.backends.sessions.frames import MAX_PATH_BYTES, Frame, error_header, receive_frame, send_frame
 from trainyard.backends.sessions.records import SOCKET_FILE, remove_socket
 from trainyard.errors import InvalidInput, TrainyardError
@@ -35,7 +35,9 @@ READ_TIMEOUT_S = 60.0
 class SessionServer:
     """Listens in a folder that only its user may enter, on a thread for each connection."""
 
-    def __init__(self, folder: Path, operations: Operations, verbs: frozenset[str], status: Callable[[], Any]) -> None:
+    def __init__(
+        self, folder: Path, operations: OperationQueue, verbs: frozenset[str], status: Callable[[], Any]
+    ) -> None:
         self.folder, self.operations, self.verbs, self.status = folder, operations, verbs, status
         self.place = make_place(folder)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -109,7 +111,7 @@ class SessionServer:
         return reply_of(found)
 
 
-def reply_of(one: Operation) -> dict[str, Any]:
+def reply_of(one: SessionOperation) -> dict[str, Any]:
     answer = one.answer or {}
     if "error" in answer:
         return {"error": answer["error"]}

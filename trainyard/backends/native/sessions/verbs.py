@@ -25,7 +25,7 @@ Export = Callable[[Path], None]
 
 
 @dataclass
-class Side:
+class SessionSide:
     """The session, and what its verbs need next to it."""
 
     session: Session
@@ -41,10 +41,10 @@ class Side:
         return self.session.folder / "outputs"
 
 
-Verb = Callable[[Side, Mapping[str, Any], bytes], dict[str, Any]]
+Verb = Callable[[SessionSide, Mapping[str, Any], bytes], dict[str, Any]]
 
 
-def forward(side: Side, given: Mapping[str, Any], body: bytes) -> dict[str, Any]:
+def forward(side: SessionSide, given: Mapping[str, Any], body: bytes) -> dict[str, Any]:
     batch = side.encoder.batch(given, body)
     outputs = tuple(given.get("outputs") or ())
     try:
@@ -67,7 +67,7 @@ def forward(side: Side, given: Mapping[str, Any], body: bytes) -> dict[str, Any]
     }
 
 
-def backward(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def backward(side: SessionSide, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
     found = side.session.backward(
         given["forward_id"], scale=given.get("scale", 1.0), measure=given.get("measure", True)
     )
@@ -75,7 +75,7 @@ def backward(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
     return {"accumulated": found.accumulated, "grad_norm": norm, "overflow": found.overflow}
 
 
-def step(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def step(side: SessionSide, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
     names = ("max_grad_norm", "learning_rate", "metric")
     found = side.session.step(**{name: given.get(name) for name in names})
     return {
@@ -86,12 +86,12 @@ def step(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
     }
 
 
-def zero_grad(side: Side, _given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def zero_grad(side: SessionSide, _given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
     side.session.zero_grad()
     return {}
 
 
-def generate(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def generate(side: SessionSide, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
     """Each prompt `samples` times, next to each other; all are drawn together by one generator."""
     samples = int(given.get("samples") or 1)
     prompts = side.encoder.prompts(given["prompts"], ask=True)
@@ -112,19 +112,19 @@ def generate(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
     }
 
 
-def logprobs(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def logprobs(side: SessionSide, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
     rows = side.encoder.prompts(given["rows"], ask=False)
     return {"ids": rows, "logprobs": side.session.logprobs(rows)}
 
 
-def save(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def save(side: SessionSide, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
     if given.get("kind") == "result":
         return save_result(side, given["name"])
     found = side.session.save(given["name"], kind=given.get("kind", "full"))
     return {name: found[name] for name in ("name", "kind", "sha256")}
 
 
-def save_result(side: Side, name: str) -> dict[str, Any]:
+def save_result(side: SessionSide, name: str) -> dict[str, Any]:
     """Write the adapter or the model as other programs read it; not encrypted, since they have no key."""
     require_name(name)
     target = side.session.folder / "saved" / name
@@ -134,7 +134,7 @@ def save_result(side: Side, name: str) -> dict[str, Any]:
     return {"name": name, "kind": "result", "sha256": digest_of(target), "path": str(target)}
 
 
-def load(side: Side, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def load(side: SessionSide, given: Mapping[str, Any], _: bytes) -> dict[str, Any]:
     found = side.session.load(given["name"], optimizer=given.get("optimizer", True))
     return {name: found[name] for name in ("name", "sha256")}
 

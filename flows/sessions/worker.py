@@ -1,6 +1,6 @@
 """The flow behind `session/worker`: one step session, open until it is closed or nobody calls it.
 
-It holds a device as a trainer does, and supervises the process that answers the calls. Those go to that process
+It keeps a device as a trainer does, and supervises the process that answers the calls. Those go to that process
 directly: Prefect decides when a session begins, and sees how it ends.
 """
 
@@ -55,7 +55,7 @@ async def session(session_id: str) -> State[Any]:
 
     with interruptible():
         try:
-            outcome = await asyncio.to_thread(hold_open, session_id, run_id, note)
+            outcome = await asyncio.to_thread(run_on_device, session_id, run_id, note)
         except TrainingStopped as stopped:
             return await stop(run_id, stopped.reason, stopped.what)
         except TrainyardError as error:
@@ -68,7 +68,7 @@ async def session(session_id: str) -> State[Any]:
         return Completed(message=f"The session has saved and ended: {why}.", data={"session": session_id})
 
 
-def hold_open(session_id: str, run_id: str, note: Any) -> Outcome:
+def run_on_device(session_id: str, run_id: str, note: Any) -> Outcome:
     """Wait for the device, then run the session's process to its end; on one thread, which outlives that process.
 
     Raises `TrainingStopped` for a run that is stopped while it waits.

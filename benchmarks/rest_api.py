@@ -1,0 +1,266 @@
+"""How quickly does the REST API answer with 10,000 jobs, and what do streams and step sessions cost over HTTP?
+
+A service of its own with an index of 10,000 jobs, and a real client on loopback. Lists and details are asked idle, and
+while a training of this machine's engine computes next to it. Events: a line that is appended to a training's
+`events.jsonl` until it reaches a client. Streams: 200 clients that follow a job in which nothing happens.
+
+    python -m benchmarks.rest_api
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.harness import Row, Sample, finish
+from tests.unit.backends.session_host import hosted, record_of
+from tests.unit.backends.session_in_process import batch_here, open_here
+from trainyard import connect
+from trainyard.api.live.trainings import with_files
+from trainyard.api.records import RunRecord
+from trainyard.compute.services import free_port, is_healthy
+from trainyard.settings import Settings, load_settings
+from trainyard.spec.states import JobState
+from trainyard.stores.auth_string import keep_auth
+from trainyard.stores.live.job_index import JobIndex
+from trainyard.testing.tiny import build_tiny_model
+
+JOBS, ASKS, STREAMS, EVENTS, CALLS = 10_000, 600, 200, 200, 300
+WATCHED = "job-000000000000"
+BURN = "import torch\ntorch.set_num_threads(1)\na = torch.randn(512, 512)\nwhile True: a = torch.tanh(a @ a)"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="rest-api-") as name:
+        root = Path(name)
+        build_tiny_model(root / "model")
+        settings = load_settings(home=root / "home", threads=1)
+        fill(settings)
+        with kept(settings), service(settings) as (url, process):
+            headers = {"authorization": f"Bearer {keep_auth(settings)}"}
+            figures: dict[str, list[float]] = {}
+            with httpx.Client(base_url=f"{url}/api/v1", headers=headers) as client:
+                figures |= ask(client, "idle")
+                with burning():
+                    figures |= ask(client, "busy")
+            figures["event"] = asyncio.run(follow(settings, url, headers))
+            share = asyncio.run(idle_streams(url, headers, process))
+            figures |= call_verbs(settings, root, url)
+    report(figures, share)
+
+
+# The home
+
+
+def fill(settings: Settings) -> None:
+    """10,000 jobs in the index, one of them with a training that runs."""
+    rows = []
+    for number in range(JOBS):
+        run_id = f"{number:08x}-0000-4000-8000-{number:012x}"
+        rows.append({
+            "run_id": run_id, "id": f"job-{run_id[-12:]}", "name": f"guide-{number}", "tenant": "default",
+            "state": JobState.COMPLETED if number else JobState.RUNNING, "created": 1000.0 - number,
+            "backend": "native", "stage": "sft", "method": "lora", "base_model": "starter", "tags": ["job"],
+            "detail": "", "message": "Done.", "started": 1000.0, "seconds": 60.0, "attempts": 1, "pid": None, "url": "",
+            "parameters": {}, "trainings": [],
+        })  # fmt: skip
+    training = settings.runs / "training" / "0"
+    training.mkdir(parents=True)
+    record = RunRecord(settings.runs / rows[0]["run_id"])
+    record.begin({})
+    record.emit("trainer", "job", folder=str(training))
+    write_step(training, 0)
+    rows[0] = with_files(rows[0], settings)
+    JobIndex(settings.home / "live" / "jobs.sqlite3").put(rows, time.time())
+
+
+def write_step(training: Path, step: int) -> None:
+    event = {"event": "progress", "step": step, "loss": 1.0, "time": time.time()}
+    with (training / "events.jsonl").open("a") as stream:
+        stream.write(json.dumps(event) + "\n")
+
+
+@contextmanager
+def kept(settings: Settings) -> Iterator[None]:
+    """Say each second, in the place of Prefect, that the index is in step."""
+    index, stop = JobIndex(settings.home / "live" / "jobs.sqlite3"), Event()
+
+    def work() -> None:
+        while not stop.wait(1.0):
+            index.note_try(time.time())
+            index.note_success(time.time())
+
+    index.note_try(time.time())
+    index.note_success(time.time())
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def service(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
+    port = free_port(18_898)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "TRAINYARD_"))}
+    environment = {**kept, "TRAINYARD_HOME": str(settings.home), "TRAINYARD_API_REQUESTS_PER_S": "100000"}
+    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--port", str(port)]
+    child = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while not is_healthy(url):
+            time.sleep(0.2)
+        yield url, psutil.Process(child.pid)
+    finally:
+        child.terminate()
+        child.wait()
+
+
+@contextmanager
+def burning() -> Iterator[None]:
+    """Compute on one core, as a training does that was given one thread."""
+    child = subprocess.Popen([sys.executable, "-c", BURN])
+    time.sleep(3)
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+# What is measured
+
+
+def ask(client: httpx.Client, name: str) -> dict[str, list[float]]:
+    """Milliseconds of lists and details."""
+    times: dict[str, list[float]] = {f"list, {name}": [], f"detail, {name}": []}
+    for number in range(ASKS):
+        paths = {"list": "/jobs?limit=50", "detail": f"/jobs/job-{number * 16 % JOBS:012x}"}
+        for kind, path in paths.items():
+            began = time.perf_counter()
+            answer = client.get(path)
+            times[f"{kind}, {name}"].append((time.perf_counter() - began) * 1000)
+            assert answer.status_code == 200, answer.text
+    return {name: values[20:] for name, values in times.items()}
+
+
+async def follow(settings: Settings, url: str, headers: dict[str, str]) -> list[float]:
+    """Milliseconds from the line in the file to the client."""
+    times: list[float] = []
+    given = {**headers, "accept": "text/event-stream"}
+    address = f"{url}/api/v1/jobs/{WATCHED}/metrics"
+    async with (
+        httpx.AsyncClient(headers=given, timeout=60) as client,
+        client.stream("GET", address) as answer,
+    ):
+        assert answer.status_code == 200
+        lines = answer.aiter_lines()
+        await wait_for(lines, "curve")
+        for step in range(1, EVENTS + 1):
+            await asyncio.sleep(0.02)
+            began = time.perf_counter()
+            write_step(settings.runs / "training" / "0", step)
+            await wait_for(lines, "points")
+            times.append((time.perf_counter() - began) * 1000)
+    return times
+
+
+async def wait_for(lines: Any, event: str) -> None:
+    async for line in lines:
+        if line == f"event: {event}":
+            break
+    async for line in lines:
+        if not line:
+            return
+
+
+async def idle_streams(url: str, headers: dict[str, str], process: psutil.Process) -> float:
+    """The share of a core that 200 streams cost in which nothing happens, beyond the service without them."""
+    before = await cpu_share(process)
+    given = {**headers, "accept": "text/event-stream"}
+    limits = httpx.Limits(max_connections=STREAMS + 10)
+    async with httpx.AsyncClient(base_url=f"{url}/api/v1", headers=given, timeout=120, limits=limits) as client:
+        ready = [asyncio.Event() for _ in range(STREAMS)]
+        readers = [asyncio.create_task(read_stream(client, one)) for one in ready]
+        await asyncio.gather(*(one.wait() for one in ready))
+        await asyncio.sleep(3)
+        share = await cpu_share(process)
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+    print(f"service: {before:.2%} of a core without streams, {share:.2%} with {STREAMS}")
+    return share - before
+
+
+async def cpu_share(process: psutil.Process, seconds: float = 20.0) -> float:
+    used = process.cpu_times()
+    await asyncio.sleep(seconds)
+    now = process.cpu_times()
+    return (now.user + now.system - used.user - used.system) / seconds
+
+
+async def read_stream(client: httpx.AsyncClient, ready: asyncio.Event) -> None:
+    async with client.stream("GET", f"/jobs/{WATCHED}/metrics") as answer:
+        async for _ in answer.aiter_lines():
+            ready.set()
+
+
+def call_verbs(settings: Settings, root: Path, url: str) -> dict[str, list[float]]:
+    """Milliseconds of a forward of a tiny model in this process and over HTTP, in turn."""
+    record = record_of(root / "model")
+    times: dict[str, list[float]] = {"forward, in process": [], "forward, HTTP": []}
+    with hosted(settings, record), connect(url, keep_auth(settings)) as surface:
+        own = open_here(settings.home, record.id, root / "own")
+        batch = batch_here(own)
+        lists = {name: value.tolist() for name, value in batch.items()}
+        for _ in range(CALLS + 20):
+            began = time.perf_counter()
+            here = float(own.forward(batch).loss)
+            between = time.perf_counter()
+            there = surface.sessions.forward(session=record.id, batch=lists).loss
+            ended = time.perf_counter()
+            assert here == there, (here, there)
+            times["forward, in process"].append((between - began) * 1000)
+            times["forward, HTTP"].append((ended - between) * 1000)
+    return {name: values[20:] for name, values in times.items()}
+
+
+def report(figures: dict[str, list[float]], share: float) -> None:
+    p50 = {name: statistics.median(values) for name, values in figures.items()}
+    p99 = {name: statistics.quantiles(values, n=100)[98] for name, values in figures.items()}
+    for name in figures:
+        print(f"{name}: p50 {p50[name]:.2f} ms, p99 {p99[name]:.2f} ms")
+    rows = [Row.at_most(f"{kind} of {JOBS:,} jobs (ms, p50)", p50[f"{kind}, idle"], 5.0) for kind in ("list", "detail")]
+    rows += [
+        Row.at_most(f"{kind} of {JOBS:,} jobs (ms, p99)", p99[f"{kind}, idle"], 30.0) for kind in ("list", "detail")
+    ]
+    rows += [
+        Row.at_most(f"{kind} next to a training (p99, x idle)", p99[f"{kind}, busy"] / p99[f"{kind}, idle"], 3.0)
+        for kind in ("list", "detail")
+    ]
+    rows.append(Row.at_most("event to client (ms, p99)", p99["event"], 250.0))
+    rows.append(Row.at_most(f"{STREAMS} idle streams (share of a core)", share, 0.03))
+    overhead = p50["forward, HTTP"] - p50["forward, in process"]
+    rows.append(Row.at_most("overhead of a verb over HTTP (ms, p50)", overhead, 5.0))
+    samples = {name: [Sample(1, one / 1000, one / 1000) for one in values] for name, values in figures.items()}
+    sys.exit(finish("rest_api", rows, samples))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The flow of a step session."""
