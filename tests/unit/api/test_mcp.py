@@ -150,7 +150,8 @@ async def test_an_agent_lists_and_calls_every_tool_over_http(mode: str) -> None:
             for tool in tools:
                 result = await client.call_tool(tool.name, arguments(tool))
                 require_answer(tool, result)
-                assert text_of(result).startswith("E-LOCAL") is bool(OPERATIONS[NAMES[tool.name]].local), tool.name
+                if OPERATIONS[NAMES[tool.name]].local:
+                    assert text_of(result).startswith("E-LOCAL"), tool.name
 
 
 async def test_a_caller_may_do_what_its_token_allows() -> None:
