@@ -110,6 +110,9 @@ class MachineSettings(ApiSettings):
     alerts: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")], ...] = Field(
         (), description="Prefect blocks that get alerts, as TYPE/NAME: webhook/ops, sendgrid-email/team; empty: none."
     )
+    gpu_memory_alert_percent: int = Field(
+        95, ge=0, le=100, description="Used share of a GPU's memory from which on an alert is sent; 0: none."
+    )
     min_free_mb: int = Field(
         1024, ge=0, description="Free MiB on the disk of TRAINYARD_HOME below which nothing is started; 0: no floor."
     )

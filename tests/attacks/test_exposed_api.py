@@ -6,22 +6,18 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from tests.api_process import serving
 from tests.certificates import make_certificate
-from trainyard.compute.services import free_port
 from trainyard.serve.listening import is_loopback
 from trainyard.settings import settings
 from trainyard.stores.access.tokens import TokenFile
 
-START_S = 60.0
 TOKENS = "/api/v1/tokens"
 
 
@@ -32,27 +28,6 @@ def outside_address() -> str:
     if found is None:
         pytest.skip("this machine has no address besides loopback")
     return found
-
-
-@contextmanager
-def serving(*options: str) -> Iterator[int]:
-    """The API as `trainyard serve` starts it; yields its port."""
-    port = free_port(20_000)
-    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "training", "--port", str(port), *options]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stderr is not None
-            begun = time.monotonic()
-            for line in process.stderr:
-                assert time.monotonic() - begun < START_S
-                if "answers at" in line:
-                    break
-            else:
-                raise AssertionError(f"the service ended: {process.wait()}")
-            yield port
-        finally:
-            process.terminate()
-            process.wait(30)
 
 
 def test_tls_beyond_loopback_and_plain_on_it(home: Path, tmp_path: Path) -> None:

@@ -22,8 +22,12 @@ from flows.qa_pipeline import qa_pipeline
 from trainyard.api.runs import server
 from trainyard.api.runs.alerts import blocks
 from trainyard.api.runs.alerts.disk_watch import DiskWatch
+from trainyard.api.runs.alerts.gpu_watch import GpuWatch
+from trainyard.compute.monitor.nvidia import read_nvidia
+from trainyard.compute.monitor.readings import GpuMonitor
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings, load_settings, settings
+from trainyard.testing.gpu_tools import SimulatedGpu, SimulatedNvml
 
 pytestmark = pytest.mark.usefixtures("prefect")
 WAIT_S = 60.0
@@ -128,6 +132,29 @@ def test_a_low_disk_arrives_once(alerting: Settings, listener: Listener) -> None
     found = listener.wait("disk low")
     assert found["text"].startswith(said)
     assert str(alerting.home) in found["subject"]
+
+
+def test_the_memory_pressure_of_a_gpu_arrives_once_per_episode(alerting: Settings, listener: Listener) -> None:
+    nvml = SimulatedNvml([SimulatedGpu(total_mb=1000, used_mb=960), SimulatedGpu(total_mb=1000, used_mb=10)])
+    now = [0.0]
+    watch = GpuWatch(alerting, GpuMonitor((lambda: read_nvidia(lambda: nvml),), lambda: now[0]))
+
+    def look(used_mb: int) -> list[str]:
+        nvml.devices[0].used_mb = used_mb
+        now[0] += 10.0
+        return watch.look()
+
+    (said,) = look(960)
+    assert said == "GPU 0 (NVIDIA A100 80GB) uses 960 of 1,000 MiB."
+    found = listener.wait("gpu memory")
+    assert found["text"].startswith(said)
+    assert f"GPU 0 of {alerting.home}" in found["subject"]
+    assert [look(used) for used in (999, 940, 960, 901, 950)] == [[]] * 5, "it goes up and down at the threshold"
+    assert look(899) == []
+    assert len(look(950)) == 1, "a new episode"
+    off = GpuWatch(alerting.model_copy(update={"gpu_memory_alert_percent": 0}), watch.monitor)
+    assert off.look() == []
+    assert server.GPU_FULL in {one.name for one in [server.gpu_automation()]}
 
 
 @pytest.mark.slow

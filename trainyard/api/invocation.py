@@ -102,8 +102,9 @@ def require_allowed(name: str, request: Any, context: Context) -> None:
             why="It names an address or a file that only the machine's user may choose, or prints in a terminal.",
             do="Leave it out.", code="E-LOCAL",
         )  # fmt: skip
-    if caller.remote:
+    if caller.remote and request.model_fields_set:
         load("trainyard.api.access.secrets:refuse_secrets")(request)
+        load("trainyard.api.access.reaching:require_reachable")(request, context.settings, caller.tenant)
 
 
 def local_fields(request: type[BaseModel]) -> set[str]:

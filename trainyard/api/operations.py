@@ -178,7 +178,7 @@ OPERATIONS: dict[str, Operation] = {
         "chains:StoreChainInput", "chains.stored:create_chain", "chains:stored_chain_text", RUN,
         example="trainyard chains create chain.yaml",
         route="POST /api/v1/chains", status=201, tenants=True,
-        body="spec", body_schema="trainyard.spec.load.bodies:ChainBody",
+        body="spec", body_schema="trainyard.api.verbs.chains.bodies:ChainBody",
     ),
     "chains show": Operation(
         "A stored chain as it was written, with its revisions.",
@@ -190,7 +190,7 @@ OPERATIONS: dict[str, Operation] = {
         "chains:UpdateChainInput", "chains.stored:update_chain", "chains:stored_chain_text", RUN,
         example="trainyard chains update guide chain.yaml --if-match 3-1f2e3d4c5b6a",
         route="PUT /api/v1/chains/{chain}", tenants=True,
-        body="spec", body_schema="trainyard.spec.load.bodies:ChainBody",
+        body="spec", body_schema="trainyard.api.verbs.chains.bodies:ChainBody",
     ),
     "chains delete": Operation(
         "Remove a stored chain with all its revisions; refused while a run of it has not ended.",
@@ -433,6 +433,11 @@ OPERATIONS: dict[str, Operation] = {
         "Logits or hidden states that a forward has kept, as a safetensors file.",
         "sessions.calls:OutputInput", "sessions.calls:read_output", "sessions.lines:output_text", READ,
         route="GET /api/v1/sessions/{session}/outputs/{name}", tenants=True,
+    ),
+    "gpus": Operation(
+        "The GPUs of this machine: memory, load, temperature, power, clocks, and the memory of each job.",
+        NOTHING, "gpus:show_gpus", "gpus:gpus_text", READ,
+        route="GET /api/v1/gpus", tenants=True,
     ),
     "data preview": Operation(
         "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",

@@ -62,15 +62,17 @@ class Authenticator:
 
     def caller_of_credentials(self, given: str, address: str) -> tuple[Caller, str]:
         """The caller of a token or of the home's string, and the token's name. Raises as `authenticate` does."""
-        if given.startswith(PREFIX) and (record := self.tokens.find(given)) is not None:
-            return caller_of(record), record.name
+        if given.startswith(PREFIX):
+            if (record := self.tokens.find(given)) is not None:
+                return caller_of(record), record.name
+            raise Denied("The token is wrong, or was revoked, or has expired.", do=LOGIN_AGAIN, code="E-AUTH")
         self.wrong.require_patience(address)
         text = read_auth(self.settings) or ""
         accepted = [one for one in (text, text.partition(":")[2]) if one]
         if given and any(hmac.compare_digest(given.encode(errors="replace"), one.encode()) for one in accepted):
             return REMOTE_OWNER, OWN_STRING
         self.wrong.note(address)
-        what = "The token is wrong, or was revoked, or has expired." if given else "There is no token."
+        what = "This is neither a token nor the string of this home." if given else "There is no token."
         raise Denied(what, do=LOGIN_AGAIN, code="E-AUTH")
 
     def caller_of_cookie(self, cookie: str) -> Caller:

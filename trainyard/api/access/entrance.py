@@ -63,7 +63,7 @@ class Entrance:
             return await send({"type": "websocket.close", "code": 1008, "reason": "E-REQUEST-REFUSED"})
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        if scope["path"].startswith(PAGES):
+        if is_page(scope["path"]):
             send = with_policy(send, PAGE_POLICY)
         try:
             limit = self.admit(scope)
@@ -80,7 +80,8 @@ class Entrance:
         if length.isdecimal() and int(length) > limit:
             raise too_long(limit)
         address = (scope.get("client") or ("",))[0]
-        if (scope["method"], scope["path"]) in OPEN:
+        reads_page = scope["method"] in ("GET", "HEAD") and is_page(scope["path"])
+        if reads_page or (scope["method"], scope["path"]) in OPEN:
             self.buckets.take(f"address {address}")
             return limit
         try:
@@ -91,6 +92,11 @@ class Entrance:
         self.buckets.take(caller.name)
         scope[CALLER] = caller
         return limit
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is of the dashboard, whose files contain nothing of this home."""
+    return path == PAGES or path.startswith(f"{PAGES}/")
 
 
 def caller_of_request(request: Request) -> Caller:

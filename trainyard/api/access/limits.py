@@ -1,8 +1,9 @@
 """How often a caller may ask: a bucket of requests for each, and a pause for who sends wrong credentials.
 
-A token has 256 random bits, so guessing one is hopeless at any speed. The home's own string may be one that an operator
-chose, `PREFECT_SERVER_API_AUTH_STRING`: from an address that sent ten wrong credentials within a minute only tokens are
-looked up, and everything else is refused without a comparison. A caller with a token is not locked out by others.
+A token has 256 random bits, so guessing one is hopeless at any speed, and no wrong one counts. The home's own string
+may be one that an operator chose, `PREFECT_SERVER_API_AUTH_STRING`: from an address that sent ten wrong ones within a
+minute only tokens are looked up, and everything else is refused without a comparison. A caller with a token is not
+locked out by others.
 """
 
 from __future__ import annotations

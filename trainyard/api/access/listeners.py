@@ -94,7 +94,7 @@ def run_servers(
 def same_config(config: uvicorn.Config, **changed: Any) -> uvicorn.Config:
     """A configuration of uvicorn for the same application."""
     kept = (
-        "app", "http", "ws", "log_level", "access_log", "timeout_keep_alive", "timeout_graceful_shutdown",
-        "ws_ping_interval", "ws_ping_timeout", "proxy_headers",
+        "app", "host", "port", "http", "ws", "log_level", "access_log", "timeout_keep_alive",
+        "timeout_graceful_shutdown", "ws_ping_interval", "ws_ping_timeout", "proxy_headers",
     )  # fmt: skip
     return uvicorn.Config(**{**{name: getattr(config, name) for name in kept}, **changed})

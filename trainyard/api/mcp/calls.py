@@ -40,7 +40,7 @@ MAX_PARTS = 2_000
 
 
 @dataclass
-class Reporter:
+class ProgressSender:
     """Sends what an operation says, from the thread in which it runs, to the client."""
 
     send: Callable[[float, float | None, str], Any]
@@ -77,14 +77,14 @@ async def call_tool(
     limiter: anyio.CapacityLimiter,
 ) -> types.CallToolResult:
     """Carry out the operation of a tool for a caller. An error is a result too, with code, what, why and do."""
-    reporter = Reporter(send, NAMES.get(tool, ""))
+    sender = ProgressSender(send, NAMES.get(tool, ""))
     context = Context(
-        settings, reporter.say, reporter.event, reporter.part, caller=caller, trace=secrets.token_hex(16), surface="mcp"
+        settings, sender.say, sender.event, sender.part, caller=caller, trace=secrets.token_hex(16), surface="mcp"
     )
     try:
         work = partial(perform, tool, arguments, context)
         result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
-        return succeeded(result, reporter.parts)
+        return succeeded(result, sender.parts)
     except TrainyardError as error:
         return failed(error)
     except Exception as error:  # boundary: one tool that fails does not end the server

@@ -29,7 +29,7 @@ class ConvertInput(Request):
     base: str | None = Field(None, description="Its base model; default: the one that it names.")
 
 
-Targets = Annotated[tuple[str, ...], Option("--target")]
+Targets = Annotated[tuple[str, ...], Option("--target", local=True)]
 
 
 class PromoteInput(Request):
@@ -55,7 +55,9 @@ class DeleteInput(Request):
 
 class CardInput(Request):
     name: Annotated[str, Argument("TENANT/ROLE[/vN]", completes="adapter")]
-    out: Path | None = Field(None, description="File to write; default: the card is printed.")
+    out: Annotated[Path | None, Option(local=True)] = Field(
+        None, description="File to write; default: the card is printed."
+    )
 
 
 TokenVariable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -13,6 +13,7 @@ from trainyard.api.requests.fields import Argument, Option
 ChainText = dict[str, Any]
 """A chain or a job as a mapping, as its file has it: what a program gives in place of a file."""
 PARAMETERS = "A parameter; dots reach inside."
+PRESET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 PRESET = "Parameters from deployments/presets; -p wins over them."
 
 
@@ -25,8 +26,10 @@ class PlanInput(Request):
         description="A template's name, or a chain or job file."
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
-    preset: Annotated[str | None, Option(completes="preset")] = Field(None, description=PRESET)
-    measure: bool = Field(False, description="Train ten steps of each trainer first, to know its time.")
+    preset: Annotated[str | None, Option(completes="preset")] = Field(None, pattern=PRESET_NAME, description=PRESET)
+    measure: Annotated[bool, Option(local=True)] = Field(
+        False, description="Train ten steps of each trainer first, to know its time."
+    )
 
 
 class RunInput(Request):
@@ -34,8 +37,8 @@ class RunInput(Request):
         Field(description="A template, a chain or job file, or an ended run.")
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
-    preset: Annotated[str | None, Option(completes="preset")] = Field(None, description=PRESET)
-    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow the run to its end.")
+    preset: Annotated[str | None, Option(completes="preset")] = Field(None, pattern=PRESET_NAME, description=PRESET)
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow the run to its end.")
     refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
         False, description="Make every result again, also those that are finished."
     )
@@ -57,7 +60,7 @@ class CompareInput(Request):
     second: Annotated[str, Argument("RUN[/TRAINER]", completes="run")] = Field(
         description="The other one; may be of the same run."
     )
-    plot: bool = Field(False, description="Draw both loss curves.")
+    plot: Annotated[bool, Option(local=True)] = Field(False, description="Draw both loss curves.")
 
 
 class TemplatesInput(Request):
@@ -138,7 +141,7 @@ class ShowChainInput(StoredName):
 class RunChainInput(StoredName):
     revision: int | None = Field(None, ge=1, le=10**9, description="Default: the newest.")
     parameters: Parameters = Field({}, description="Of the call of a template that is stored; dots reach inside.")
-    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow the run to its end.")
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow the run to its end.")
     refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
         False, description="Make every result again, also those that are finished."
     )

@@ -26,7 +26,7 @@ class CreateInput(Request):
         None, description="A job: a data set and a trainer."
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
-    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow it to its end.")
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 
 class StopInput(JobInput):
@@ -36,7 +36,7 @@ class StopInput(JobInput):
 class ResumeInput(JobInput):
     parameters: Parameters = Field({}, description=PARAMETERS)
     """Nothing may be changed: what differs is reported."""
-    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow it to its end.")
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 
 class JobsInput(Request):
@@ -53,7 +53,9 @@ class JobsInput(Request):
 
 
 class LogsInput(JobInput):
-    follow: Annotated[bool, Option("-f", "--follow")] = Field(False, description="Print new lines until the job ends.")
+    follow: Annotated[bool, Option("-f", "--follow", local=True)] = Field(
+        False, description="Print new lines until the job ends."
+    )
     tail: int | None = Field(None, ge=0, description="Only the last lines.")
     source: str | None = Field(None, description="Only this log: run, or a trainer; with it, bytes from an offset on.")
     offset: int | None = Field(None, ge=0, description="Where to begin in it: the next_offset of the part before.")
@@ -64,4 +66,6 @@ class MetricsInput(JobInput):
     node: str | None = Field(None, description="Only this trainer.")
     max_points: int | None = Field(None, ge=1, le=100_000, description="At most so many points; default: each step.")
     since_step: int | None = Field(None, ge=0, description="Only from this step on.")
-    plot: bool = Field(False, description="Draw the curves instead of listing the steps.")
+    plot: Annotated[bool, Option(local=True)] = Field(
+        False, description="Draw the curves instead of listing the steps."
+    )

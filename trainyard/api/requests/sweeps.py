@@ -11,9 +11,13 @@ from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.fields import Argument, Option
 from trainyard.spec.axes.stages import EvalMetric
 
+SWEEP_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+
 
 class SweepInput(Request):
-    file: Annotated[Path | None, Argument("FILE")] = Field(None, description="A chain or job file with a trainer.")
+    file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
+        None, description="A chain or job file with a trainer."
+    )
     parameters: Parameters = Field(
         {}, description="NODE.SETTING=RANGE: uniform, loguniform, int, logint or choice; or one value for all trials."
     )
@@ -27,11 +31,11 @@ class SweepInput(Request):
     first_rung: int | None = Field(None, ge=1, description="Steps before the first rung; default: two rungs below all.")
     parallel: int = Field(1, ge=1, le=64, description="Trials at a time; each waits for a device.")
     trainer: str | None = Field(None, description="Which trainer is compared, if there is more than one.")
-    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="Default: chain and digest.")
+    name: str | None = Field(None, pattern=SWEEP_NAME, description="Default: chain and digest.")
     continued: Annotated[str | None, Option("--continue", completes="sweep")] = Field(
-        None, description="Continue the sweep of this name; nothing else is given."
+        None, pattern=SWEEP_NAME, description="Continue the sweep of this name; nothing else is given."
     )
-    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow it to its end.")
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
     @field_validator("metric")
     @classmethod
@@ -48,9 +52,11 @@ class SweepInput(Request):
 
 
 class SweepNameInput(Request):
-    name: Annotated[str, Argument("NAME", completes="sweep")] = Field(description="Name of a sweep.")
+    name: Annotated[str, Argument("NAME", completes="sweep")] = Field(
+        pattern=SWEEP_NAME, description="Name of a sweep."
+    )
 
 
 class ShowSweepInput(SweepNameInput):
     best: bool = Field(False, description="Print only the chain of the best trial, as YAML.")
-    plot: bool = Field(False, description="Draw the metrics of the trials by step.")
+    plot: Annotated[bool, Option(local=True)] = Field(False, description="Draw the metrics of the trials by step.")

@@ -19,6 +19,7 @@ from trainyard.api.operations import API
 from trainyard.api.rest.bodies import InvalidFields
 from trainyard.api.rest.measured import ApiMetrics, MeasuredRequests
 from trainyard.api.rest.openapi import openapi_document
+from trainyard.api.rest.pages import add_pages
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.replays import Replays
 from trainyard.api.rest.routes import MAX_WORKING, PLAIN_PATHS, ApiParts, Authenticate, add_operations, trace_of
@@ -54,6 +55,7 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
         return JSONResponse(document)
 
     app.router.routes.append(Route("/mcp", HttpApp(settings, authenticate)))
+    add_pages(app)
     add_error_answers(app)
     return app
 

@@ -68,6 +68,18 @@ def select_jobs(query: JobQuery, runs: Path) -> Page:
     return page_of(found, query.limit)
 
 
+def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[dict[str, Any]]:
+    """The runs with a tag, the newest first, and whether each has ended."""
+    wanted = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
+    newest = FlowRunSort.EXPECTED_START_TIME_DESC
+    with client() as prefect:
+        found = islice(paged(prefect.read_flow_runs, offset, flow_run_filter=wanted, sort=newest), limit)
+        return [
+            {**row_of(run, str(prefect.api_url)), "ended": run.state is not None and run.state.is_final()}
+            for run in found
+        ]
+
+
 def select_ended(run_ids: Iterable[str]) -> set[str]:
     """Those of these runs that the server knows to have ended: neither waiting, running nor paused."""
     ids = [UUID(one) for one in run_ids if is_id(one)]

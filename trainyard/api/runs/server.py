@@ -35,11 +35,14 @@ LEAST_DATABASE_BYTES = 4 << 20
 NO_HEARTBEAT = "No heartbeat"
 ZOMBIES = "trainyard: mark dead runs as crashed"
 NIGHT_FAILED = "trainyard: a night failed"
+GPU_FULL = "trainyard: the memory of a GPU is nearly full"
 NIGHT_MISSING = "trainyard: no night succeeded by six"
 OUTDATED = {"trainyard: no night succeeded for a day"}
 """Automations of earlier releases."""
 NO_SUCCESS = "trainyard.night.missing"
 """The event that the watchdog sends."""
+GPU_PRESSURE = "trainyard.gpu.memory-pressure"
+"""One of the watchdog's, too: the memory of a GPU is nearly full."""
 DISK_LOW = "trainyard.disk.low"
 """Another one of the watchdog's."""
 RUNS = {"prefect.resource.id": "prefect.flow-run.*"}
@@ -60,7 +63,7 @@ def bootstrap(settings: Settings) -> None:
             prefect.create_work_pool(WorkPoolCreate(name=settings.work_pool, type="process"))
         for device in device_numbers():
             ensure_limit(prefect, limit_name(device))
-    ensure_automations([zombie_automation(), *night_automations()])
+    ensure_automations([zombie_automation(), *night_automations(), gpu_automation()])
 
 
 @contextmanager
@@ -154,6 +157,16 @@ def night_automations() -> list[Automation]:
             actions=[DoNothing()],
         ),
     ]
+
+
+def gpu_automation() -> Automation:
+    """What says that the memory of a GPU is nearly full, in Prefect's event feed, until an action is chosen there."""
+    return Automation(
+        name=GPU_FULL,
+        description="Read `trainyard gpus`: it has the memory of each job. A smaller batch or quantization needs less.",
+        trigger=EventTrigger(expect={GPU_PRESSURE}, posture=Posture.Reactive, threshold=1, within=timedelta(seconds=0)),
+        actions=[DoNothing()],
+    )
 
 
 def ensure_automations(wanted: Iterable[Automation]) -> None:

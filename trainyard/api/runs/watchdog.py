@@ -20,6 +20,7 @@ from prefect.states import Running
 
 from trainyard.api.records import read_result
 from trainyard.api.runs.alerts.disk_watch import DiskWatch
+from trainyard.api.runs.alerts.gpu_watch import GpuWatch
 from trainyard.api.runs.alerts.night_watch import NightWatch
 from trainyard.api.runs.log_lines import log_line
 from trainyard.api.runs.operating import dead_runs, never_started, process_of, runs_in, schedule_again, write_end_state
@@ -43,7 +44,7 @@ class Watchdog:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.sweeper, self.reviver = Sweeper(settings.home), Reviver(settings)
-        self.nights, self.disk = NightWatch(settings), DiskWatch(settings)
+        self.nights, self.disk, self.gpus = NightWatch(settings), DiskWatch(settings), GpuWatch(settings)
         self.suspects: set[tuple[str, str]] = set()
         """(run, its process) that the last look found dead."""
 
@@ -53,7 +54,7 @@ class Watchdog:
         done += [*self.reviver.look(), *sweep_leftovers(self.settings.home)]
         try:
             done += self.settle_dead() + self.schedule_unstarted()
-            return done + self.correct_automation() + self.nights.look() + self.disk.look()
+            return done + self.correct_automation() + self.nights.look() + self.disk.look() + self.gpus.look()
         except (Unavailable, httpx.HTTPError, PrefectHTTPStatusError) as error:
             return [*done, f"the server does not answer: {error}"]
 

@@ -1,6 +1,6 @@
 """The operations as methods that are awaited: `await aio.jobs.list()`, in this process or over HTTP.
 
-In this process an operation runs in a thread, so that the event loop goes on.
+In this process an operation runs in a thread, so that the event loop is free.
 """
 
 from __future__ import annotations

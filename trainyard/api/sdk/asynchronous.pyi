@@ -23,6 +23,7 @@ from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
 from trainyard.api.verbs.doctor import Diagnosis
+from trainyard.api.verbs.gpus import GpuList
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
@@ -174,6 +175,7 @@ class AsyncOperations:
     def jobs(self) -> AsyncJobsOperations: ...
     @property
     def sessions(self) -> AsyncSessionsOperations: ...
+    async def gpus(self) -> GpuList: ...  # read
     @property
     def data(self) -> AsyncDataOperations: ...
     @property

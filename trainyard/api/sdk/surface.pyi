@@ -23,6 +23,7 @@ from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
 from trainyard.api.verbs.doctor import Diagnosis
+from trainyard.api.verbs.gpus import GpuList
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
@@ -173,6 +174,7 @@ class Operations:
     def jobs(self) -> JobsOperations: ...
     @property
     def sessions(self) -> SessionsOperations: ...
+    def gpus(self) -> GpuList: ...  # read
     @property
     def data(self) -> DataOperations: ...
     @property

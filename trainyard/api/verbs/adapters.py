@@ -14,8 +14,11 @@ from trainyard.serve.conversion.adapters import CONFIG_FILE
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.serve.conversion.between import convert, layout_of
 from trainyard.settings import Settings
-from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, parse_name
 from trainyard.stores.models import resolve_model
+
+OTHERS = ".others"
+"""A folder of the registry that is never there."""
 
 
 class AdapterRows(Response):
@@ -30,8 +33,16 @@ class Converted(Response):
 
 
 def list_adapters(given: AdaptersInput, context: Context) -> AdapterRows:
-    registry = AdapterRegistry(context.settings.adapters)
-    return AdapterRows(rows=tuple(adapter_row(registry, version) for version in registry.list(given.tenant)))
+    registry, own = AdapterRegistry(context.settings.adapters), context.caller.tenant
+    if own and given.tenant not in (None, own):
+        return AdapterRows(rows=())  # what another tenant has is not there
+    return AdapterRows(rows=tuple(adapter_row(registry, version) for version in registry.list(own or given.tenant)))
+
+
+def registry_of(context: Context, name: str) -> AdapterRegistry:
+    """The registry in which a caller may look a name up: for the name of another tenant, one without any version."""
+    root, tenant = context.settings.adapters, context.caller.tenant
+    return AdapterRegistry(root if tenant in ("", parse_name(name)[0]) else root / OTHERS)
 
 
 def adapter_row(registry: AdapterRegistry, version: AdapterVersion) -> dict[str, Any]:
@@ -47,7 +58,7 @@ def adapter_row(registry: AdapterRegistry, version: AdapterVersion) -> dict[str,
 
 
 def show_adapter(given: AdapterName, context: Context) -> Record:
-    registry = AdapterRegistry(context.settings.adapters)
+    registry = registry_of(context, given.name)
     version = registry.show(given.name)
     return Record(record={**version.model_dump(mode="json"), "path": str(registry.path(version))})
 

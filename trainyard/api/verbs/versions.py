@@ -17,6 +17,7 @@ from trainyard.api.requests.adapters import (
     RollbackInput,
 )
 from trainyard.api.responses import Response
+from trainyard.api.verbs.adapters import registry_of
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.serve.targets.merged import remove_models
 from trainyard.serve.versions.bucket import is_address, pull_from_store, push_to_store
@@ -48,7 +49,7 @@ class DeletedVersion(Response):
 
 
 def promote(given: PromoteInput, context: Context) -> Promotion:
-    registry = AdapterRegistry(context.settings.adapters)
+    registry = registry_of(context, given.name)
     tenant, role, number = parse_name(given.name)
     version = newest(registry, given.name) if number is None else registry.show(given.name)
     with registry.deploying(tenant, role):
@@ -65,7 +66,7 @@ def rollback(given: RollbackInput, context: Context) -> Promotion:
             do=f"Write {tenant}/{role}, or promote the version: trainyard adapters promote {given.role}.",
             code="E-NAME",
         )
-    registry = AdapterRegistry(context.settings.adapters)
+    registry = registry_of(context, given.role)
     registry.previous(tenant, role)  # of a role that is not there nothing is made, not even a lock
     with registry.deploying(tenant, role):
         return make_live(registry.previous(tenant, role), registry, context, "rollback", given.targets)
@@ -86,7 +87,7 @@ def delete_version(given: DeleteInput, context: Context) -> DeletedVersion:
         raise InvalidInput(
             f"{given.name!r} names no version.", do=f"Write the version: {given.name}/v1.", code="E-NAME"
         )
-    registry = AdapterRegistry(context.settings.adapters)
+    registry = registry_of(context, given.name)
     registry.find(given.name)
     with registry.deploying(tenant, role):
         taken = [one.version for one in registry.earlier(tenant, role)[-1:]]
@@ -128,7 +129,7 @@ class Pulled(Response):
 
 
 def show_card(given: CardInput, context: Context) -> Card:
-    registry = AdapterRegistry(context.settings.adapters)
+    registry = registry_of(context, given.name)
     version = registry.show(given.name)
     card = Card(name=version.name, markdown=write_card(version, registry.path(version)))
     if given.out is None:

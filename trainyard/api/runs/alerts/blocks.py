@@ -21,7 +21,7 @@ from prefect.events.actions import ActionTypes, CallWebhook, SendNotification
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 
-from trainyard.api.runs.server import DISK_LOW, NO_SUCCESS, RUNS, client
+from trainyard.api.runs.server import DISK_LOW, GPU_PRESSURE, NO_SUCCESS, RUNS, client
 from trainyard.api.runs.states import BUDGET_EXCEEDED
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
@@ -60,6 +60,12 @@ ALERTS = (
         events=(DISK_LOW,),
         subject="Trainyard: the disk of {{ event.resource.name }} is nearly full",
         text="{{ event.payload.message }}\nSee what can go by `trainyard gc --dry-run`.",
+    ),
+    Alert(
+        name="gpu memory",
+        events=(GPU_PRESSURE,),
+        subject="Trainyard: the memory of {{ event.resource.name }} is nearly full",
+        text="{{ event.payload.message }}\nSee the memory of each job by `trainyard gpus`.",
     ),
     Alert(
         name="worker gone",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainyard.api import planning
 from trainyard.api.acceptance import reason_of
+from trainyard.api.access.reaching import require_template
 from trainyard.api.context import Context
 from trainyard.api.requests.chains import ChainText, CheckInput
 from trainyard.api.responses import Response
@@ -38,6 +40,8 @@ class CheckOutput(Response):
 
 
 def check(given: CheckInput, context: Context) -> CheckOutput:
+    for one in given.files if context.caller.remote else ():
+        require_template(one if isinstance(one, Mapping) else str(one), ())
     return CheckOutput(files=tuple(check_file(one, context) for one in given.files))
 
 

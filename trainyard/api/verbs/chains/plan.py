@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from trainyard.api import planning
+from trainyard.api.access.reaching import require_template
 from trainyard.api.context import Context
 from trainyard.api.requests.chains import PlanInput
 
 
 def plan(given: PlanInput, context: Context) -> planning.ChainPlan:
+    if context.caller.remote:
+        require_template(given.target, planning.NAMES)
     wanted = planning.asked(given.target, given.parameters, given.preset)
     for note in wanted.notes:
         context.say(note)

@@ -7,6 +7,7 @@ import re
 import time
 
 from trainyard.api import planning
+from trainyard.api.access.reaching import refuse_whole_chain, require_template
 from trainyard.api.context import Context
 from trainyard.api.live.found import note_started
 from trainyard.api.records import REFRESH_TAG, RunResult
@@ -22,14 +23,21 @@ RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def run(given: RunInput, context: Context) -> RunResult:
+    if context.caller.remote and not is_earlier(given.target):
+        refuse_whole_chain(given.target)
+        require_template(given.target, planning.NAMES)
     return start(given, context)
+
+
+def is_earlier(target: object) -> bool:
+    """Whether a target is the id of a run or a job."""
+    return isinstance(target, str) and bool(RUN_ID.fullmatch(target) or JOB_ID.fullmatch(target))
 
 
 def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> RunResult:
     """Start a run, or continue one. `own_tags` are Trainyard's own, which users cannot give."""
     settings, since = context.settings, time.time()
-    earlier = isinstance(given.target, str) and (RUN_ID.fullmatch(given.target) or JOB_ID.fullmatch(given.target))
-    started = continued(given, context) if earlier else begun(given, context, own_tags)
+    started = continued(given, context) if is_earlier(given.target) else begun(given, context, own_tags)
     if JOB_ID.fullmatch(started.id):
         note_started(started, context)
     context.say(f"run {started.name}: {started.url}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ def list_chain_runs(given: requests.ChainRunsInput, context: Context) -> RunsOfC
     return RunsOfChain(id=chain.id, name=chain.name, runs=tuple(runs))
 
 
-def revision_of(tags: list[str]) -> int:
+def revision_of(tags: Iterable[str]) -> int:
     """The revision that a run carries out, from its tags; 0 where somebody has removed the tag."""
     return next((int(found[1]) for tag in tags if (found := REVISION_TAG.fullmatch(tag))), 0)
 

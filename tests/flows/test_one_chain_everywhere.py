@@ -1,0 +1,133 @@
+"""One chain through the command line, Python, REST, MCP and Prefect: one digest, and the same weights to the bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.flows.real_stack import Stack, until
+from trainyard import Chain, connect
+from trainyard.api.records import REFRESH_TAG, read_result
+from trainyard.api.stack import running
+from trainyard.stores.auth_string import read_auth
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
+    """A stack whose chains may read its work folder, wherever they are started."""
+    stack = Stack(tmp_path_factory.mktemp("stack"), tiny_model)
+    stack.environment["TRAINYARD_DATA_ROOTS"] = json.dumps([str(stack.work)])
+    stack.write_data()
+    up = stack.command("up")
+    assert up.returncode == 0, up.stderr
+    yield stack
+    stack.command("down")
+    assert not stack.children()
+
+
+@pytest.fixture(scope="module")
+def body(stack: Stack) -> dict[str, Any]:
+    words = {"max_steps": 3, "precision": "fp32"}
+    config = {"base_model": str(stack.settings.default_base_model), "hyperparameters": words, "device": "cpu"}
+    source = {"type": "data_source", "config": {"path": str(stack.work / "data.jsonl")}}
+    return {"name": "guide", "nodes": [source, {"type": "trainer", "config": config}]}
+
+
+def address(stack: Stack) -> str:
+    service = running(stack.settings, "api")
+    assert service is not None
+
+    def answers() -> bool:
+        try:
+            return httpx.get(f"{service.url}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    until(answers, 60, "the API")
+    return service.url
+
+
+def token(stack: Stack) -> str:
+    return str(read_auth(stack.settings)).partition(":")[2]
+
+
+def by_command(stack: Stack, body: dict[str, Any]) -> str:
+    (stack.work / "chain.json").write_text(json.dumps(body))
+    return str(stack.json("run", "chain.json", "--refresh", "--watch")["run_id"])
+
+
+def by_python(stack: Stack, body: dict[str, Any]) -> str:
+    with connect(address(stack), token(stack)) as remote:
+        return Chain.of(body, on=remote).run(refresh=True, watch=True).run_id
+
+
+def by_rest(stack: Stack, body: dict[str, Any]) -> str:
+    headers = {"authorization": f"Bearer {token(stack)}"}
+    with httpx.Client(base_url=f"{address(stack)}/api/v1", headers=headers, timeout=60) as client:
+        stored = client.post("/chains", json={**body, "description": "by REST"})
+        assert stored.status_code == 201, stored.text
+        started = client.post(f"/chains/{stored.json()['id']}/run", json={"refresh": True})
+        assert started.status_code == 202, started.text
+        found = started.json()
+
+        def ended() -> bool:
+            return client.get(f"/jobs/{found['id']}").json()["state"] not in ("pending", "running")
+
+        until(ended, 240, "the run")
+        assert client.delete(f"/chains/{stored.json()['id']}").status_code == 200
+    return str(found["run_id"])
+
+
+def by_mcp(stack: Stack, body: dict[str, Any]) -> str:
+    async def call() -> str:
+        headers = {"authorization": f"Bearer {token(stack)}"}
+        async with (
+            httpx.AsyncClient(headers=headers, timeout=300) as http,
+            Client(streamable_http_client(f"{address(stack)}/mcp", http_client=http)) as client,
+        ):
+            stored = await client.call_tool("chains_create", {"spec": {**body, "description": "by MCP"}})
+            words = {"chain": stored.structured_content["id"], "refresh": True, "watch": True}
+            result = await client.call_tool("chains_run", words)
+            assert not result.is_error, result.content
+            assert result.structured_content["state"] == "completed"
+            return str(result.structured_content["run_id"])
+
+    return anyio.run(call)
+
+
+def by_prefect(stack: Stack, body: dict[str, Any]) -> str:
+    command = ["deployment", "run", "chain/adhoc", "--params", json.dumps({"spec": body}), "--tag", REFRESH_TAG]
+    environment = {**stack.environment, **stack.json("env")["variables"]}
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", *command, "--watch"], env=environment, cwd=stack.work,
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (newest,) = httpx.post(
+        f"{stack.api_url()}/flow_runs/filter", headers=stack.credentials(),
+        json={"sort": "EXPECTED_START_TIME_DESC", "limit": 1},
+    ).json()  # fmt: skip
+    return str(newest["id"])
+
+
+def test_a_chain_has_one_digest_and_one_result_on_every_surface(stack: Stack, body: dict[str, Any]) -> None:
+    ways = (by_command, by_python, by_rest, by_mcp, by_prefect)
+    runs = {way.__name__: way(stack, body) for way in ways}
+    assert len(set(runs.values())) == len(ways)
+    results = {name: read_result(stack.settings.runs / run_id) for name, run_id in runs.items()}
+    planned = stack.json("check", "chain.json")["files"][0]["digest"]
+    assert {name: result and result.digest for name, result in results.items()} == dict.fromkeys(runs, planned)
+    weights = {name: stack.weights(run_id) for name, run_id in runs.items()}
+    assert len(set(weights.values())) == 1, weights

@@ -1,0 +1,88 @@
+"""`gpus`: the shape that programs read, the memory of each job, and what a tenant sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.api.context import Caller, Context
+from trainyard.api.live.found import open_index
+from trainyard.api.requests.base import Nothing
+from trainyard.api.terminal.gpus import gpus_text
+from trainyard.api.verbs.gpus import show_gpus
+from trainyard.compute.monitor.nvidia import read_nvidia
+from trainyard.compute.monitor.readings import GpuMonitor
+from trainyard.settings import load_settings
+from trainyard.spec.states import JobState
+from trainyard.testing.gpu_tools import SimulatedGpu, SimulatedNvml
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    """A home whose index has one running job: this process and its children."""
+    context = Context(load_settings(home=tmp_path / "home"), say=lambda _text: None)
+    index = open_index(context.settings)
+    row = {"run_id": "r", "id": "job-0123456789ab", "tenant": "acme", "state": JobState.RUNNING, "created": 1.0}
+    index.put([{**row, "pid": os.getpid()}], time.time())
+    index.note_success(time.time())
+    index.note_try(time.time())
+    return context
+
+
+def monitor(**more: Any) -> GpuMonitor:
+    nvml = SimulatedNvml([SimulatedGpu(**more)])
+    return GpuMonitor((lambda: read_nvidia(lambda: nvml),))
+
+
+def test_the_memory_of_a_jobs_processes_is_the_jobs(context: Context, child: subprocess.Popen[bytes]) -> None:
+    found = show_gpus(Nothing(), context, monitor(processes={os.getpid(): 100, child.pid: 20_000, 1: 7}))
+    (gpu,) = json.loads(found.model_dump_json())["gpus"]
+    assert gpu["processes"] == [
+        {"job": "job-0123456789ab", "memory_mb": 20_100, "pids": sorted([os.getpid(), child.pid])},
+        {"job": None, "memory_mb": 7, "pids": [1]},
+    ]
+    assert {key: gpu[key] for key in gpu if key != "processes"} == {
+        "index": 0, "name": "NVIDIA A100 80GB", "memory_total_mb": 81_920, "memory_used_mb": 24_576,
+        "memory_free_mb": 57_344, "utilization_gpu": 78, "utilization_memory": 30, "temperature_c": 62,
+        "power_draw_w": 245.0, "clock_graphics_mhz": 1_410, "clock_memory_mhz": 1_512,
+    }  # fmt: skip
+    text = gpus_text(found)
+    assert "24,576 / 81,920" in text
+    assert "job-0123456789ab, 20,100 MiB" in text
+    assert "CUDA 12.2" in text
+
+
+def test_a_tenant_sees_its_own_processes(context: Context) -> None:
+    for tenant, jobs in (("acme", ["job-0123456789ab"]), ("other", [])):
+        asking = Context(context.settings, caller=Caller("t", tenant=tenant))
+        (gpu,) = show_gpus(Nothing(), asking, monitor(processes={os.getpid(): 100, 1: 7})).gpus
+        assert [one.job for one in gpu.processes] == jobs
+
+
+def test_memory_that_the_driver_does_not_say_is_not_guessed(context: Context) -> None:
+    (gpu,) = show_gpus(Nothing(), context, monitor(processes={os.getpid(): None})).gpus
+    assert [one.memory_mb for one in gpu.processes] == [None]
+
+
+def test_without_a_gpu_the_answer_is_a_state(context: Context) -> None:
+    found = show_gpus(Nothing(), context, GpuMonitor((lambda: None,)))
+    assert json.loads(found.model_dump_json()) == {
+        "state": "no GPU", "gpus": [], "driver_version": None, "cuda_version": None,
+    }  # fmt: skip
+    assert gpus_text(found) == "no GPU"

@@ -1,0 +1,112 @@
+"""What the GPUs of this machine do, and which jobs use their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+from trainyard.api.context import Context
+from trainyard.api.live.found import list_jobs
+from trainyard.api.requests.base import Nothing
+from trainyard.api.responses import Response
+from trainyard.compute.monitor.nvidia import read_nvidia
+from trainyard.compute.monitor.readings import Clocks, GpuMonitor, GpuReading, ProcessMemory
+from trainyard.compute.monitor.tools import read_amd, read_apple
+from trainyard.errors import Unavailable
+from trainyard.spec.states import JobState
+from trainyard.stores.live.job_index import JobQuery, Row
+
+MONITOR = GpuMonitor((read_nvidia, read_amd, read_apple))
+"""One look for all who ask in this process."""
+MOST_RUNNING = 1000
+
+
+class GpuJob(Response):
+    """The memory of one job on one GPU, or of the processes that are no job's."""
+
+    job: str | None
+    """Its id; None for processes outside of jobs."""
+    memory_mb: int | None
+    """Of all its processes; None where the driver does not say."""
+    pids: tuple[int, ...]
+
+
+class GpuUse(Response):
+    """One GPU now; used and free memory add up to the total. None: the device does not say."""
+
+    index: int
+    name: str
+    memory_total_mb: int
+    memory_used_mb: int
+    memory_free_mb: int
+    utilization_gpu: int | None
+    utilization_memory: int | None
+    temperature_c: int | None
+    power_draw_w: float | None
+    clock_graphics_mhz: int | None
+    clock_memory_mhz: int | None
+    processes: tuple[GpuJob, ...]
+
+
+class GpuList(Response):
+    state: str
+    """`ok`, `no GPU`, or why they could not be read."""
+    gpus: tuple[GpuUse, ...]
+    driver_version: str | None
+    cuda_version: str | None
+
+
+def show_gpus(given: Nothing, context: Context, monitor: GpuMonitor = MONITOR) -> GpuList:
+    """Every GPU as it was at most two seconds ago. A caller of one tenant sees the processes of its own jobs."""
+    found = monitor.read()
+    has_processes = any(gpu.processes for gpu in found.gpus)
+    owners = owners_of(running_jobs(context)) if has_processes else {}
+    return GpuList(
+        state=found.state,
+        gpus=tuple(use_of(gpu, owners, only_jobs=bool(context.caller.tenant)) for gpu in found.gpus),
+        driver_version=found.driver_version,
+        cuda_version=found.cuda_version,
+    )
+
+
+def use_of(gpu: GpuReading, owners: dict[int, str], *, only_jobs: bool) -> GpuUse:
+    clocks: Clocks = gpu.clocks
+    read: dict[str, Any] = {name: getattr(gpu, name) for name in GpuUse.model_fields if hasattr(gpu, name)}
+    read |= {"clock_graphics_mhz": clocks.graphics_mhz, "clock_memory_mhz": clocks.memory_mhz}
+    return GpuUse(**read | {"processes": tuple(by_job(gpu.processes, owners, only_jobs=only_jobs))})
+
+
+def by_job(processes: tuple[ProcessMemory, ...], owners: dict[int, str], *, only_jobs: bool) -> Iterator[GpuJob]:
+    """The processes of a GPU by their jobs, the others last."""
+    jobs: dict[str | None, list[ProcessMemory]] = {}
+    for process in processes:
+        jobs.setdefault(owners.get(process.pid), []).append(process)
+    for job in sorted(jobs, key=lambda job: (job is None, job or "")):
+        if job is None and only_jobs:
+            continue
+        known = [one.memory_mb for one in jobs[job] if one.memory_mb is not None]
+        pids = tuple(sorted(one.pid for one in jobs[job]))
+        yield GpuJob(job=job, memory_mb=sum(known) if len(known) == len(jobs[job]) else None, pids=pids)
+
+
+def running_jobs(context: Context) -> list[Row]:
+    """The jobs that have a process here; none where nobody knows them now."""
+    query = JobQuery(tenant=context.caller.tenant, state=JobState.RUNNING, limit=MOST_RUNNING)
+    try:
+        return [row for row in list_jobs(query, context).page.rows if row["pid"]]
+    except Unavailable:
+        return []
+
+
+def owners_of(rows: list[Row]) -> dict[int, str]:
+    """Process -> its job: the run's own process and everything below it."""
+    owners: dict[int, str] = {}
+    for row in rows:
+        try:
+            root = psutil.Process(row["pid"])
+            owners |= {process.pid: row["id"] for process in (root, *root.children(recursive=True))}
+        except psutil.Error:
+            continue  # it has ended meanwhile
+    return owners
