@@ -136,7 +136,7 @@ def test_what_another_tenant_has_looks_like_what_is_not_there(running: Running) 
         assert mine[0] == 404
     for method, path, body in places:
         foreign, missing = (
-            answer_of(running, method, path.format(one), one, json.loads(json.dumps(body).replace("{}", one)))
+            answer_of(running, method, path.format(one), one, json.loads(json.dumps(body).replace("{}/", f"{one}/")))
             for one in ("red", "nobody")
         )
         assert foreign == missing
