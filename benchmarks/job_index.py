@@ -1,0 +1,155 @@
+"""Lists and details of 10,000 jobs, at the operations `jobs list` and `jobs show`.
+
+    python -m benchmarks.job_index [--jobs 10000] [--load] [--out results.json]
+
+The bar: p50 at most 5 ms, p99 at most 30 ms; with `--load`, while a process per core computes as a training does, p99
+at most three times that of the idle machine. No server is asked: a synchroniser's last words are what answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from trainyard.api.context import Caller, Context
+from trainyard.api.live.found import open_index
+from trainyard.api.requests.jobs import JobInput, JobsInput
+from trainyard.api.verbs.jobs import list_jobs, show_job
+from trainyard.settings import Settings, load_settings
+from trainyard.spec.states import JobState
+from trainyard.stores.live.job_ids import derive_job_id
+
+P50_MS, P99_MS, BUSY_RATIO = 5.0, 30.0, 3.0
+QUERIES = 1000
+TENANTS = 20
+BUSY = "import torch\na = torch.randn(512, 512)\nwhile True: a = (a @ a).tanh()"
+"""Products of matrices, as a CPU training has."""
+
+
+def fill(settings: Settings, jobs: int) -> list[dict[str, Any]]:
+    """An index of so many jobs, one in fifty of them running, each with a folder as a run leaves it."""
+    chosen, rows = random.Random(15), []
+    for number in range(jobs):
+        run_id = str(UUID(int=chosen.getrandbits(128), version=4))
+        folder, work = settings.runs / run_id, settings.runs / "training" / run_id[:8]
+        folder.mkdir(parents=True)
+        state = JobState.RUNNING if number % 50 == 0 else chosen.choice([JobState.COMPLETED, JobState.FAILED])
+        training = {
+            "node": "trainer", "folder": str(work), "since": 1e9, "step": 300, "total_steps": 300, "epoch": 1.0,
+            "total_epochs": 1.0, "loss": 1.5, "learning_rate": 0.0002,
+        }  # fmt: skip
+        rows.append({
+            "run_id": run_id, "id": derive_job_id(run_id), "name": f"guide-{number % 97}-{number}",
+            "tenant": f"tenant-{number % TENANTS}",
+            "state": state, "detail": "", "message": "2 nodes finished.", "created": 1e9 + number, "started": 1e9,
+            "seconds": 60.0, "attempts": 1, "pid": None, "url": "http://127.0.0.1:4200/runs/flow-run/" + run_id,
+            "parameters": {"job": {"dataset": {"path": "data.jsonl"}, "name": "guide"}},
+            "waits_for_trainer": False, "tags": ("job", derive_job_id(run_id)), "stage": "sft", "method": "lora",
+            "backend": "native", "base_model": "starter", "step": 300, "total_steps": 300, "loss": 1.5,
+            "trainings": [training],
+        })  # fmt: skip
+        result = {"schema": 1, "run_id": run_id, "name": "guide", "state": "completed", "message": "", "nodes": []}
+        (folder / "result.json").write_bytes(orjson.dumps(result))
+    open_index(settings).put(rows, 1.0)
+    return rows
+
+
+def percentiles(work: Callable[[], object]) -> dict[str, float]:
+    times = []
+    for _ in range(QUERIES):
+        started = time.perf_counter()
+        work()
+        times.append(1000 * (time.perf_counter() - started))
+    times.sort()
+    return {"p50_ms": round(times[QUERIES // 2], 2), "p99_ms": round(times[QUERIES * 99 // 100], 2)}
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """A computing process per core."""
+    found = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
+    time.sleep(5.0)
+    try:
+        yield
+    finally:
+        for process in found:
+            process.kill()
+            process.wait()
+
+
+def measure(settings: Settings, rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    context, chosen = Context(settings), random.Random(1)
+    tenant = Context(settings, caller=Caller("t", tenant="tenant-3"))
+    index = open_index(settings)
+
+    def keep() -> None:
+        index.note_try(time.time())
+        index.note_success(time.time())
+
+    cursors = [None, *walk(context, keep)]
+    asked: dict[str, Callable[[], object]] = {
+        "list": lambda: list_jobs(JobsInput(), context),
+        "list, a later page": lambda: list_jobs(JobsInput(cursor=chosen.choice(cursors)), context),
+        "list, running": lambda: list_jobs(JobsInput(state=JobState.RUNNING), context),
+        "list, of a tenant": lambda: list_jobs(JobsInput(), tenant),
+        "list, by text": lambda: list_jobs(JobsInput(text="guide-42-"), context),
+        "show by id": lambda: show_job(JobInput(job=chosen.choice(rows)["id"]), context),
+        "show by name": lambda: show_job(JobInput(job=chosen.choice(rows)["name"]), context),
+    }
+    found = {}
+    for name, work in asked.items():
+        keep()
+        found[name] = percentiles(work)
+    return found
+
+
+def walk(context: Context, keep: Callable[[], None]) -> Iterator[str]:
+    """The cursors of a walk through all pages."""
+    cursor = None
+    for _ in range(50):
+        keep()
+        cursor = list_jobs(JobsInput(cursor=cursor), context).next
+        if cursor is None:
+            return
+        yield cursor
+
+
+def main() -> int:
+    given = argparse.ArgumentParser(description=__doc__)
+    given.add_argument("--jobs", type=int, default=10_000)
+    given.add_argument("--load", action="store_true")
+    given.add_argument("--out", type=Path)
+    asked = given.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = load_settings(home=Path(folder) / "home")
+        rows = fill(settings, asked.jobs)
+        found: dict[str, Any] = {"jobs": asked.jobs, "idle": measure(settings, rows)}
+        if asked.load:
+            with busy_cores():
+                found["busy"] = measure(settings, rows)
+    passed = all(one["p50_ms"] <= P50_MS and one["p99_ms"] <= P99_MS for one in found["idle"].values())
+    if asked.load:
+        ratios = {name: one["p99_ms"] / found["idle"][name]["p99_ms"] for name, one in found["busy"].items()}
+        found["busy_ratio_of_p99"] = {name: round(ratio, 2) for name, ratio in ratios.items()}
+        passed = passed and max(ratios.values()) <= BUSY_RATIO
+    print(json.dumps(found, indent=1))
+    if asked.out:
+        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
