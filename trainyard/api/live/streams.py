@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -149,7 +149,9 @@ class Turn:
     """Makes a heartbeat, or the end, from the id of the last event."""
 
 
-async def turns(word: str, context: Context, file_of: Callable[[TrainingLogs], Path | None]) -> AsyncIterator[Turn]:
+async def turns(
+    word: str, context: Context, file_of: Callable[[TrainingLogs], Path | None]
+) -> AsyncGenerator[Turn, None]:
     """A turn when a file of the job has grown, the job has changed or ended, or a heartbeat is due; the first at once.
 
     Raises what `find_job` raises, before the first turn.
