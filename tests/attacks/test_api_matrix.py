@@ -151,6 +151,7 @@ def answer_of(
 ) -> tuple[int, str]:
     """Status and text of an answer to blue's admin, with the name that was asked for and the trace taken out."""
     answer = running.ask(method, path, "blue-admin", **({"json": body} if body else {}))
+    assert answer.headers["content-type"] == "application/problem+json", (path, answer.status_code, answer.text)
     problem = answer.json() | {"trace": ""}
     return answer.status_code, json.dumps(problem).replace(word, "NAME")
 

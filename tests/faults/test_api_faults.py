@@ -169,6 +169,7 @@ def test_the_process_of_a_session_is_killed_and_the_session_continues(stack: Sta
     assert is_healthy(client.url)
     assert client.ask("POST", f"{session}/resume", json={}).status_code == 202
     until(lambda: state() == "open", 120, "the session's return")
+    assert client.ask("POST", f"{session}/load", json={"name": "one"}).status_code == 200
     assert client.ask("GET", session).json()["global_step"] == 1
     again = client.ask("POST", f"{session}/forward", json={"rows": rows})
     assert again.status_code == 200, again.text

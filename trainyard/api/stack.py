@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -531,6 +532,10 @@ def mark_bootstrapped(settings: Settings, url: str) -> None:
     write_json_durably(settings.services / "bootstrap.json", bootstrap_digest(settings, url))
 
 
+IMPORTING = threading.RLock()
+"""Prefect's modules import each other in circles: two threads that begin at once see modules without their names."""
+
+
 def import_prefect_client(settings: Settings, module: str) -> Any:
     """Import a module of `trainyard.api.runs` after Prefect's variables are set: it reads them when imported.
 
@@ -538,4 +543,5 @@ def import_prefect_client(settings: Settings, module: str) -> Any:
     """
     url = needs_api_url(settings)
     os.environ.update(few_certificates(settings, url) | prefect_environment(settings, url))
-    return importlib.import_module(f"trainyard.api.runs.{module}")
+    with IMPORTING:
+        return importlib.import_module(f"trainyard.api.runs.{module}")

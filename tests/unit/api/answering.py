@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.requests import Request
@@ -32,9 +33,11 @@ def authenticate(request: Request) -> Caller:
 
 
 @contextmanager
-def answering() -> Iterator[str]:
-    """The application behind a real socket, in a thread."""
-    config = uvicorn.Config(build_app(settings(), authenticate), log_level="warning", lifespan="off")
+def answering(certificate: tuple[Path, Path] | None = None) -> Iterator[str]:
+    """The application behind a real socket, in a thread; with a certificate and its key, over TLS."""
+    tls = {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]} if certificate else {}
+    app = build_app(settings(), authenticate)
+    config = uvicorn.Config(app, log_level="warning", lifespan="off", **tls)  # type: ignore[arg-type]
     server = uvicorn.Server(config)
     with bind("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -42,7 +45,7 @@ def answering() -> Iterator[str]:
         try:
             while not server.started:
                 time.sleep(0.01)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"{'https' if certificate else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from docs.generator.sdk import ASYNC, sdk_types
+from tests.certificates import make_certificate
 from tests.unit.api.answering import answering
 from trainyard import Chain, DataSource, Trainer, aio, connect, connect_async, here
 from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
@@ -38,6 +40,7 @@ ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.jsonl").write_text(ROWS * 8)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(wire, "LONGEST_WAIT_S", 0.01)
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -115,6 +118,15 @@ def test_errors_are_those_of_the_operation(url: str) -> None:
             remote.chains.update(chain=stored.id, spec=chain().given, if_match="7-abc")
 
 
+def test_a_certificate_is_verified(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path, "127.0.0.1")
+    with answering(certificate) as url:
+        with connect(url, "owner", ca_file=str(certificate[0])) as remote:
+            assert remote.chains.list().total == 0
+        with connect(url, "owner") as remote, pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            remote.chains.list()
+
+
 def test_an_address_where_nothing_answers() -> None:
     with answering() as url:
         pass
@@ -152,6 +164,9 @@ def test_a_request_has_its_fields_where_the_table_says() -> None:
     assert "idempotency-key" in update.headers
     assert "idempotency-key" not in sent("check", files=({},)).headers
     assert json.loads(sent("chains run", chain="x", refresh=True).content) == {"refresh": True}
+    tensors = sent("sessions forward", session="session-0123456789ab", tensors=b64encode(b"abc"), outputs=("logits",))
+    assert (tensors.content, tensors.headers["content-type"]) == (b"abc", "application/x-safetensors")
+    assert dict(tensors.params) == {"outputs": ["logits"]}
     for name in OPERATIONS:
         assert route_of(name)[1].startswith("/api/v1/")
 
@@ -214,8 +229,7 @@ RUN = json.dumps({
 BUSY = json.dumps({"detail": "The first request with this Idempotency-Key is still worked on."}).encode()
 
 
-def test_what_starts_something_is_sent_again_with_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "FIRST_WAIT_S", 0.01)
+def test_what_starts_something_is_sent_again_with_the_same_key() -> None:
     found, keys = asked([(0, {}, b""), (409, {}, BUSY), (503, {}, b"{}"), (202, {}, RUN)], "run", chain="x")
     assert found.run_id == "r"
     assert len(keys) == 4
@@ -223,8 +237,7 @@ def test_what_starts_something_is_sent_again_with_the_same_key(monkeypatch: pyte
     assert keys[0]
 
 
-def test_what_is_no_answer_of_the_api_is_an_error_with_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "FIRST_WAIT_S", 0.01)
+def test_what_is_no_answer_of_the_api_is_an_error_with_its_status() -> None:
     found, keys = asked([(502, {}, b"<html>")] * 4, "run", chain="x")
     assert isinstance(found, Unavailable)
     assert "answered 502" in str(found)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
+from pydantic import ValidationError
 
 from trainyard.api.context import Context
 from trainyard.api.planning import shape_of
@@ -41,7 +42,7 @@ from trainyard.data.rows import (
     read_rows,
 )
 from trainyard.data.sources import read_source
-from trainyard.errors import NotFound
+from trainyard.errors import InvalidInput, NotFound
 from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DataFormat, Port
@@ -172,9 +173,14 @@ def read_first(
     given: PreviewInput, limit: int, folder: Path, settings: Settings
 ) -> tuple[RawRows, Iterator[Row], dict[str, Any]]:
     """The first rows of the data set: shown, to be read on, and the balance of the reading."""
-    config = DataSourceConfig.model_validate(
-        {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO, "max_bad_fraction": 1.0}
-    )
+    wanted = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
+    try:
+        config = DataSourceConfig.model_validate({**wanted, "max_bad_fraction": 1.0})
+    except ValidationError as error:
+        raise InvalidInput(
+            f"{given.path[:200]!r} is not a valid place of a data set.", why=f"{error.errors()[0]['msg']}.",
+            do="Give a path, hub:org/name, or an address.", code="E-PARAMETER",
+        ) from error  # fmt: skip
     folder.mkdir()
     pin_sources(config, settings, run="", refresh=False, say=lambda text: None)
     made = read_source(config, folder, settings=settings, report=lambda fraction, text: None)

@@ -1,0 +1,38 @@
+"""Paths out of the roots and addresses of the inner network, in every text parameter of the API: none is reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.path_program import CANARY
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(5_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_no_path_leads_out(count: int, tmp_path: Path) -> None:
+    outside, work = tmp_path / "outside", tmp_path / "work" / "data"
+    for folder in (outside, work / "docs"):
+        folder.mkdir(parents=True)
+    (outside / "secret.jsonl").write_text(json.dumps({"prompt": CANARY, "completion": CANARY}) + "\n")
+    (work / "link").symlink_to(outside)
+    (work / "docs" / "a.md").write_text("# A\n\nA node reads.\n")
+    environment = {**os.environ, "TRAINYARD_HOME": str(tmp_path / "home"), "HOME": str(outside)}
+    argv = [sys.executable, "-m", "tests.path_program", str(tmp_path), str(count)]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert found["escapes"] == []
+    assert found["leaks"] == []
+    assert found["connections"] == []
+    assert found["requests"] > 0.9 * count
+    assert set(map(int, found["statuses"])) <= {200, 201, 400, 403, 404, 405, 409, 413, 422, 424, 429, 503}
+    assert sum(found["statuses"].get(status, 0) for status in ("403", "404", "422")) > 0.6 * found["requests"]
+    assert CANARY not in ended.stderr
+    kept = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert not [path for path in kept if CANARY.encode() in path.read_bytes()]
