@@ -35,7 +35,7 @@ class LogPiece(NamedTuple):
     data: bytes
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """Where a client is in a file."""
 
     offset: int = 0
@@ -78,19 +78,19 @@ class FileTail:
         for listener in self.listeners:
             listener.set()
 
-    def after(self, place: Place) -> tuple[list[LogPiece], Place]:
+    def after(self, place: LogPlace) -> tuple[list[LogPiece], LogPlace]:
         """The lines from a place on, at most a block, and the place after them; of a replaced or cut file from 0."""
         if not self.inode:
             return [], place
         if place.inode not in (0, self.inode) or place.offset > self.size:
-            place = Place()
+            place = LogPlace()
         found: list[LogPiece] = []
         if self.lines and self.lines[0].start <= place.offset:
             newer = takewhile(lambda line: line.start >= place.offset, reversed(self.lines))
             found = list(newer)[::-1]
         if not found and place.offset < self.size:
             found = read_lines(self.path, place.offset)
-        return found, Place(found[-1].end if found else place.offset, self.inode)
+        return found, LogPlace(found[-1].end if found else place.offset, self.inode)
 
 
 def last_line_end(path: Path, size: int) -> int:

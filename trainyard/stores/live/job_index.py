@@ -1,8 +1,8 @@
 """The index of jobs: one SQLite file from which lists and details are answered in a few milliseconds.
 
-A projection: Prefect is the truth. A synchroniser copies what Prefect says (`api/runs/live/synchronizing.py`), and
-whoever changes a job writes what Prefect answered, so that a change is seen at once. Deleting the file loses nothing.
-Every method opens the file: one that was deleted or damaged meanwhile is empty, and is filled again.
+A projection: Prefect is the truth. A synchroniser copies what Prefect says (`api/runs/live/synchronizing.py`), and an
+operation that changes a job writes what Prefect answered, so that a change is seen at once. Deleting the file loses
+nothing. Every method opens the file: one that was deleted or damaged is empty, and is filled again.
 
 A row is written only if it was read from Prefect later than what is there: a slow answer does not undo a newer one.
 """
@@ -81,17 +81,17 @@ class JobQuery:
         )
 
 
-class Page(NamedTuple):
+class JobPage(NamedTuple):
     """Some jobs, the newest first, and the cursor of the next page; "" at the end."""
 
     rows: list[Row]
     next: str
 
 
-def page_of(rows: Sequence[Row], limit: int) -> Page:
+def page_of(rows: Sequence[Row], limit: int) -> JobPage:
     """The first `limit` of some more rows."""
     more = len(rows) > limit
-    return Page(list(rows[:limit]), write_cursor(place_of(rows[limit - 1])) if more else "")
+    return JobPage(list(rows[:limit]), write_cursor(place_of(rows[limit - 1])) if more else "")
 
 
 def place_of(row: Mapping[str, Any]) -> tuple[float, str]:
@@ -147,7 +147,7 @@ class JobIndex:
     def facts(self) -> dict[str, float]:
         return dict(self.query("select name, value from facts"))
 
-    def select(self, query: JobQuery) -> Page:
+    def select(self, query: JobQuery) -> JobPage:
         """The jobs of a query, the newest first."""
         where, values = conditions(query)
         text = f"select row from jobs {where} order by created desc, run_id desc limit ?"
@@ -225,8 +225,8 @@ class JobIndex:
         with self.writing() as database:
             database.execute("insert or replace into facts values (?, ?)", (name, value))
 
-    def hold_open(self) -> sqlite3.Connection:
-        """A connection that keeps the file's log open; its holder closes it."""
+    def keep_open(self) -> sqlite3.Connection:
+        """A connection that keeps the file's log open; its caller closes it."""
         database = connect(self.path, make=True)
         database.execute("select count(*) from facts").fetchone()
         return database

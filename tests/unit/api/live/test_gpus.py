@@ -15,13 +15,13 @@ import pytest
 
 from trainyard.api.context import Caller, Context
 from trainyard.api.live.found import open_index
-from trainyard.api.terminal.gpus import gpus_text
-from trainyard.api.verbs.gpus import list_gpus
+from trainyard.api.terminal.trainers import gpus_text
+from trainyard.api.verbs.monitoring.gpus import list_gpus
 from trainyard.compute.monitor.nvidia import read_nvidia
 from trainyard.compute.monitor.readings import GpuMonitor
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
-from trainyard.testing.gpu_tools import SimulatedGpu, SimulatedNvml
+from trainyard.testing.devices.gpu_tools import SimulatedGpu, SimulatedNvml
 
 
 @pytest.fixture

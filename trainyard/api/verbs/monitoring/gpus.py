@@ -24,7 +24,7 @@ MOST_RUNNING = 1000
 
 
 class GpuJob(Response):
-    """The memory of one job on one GPU, or of the processes that are no job's."""
+    """The memory of one job on one GPU, or of the processes outside of jobs."""
 
     job: str | None
     """Its id; None for processes outside of jobs."""
