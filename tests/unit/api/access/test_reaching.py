@@ -79,7 +79,7 @@ def test_what_is_local_is_refused_whatever_the_scope(local: str, context: Contex
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc", "~", "../elsewhere", "link", "/proc/self/cwd/../../../../../../etc", "a\\..\\b", "./../x"]
+    "path", ["/etc", "~", "../elsewhere", "link", "/proc/self/cwd/../../../../etc", "a\\..\\b", "./../x"]
 )
 def test_a_model_is_no_folder_outside(path: str, context: Context, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
