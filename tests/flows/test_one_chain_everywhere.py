@@ -98,11 +98,15 @@ def by_mcp(stack: Stack, body: dict[str, Any]) -> str:
             Client(streamable_http_client(f"{address(stack)}/mcp", http_client=http)) as client,
         ):
             stored = await client.call_tool("chains_create", {"spec": {**body, "description": "by MCP"}})
-            words = {"chain": stored.structured_content["id"], "refresh": True, "watch": True}
-            result = await client.call_tool("chains_run", words)
-            assert not result.is_error, result.content
-            assert result.structured_content["state"] == "completed"
-            return str(result.structured_content["run_id"])
+            words = {"chain": stored.structured_content["id"], "refresh": True}
+            started = await client.call_tool("chains_run", words)
+            assert not started.is_error, started.content
+            state = "pending"
+            while state in ("pending", "running"):
+                await anyio.sleep(0.5)
+                job = await client.call_tool("jobs_show", {"job": started.structured_content["id"]})
+                state = job.structured_content["state"]
+            return str(started.structured_content["run_id"])
 
     return anyio.run(call)
 

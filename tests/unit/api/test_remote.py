@@ -255,7 +255,7 @@ def test_a_problem_document_is_the_error_that_was_raised() -> None:
 def test_a_watched_run_is_followed_by_the_client() -> None:
     talk = conversation("chains run", {"chain": "x", "watch": True})
     first = next(talk)
-    assert isinstance(first, wire.Exchange)
+    assert isinstance(first, wire.HttpExchange)
     assert json.loads(first.content or b"") == {}
     started = httpx.Response(202, content=RUN, headers={"content-type": "application/json"})
     states = iter(["running", "completed"])
@@ -268,7 +268,7 @@ def test_a_watched_run_is_followed_by_the_client() -> None:
         return httpx.Response(200, json=value)
 
     step = talk.send(started)
-    assert isinstance(step, wire.Exchange)
+    assert isinstance(step, wire.HttpExchange)
     assert step.path == "/api/v1/jobs/r"
     assert isinstance(talk.send(job()), wire.Pause)
     talk.send(None)

@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +28,7 @@ import orjson
 from trainyard.api.context import Context
 from trainyard.api.live.found import find_job, open_index
 from trainyard.api.live.sse import HEARTBEAT, ServerEvent
-from trainyard.api.live.tails import FileTail, Line, Place, hub
+from trainyard.api.live.tails import FileTail, LogPiece, Place, hub
 from trainyard.api.live.trainings import trainings_of
 from trainyard.api.requests.jobs import JobInput, LogsInput, MetricsInput
 from trainyard.api.training_logs import TrainingLogs
@@ -102,7 +102,7 @@ async def follow_logs(request: LogsInput, context: Context, last_event_id: str |
                 yield turn.last(write_places(places))
 
 
-async def new_lines(tail: FileTail, node: str, places: dict[str, Place]) -> AsyncIterator[list[Line]]:
+async def new_lines(tail: FileTail, node: str, places: dict[str, Place]) -> AsyncIterator[list[LogPiece]]:
     """The lines after a client's place, block by block; the place moves with them."""
     while True:
         lines, places[node] = tail.after(places[node])
@@ -140,7 +140,7 @@ def point_of(line: bytes) -> dict[str, Any] | None:
 
 
 @dataclass
-class Turn:
+class StreamTurn:
     """What a stream has at one turn: its job, the tails of its files, and what to say after them."""
 
     row: Row
@@ -149,14 +149,16 @@ class Turn:
     """Makes a heartbeat, or the end, from the id of the last event."""
 
 
-async def turns(word: str, context: Context, file_of: Callable[[TrainingLogs], Path | None]) -> AsyncIterator[Turn]:
+async def turns(
+    word: str, context: Context, file_of: Callable[[TrainingLogs], Path | None]
+) -> AsyncGenerator[StreamTurn, None]:
     """A turn when a file of the job has grown, the job has changed or ended, or a heartbeat is due; the first at once.
 
     Raises what `find_job` raises, before the first turn.
     """
     row = (await asyncio.to_thread(find_job, word, context)).row
     more, due = asyncio.Event(), 0.0
-    turn = Turn(row)
+    turn = StreamTurn(row)
     with ExitStack() as following:
         job = following.enter_context(job_hub().follow(row, context, more))
         while True:

@@ -15,7 +15,7 @@ import httpx
 
 from trainyard.api.sdk.remote import TIMEOUT_S, client_options
 from trainyard.api.sdk.surface import Call, Surface, call_here
-from trainyard.api.sdk.wire import Exchange, Heard, Pause, conversation
+from trainyard.api.sdk.wire import Heard, HttpExchange, Pause, conversation
 
 
 class AsyncSurface(Surface):
@@ -58,7 +58,7 @@ async def call_over_http(client: httpx.AsyncClient, name: str, fields: dict[str,
         return end.value
 
 
-async def exchange(client: httpx.AsyncClient, one: Exchange) -> Heard:
+async def exchange(client: httpx.AsyncClient, one: HttpExchange) -> Heard:
     try:
         return await client.request(one.method, one.path, params=one.params, headers=one.headers, content=one.content)
     except httpx.TransportError as error:

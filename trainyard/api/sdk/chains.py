@@ -132,7 +132,7 @@ class Chain:
 
     def plan(self, *, measure: bool = False) -> ChainPlan:
         """What a run would do: resolved config, sizes, times, what is reused. Raises `Refused`."""
-        return self.on.plan(target=self.given, measure=measure)
+        return self.on.plan(target=self.given, measure=True) if measure else self.on.plan(target=self.given)
 
     def run(self, *, watch: bool = False, refresh: bool = False, tags: Iterable[str] = ()) -> RunResult:
         """Start a run; with `watch`, return when it has ended. Raises `Refused`, `Unavailable` without a server."""

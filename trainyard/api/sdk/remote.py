@@ -14,7 +14,7 @@ import httpx
 import trainyard
 from trainyard.api.operations import API
 from trainyard.api.sdk.surface import Surface
-from trainyard.api.sdk.wire import Exchange, Heard, Pause, conversation
+from trainyard.api.sdk.wire import Heard, HttpExchange, Pause, conversation
 
 TOKEN_VARIABLE = "TRAINYARD_TOKEN"
 TIMEOUT_S = 600.0
@@ -44,7 +44,7 @@ class RemoteSurface(Surface):
         except StopIteration as end:
             return end.value
 
-    def _exchange(self, one: Exchange) -> Heard:
+    def _exchange(self, one: HttpExchange) -> Heard:
         try:
             return self._client.request(
                 one.method, one.path, params=one.params, headers=one.headers, content=one.content

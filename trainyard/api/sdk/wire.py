@@ -1,7 +1,7 @@
 """An operation over HTTP, without the HTTP: what is sent, what its answer means, what is sent again.
 
-`conversation` is a generator. It yields an `Exchange` to carry out, or a `Pause` to wait; it is sent the response, or
-the error of the transport; it returns the operation's response. So the same code speaks for a blocking client
+`conversation` is a generator. It yields an `HttpExchange` to carry out, or a `Pause` to wait; it is sent the response,
+or the error of the transport; it returns the operation's response. So the same code speaks for a blocking client
 (`remote.py`) and for one that awaits (`asynchronous.py`).
 
 What starts something carries an Idempotency-Key, so that a request that is sent again starts nothing twice.
@@ -42,7 +42,7 @@ REASON_FIELDS = ("code", "node", "field", "because", "instead", "row")
 
 
 @dataclass(frozen=True)
-class Exchange:
+class HttpExchange:
     """One request."""
 
     method: str
@@ -59,7 +59,7 @@ class Pause:
 
 Heard = httpx.Response | httpx.TransportError | None
 """What a step brings: the response, why there was none, or nothing after a pause."""
-Talk: TypeAlias = Generator[Exchange | Pause, Heard, Any]
+Talk: TypeAlias = Generator[HttpExchange | Pause, Heard, Any]
 
 
 def conversation(name: str, fields: Mapping[str, Any]) -> Talk:
@@ -81,7 +81,7 @@ def ask(name: str, fields: Mapping[str, Any]) -> Talk:
     return response_of(name, response)
 
 
-def send(exchange: Exchange) -> Talk:
+def send(exchange: HttpExchange) -> Talk:
     """The response; a request that did not arrive, or came too early, is sent again."""
     wait_s, heard = FIRST_WAIT_S, None
     for tries in range(1, TRIES + 1):
@@ -112,7 +112,7 @@ def retry_after(heard: Heard) -> float | None:
 # What is sent
 
 
-def exchange_of(name: str, request: BaseModel) -> Exchange:
+def exchange_of(name: str, request: BaseModel) -> HttpExchange:
     """The request of an operation as HTTP has it: path, query, headers, body."""
     row, (method, path) = OPERATIONS[name], route_of(name)
     tensors = getattr(request, TENSORS, None)
@@ -123,12 +123,12 @@ def exchange_of(name: str, request: BaseModel) -> Exchange:
         headers["if-match"] = f'"{given.pop(IF_MATCH)}"'
     if tensors:
         headers["content-type"] = TENSORS_TYPE
-        return Exchange(method, path, query_of(given), headers, bytes(tensors))
+        return HttpExchange(method, path, query_of(given), headers, bytes(tensors))
     if method == "GET":
-        return Exchange(method, path, query_of(given), headers)
+        return HttpExchange(method, path, query_of(given), headers)
     body = given.pop(row.body, {}) if row.body else given
     headers["content-type"] = "application/json"
-    return Exchange(method, path, query_of(given) if row.body else {}, headers, json.dumps(body).encode())
+    return HttpExchange(method, path, query_of(given) if row.body else {}, headers, json.dumps(body).encode())
 
 
 def query_of(given: Mapping[str, Any]) -> dict[str, Any]:

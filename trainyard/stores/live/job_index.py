@@ -40,8 +40,8 @@ COLUMNS = ("run_id", "id", "name", "tenant", "state", "backend", "stage", "creat
 TABLES = """
 create table jobs (run_id text primary key, id text, name text, tenant text, state text, backend text, stage text,
                    created real, open integer, seen real, text text, row blob);
-create index by_time on jobs (created, run_id);
-create index by_tenant on jobs (tenant, created, run_id);
+create index by_time on jobs (created, run_id, text);
+create index by_tenant on jobs (tenant, created, run_id, text);
 create index by_state on jobs (state, created, run_id);
 create index by_id on jobs (id);
 create index by_name on jobs (name);

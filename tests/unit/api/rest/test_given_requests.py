@@ -1,0 +1,101 @@
+"""Requests as other tools document them, sent to the service as they are written, and requests that are wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.unit.api.answering import answering
+
+BODIES = REPOSITORY / "tests" / "resources" / "bodies"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with (
+        answering() as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers={"authorization": "Bearer owner"}, timeout=120) as client,
+    ):
+        yield client
+
+
+def body(name: str) -> bytes:
+    return (BODIES / f"{name}.json").read_bytes()
+
+
+def codes(answer: httpx.Response) -> set[str]:
+    found: dict[str, Any] = answer.json()
+    return {found["code"], *(one["code"] for one in found["errors"])}
+
+
+def test_a_chain_is_created_as_it_is_documented(client: httpx.Client) -> None:
+    answer = client.post("/chains", content=body("chain-three-nodes"), headers=JSON)
+    assert answer.status_code == 201, answer.text
+    found = answer.json()
+    assert (found["name"], found["nodes"], found["revision"]) == ("qa-pipeline", 3, 1)
+    assert answer.headers["etag"] == f'"{found["etag"]}"'
+    shown = client.get(f"/chains/{found['id']}")
+    assert shown.json()["digest"] == found["digest"]
+    unchanged = client.get(f"/chains/{found['id']}", headers={"if-none-match": answer.headers["etag"]})
+    assert unchanged.status_code == 304
+    assert client.get("/chains/templates").json()["templates"][0]["name"] == "qa-pipeline"
+
+
+@pytest.mark.parametrize(("name", "code"), [
+    ("lora-job-mlx", ""), ("dpo-job-trl", "R-PATH-ROOT"), ("job-data-worker", "R-DATA-WORKER"),
+])  # fmt: skip
+def test_a_job_is_read_as_it_is_documented(client: httpx.Client, name: str, code: str) -> None:
+    answer = client.post("/jobs", content=body(name), headers=JSON)
+    assert answer.status_code in (422, 424), answer.text
+    assert not {one for one in codes(answer) if one.startswith("E-SPEC") or one in ("E-PARAMETER", "E-JSON")}
+    assert not code or code in codes(answer)
+
+
+def test_what_is_wrong_is_refused_quickly_and_not_stored(client: httpx.Client) -> None:
+    cycle = [{"id": "a", "type": "validator", "needs": ["b"]}, {"id": "b", "type": "validator", "needs": ["a"]}]
+    ring = [{"id": f"n{at}", "type": "validator", "needs": [f"n{at - 1}"]} for at in range(1, 10_000)]
+    many = [{"type": "validator"}] * 10_001
+    begun = time.monotonic()
+    for nodes in (cycle, [*ring, {"id": "n0", "type": "validator", "needs": ["n9999"]}], many, [{"type": "traner"}]):
+        answer = client.post("/chains", json={"nodes": nodes})
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["errors"]
+    assert time.monotonic() - begun < 30
+    twice = client.post("/chains", content=b'{"nodes": [], "nodes": []}', headers=JSON)
+    assert (twice.status_code, twice.json()["code"]) == (400, "E-JSON")
+    assert client.get("/chains").json() == {"chains": [], "total": 0}
+
+
+def test_a_run_takes_no_graph(client: httpx.Client) -> None:
+    given = json.loads(body("chain-three-nodes"))
+    stored = client.post("/chains", json=given).json()
+    inline = client.post(f"/chains/{stored['id']}/run", json={"nodes": given["nodes"]})
+    assert (inline.status_code, inline.json()["code"]) == (422, "E-PARAMETER")
+    missing = client.post("/chains/chain-000000000000/run", json={})
+    assert (missing.status_code, missing.json()["code"]) == (404, "E-NOT-FOUND")
+
+
+def test_two_writers_get_the_difference(client: httpx.Client) -> None:
+    given = json.loads(body("chain-three-nodes"))
+    stored = client.post("/chains", json=given)
+    path = f"/chains/{stored.json()['id']}"
+    assert client.put(path, json={**given, "description": "One."}).status_code == 422
+    etag = {"if-match": stored.headers["etag"]}
+    assert client.put(path, json={**given, "description": "One."}, headers=etag).json()["revision"] == 2
+    late = client.put(path, json={**given, "description": "Two."}, headers=etag)
+    assert (late.status_code, late.json()["code"]) == (409, "E-CONFLICT")
+    assert (
+        "Changed since revision 1: description: None -> 'One.'. Changed by you: description: None -> 'Two.'"
+        in (late.json()["why"])
+    )
