@@ -95,7 +95,10 @@ def model_folder(name: str, settings: Settings) -> Path | None:
     """The real path of the folder that a name means; a relative one starts at the working folder, as data paths do."""
     if name == STARTER or not name.strip() or "\0" in name:
         return None
-    folder = settings.working_folder / Path(name).expanduser()
+    try:
+        folder = settings.working_folder / Path(name).expanduser()
+    except RuntimeError:  # the home of a user that is not there
+        return None
     return folder.resolve() if folder.is_dir() else None
 
 
