@@ -97,9 +97,9 @@ def model_folder(name: str, settings: Settings) -> Path | None:
         return None
     try:
         folder = settings.working_folder / Path(name).expanduser()
-    except RuntimeError:  # the home of a user that is not there
+        return folder.resolve() if folder.is_dir() else None
+    except (RuntimeError, OSError):  # the home of a user that is not there, a name that is too long
         return None
-    return folder.resolve() if folder.is_dir() else None
 
 
 def resolve_folder(name: str, folder: Path, *, digests: Path | None = None) -> ModelSource:

@@ -103,6 +103,12 @@ def test_a_model_of_the_hub_or_in_a_data_root_may_be_named(context: Context, tin
             ask("data preview", replace(context, settings=own), path="rows.jsonl", base_model=name)
 
 
+@pytest.mark.parametrize("name", ["~nobody-here/model", "a" * 300])
+def test_a_model_that_cannot_be_a_folder_is_not_there(name: str, context: Context) -> None:
+    with pytest.raises((NotFound, Refused)):
+        ask("data preview", context, path="rows.jsonl", base_model=name)
+
+
 @pytest.fixture
 def two_tenants(context: Context, tmp_path: Path) -> Context:
     """Tenants blue and red have versions of the same role; the caller is blue's."""
