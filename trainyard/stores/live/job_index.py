@@ -153,6 +153,10 @@ class JobIndex:
         text = f"select row from jobs {where} order by created desc, run_id desc limit ?"
         return page_of([read_row(blob) for (blob,) in self.query(text, *values, query.limit + 1)], query.limit)
 
+    def count_by_state(self) -> dict[str, int]:
+        """How many jobs are in each state that any is in."""
+        return dict(self.query("select state, count(*) from jobs group by state"))
+
     def find(self, word: str, tenant: str = "") -> list[Row]:
         """The jobs that a word names: an id, the beginning of one, or a name. At most `MOST_MATCHES`."""
         if not word:
