@@ -79,7 +79,7 @@ def test_what_is_local_is_refused_whatever_the_scope(local: str, context: Contex
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc", "~", "../elsewhere", "link", "/proc/self/cwd/../../../../../../etc", "a\\..\\b", "./../x"]
+    "path", ["/etc", "~", "../elsewhere", "link", "/proc/self/cwd/../../../../etc", "a\\..\\b", "./../x"]
 )
 def test_a_model_is_no_folder_outside(path: str, context: Context, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -101,6 +101,12 @@ def test_a_model_of_the_hub_or_in_a_data_root_may_be_named(context: Context, tin
     for name in ("starter", "org/model", "model", str(tiny_model)):
         with pytest.raises(NotFound, match="E-DATA-NOT-FOUND"):  # the rows, which are read later
             ask("data preview", replace(context, settings=own), path="rows.jsonl", base_model=name)
+
+
+@pytest.mark.parametrize("name", ["~nobody-here/model", "a" * 300])
+def test_a_model_that_cannot_be_a_folder_is_not_there(name: str, context: Context) -> None:
+    with pytest.raises((NotFound, Refused)):
+        ask("data preview", context, path="rows.jsonl", base_model=name)
 
 
 @pytest.fixture
