@@ -111,6 +111,8 @@ def test_the_service_s_own_routes(caller: str, running: Running) -> None:
     status = 401 if caller in (NOBODY, WRONG) else 200
     assert {running.ask(method, path, caller).status_code for method, path in SERVICE_ROUTES} == {status}
     assert running.ask("GET", "/health", caller).status_code == 200
+    if status == 401:
+        assert running.ask("POST", "/mcp", caller, json={}).status_code == 401
     unknown = {running.ask(method, "/api/v1/none", caller).status_code for method in ("GET", "POST", "DELETE", "PUT")}
     assert unknown == {401 if status == 401 else 404}
     assert running.ask("PATCH", "/api/v1/chains", caller).status_code == (401 if status == 401 else 405)
@@ -136,7 +138,7 @@ def test_what_another_tenant_has_looks_like_what_is_not_there(running: Running) 
         assert mine[0] == 404
     for method, path, body in places:
         foreign, missing = (
-            answer_of(running, method, path.format(one), one, json.loads(json.dumps(body).replace("{}", one)))
+            answer_of(running, method, path.format(one), one, json.loads(json.dumps(body).replace("{}/", f"{one}/")))
             for one in ("red", "nobody")
         )
         assert foreign == missing

@@ -80,6 +80,7 @@ def test_a_proxy_is_believed_and_others_are_not_answered(home: Path) -> None:
         assert (answer.status_code, answer.json()["code"]) == (403, "E-REQUEST-REFUSED")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -95,6 +96,7 @@ def test_it_does_not_start_where_others_could_use_it(options: tuple[str, ...], e
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_without_authentication_it_says_so(home: Path) -> None:
     with serving("--no-auth") as port:
         assert httpx.get(f"http://127.0.0.1:{port}{TOKENS}").status_code == 200

@@ -27,7 +27,7 @@ from trainyard.compute.monitor.nvidia import read_nvidia
 from trainyard.compute.monitor.readings import GpuMonitor
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings, load_settings, settings
-from trainyard.testing.gpu_tools import SimulatedGpu, SimulatedNvml
+from trainyard.testing.devices.gpu_tools import SimulatedGpu, SimulatedNvml
 
 pytestmark = pytest.mark.usefixtures("prefect")
 WAIT_S = 60.0

@@ -35,7 +35,17 @@ def test_the_commands_are_the_promised_ones() -> None:
     commands = {name for name, command in found.items() if not isinstance(command, click.Group)}
     stack = {"up", "down", "env", "doctor", "migrate", "gc", "backup", "restore"}
     chains = {"check", "plan", "run", "compare", "templates", "schema"}
-    assert commands == stack | chains | {"demo", "prove-resume", "eject", "serve", "mcp", "chat", "import", "export"}
+    assert commands == stack | chains | {
+        "demo",
+        "prove-resume",
+        "eject",
+        "serve",
+        "mcp",
+        "chat",
+        "import",
+        "export",
+        "gpus",
+    }
     groups = {name: set(one.list_commands(root)) for name, one in found.items() if isinstance(one, click.Group)}
     jobs = {"create", "list", "show", "logs", "metrics", "pause", "resume", "cancel"}
     life = {"create", "list", "show", "close", "resume"}

@@ -436,7 +436,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "gpus": Operation(
         "The GPUs of this machine: memory, load, temperature, power, clocks, and the memory of each job.",
-        NOTHING, "gpus:show_gpus", "gpus:gpus_text", READ,
+        NOTHING, "monitoring.gpus:show_gpus", "trainers:gpus_text", READ,
         route="GET /api/v1/gpus", tenants=True,
     ),
     "data preview": Operation(

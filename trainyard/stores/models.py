@@ -95,8 +95,11 @@ def model_folder(name: str, settings: Settings) -> Path | None:
     """The real path of the folder that a name means; a relative one starts at the working folder, as data paths do."""
     if name == STARTER or not name.strip() or "\0" in name:
         return None
-    folder = settings.working_folder / Path(name).expanduser()
-    return folder.resolve() if folder.is_dir() else None
+    try:
+        folder = settings.working_folder / Path(name).expanduser()
+        return folder.resolve() if folder.is_dir() else None
+    except (RuntimeError, OSError):  # the home of a user that is not there, a name that is too long
+        return None
 
 
 def resolve_folder(name: str, folder: Path, *, digests: Path | None = None) -> ModelSource:

@@ -48,7 +48,7 @@ def test_the_verbs_are_the_promised_ones() -> None:
     stack = {"up", "down", "env", "doctor", "demo", "migrate", "gc", "backup", "restore"}
     work = {"check", "plan", "run", "starter build"}
     adapters = {"list", "show", "convert", "promote", "rollback", "delete-version", "card", "merge", "push", "pull"}
-    proofs = {"prove-resume", "renderers verify"}
+    proofs = {"prove-resume", "renderers verify", "gpus"}
     graph = {"graph query", "graph stats", "graph export", "serve", "chat", "mcp"}
     trainers = {
         "backends",

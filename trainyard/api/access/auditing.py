@@ -60,6 +60,8 @@ class AuditEntry:
         """
         if not self.context.settings.home.is_dir():
             return
+        if error is not None and not has_content(self.context.settings.home):
+            return  # a home that is to be restored stays empty
         outcome = "done" if error is None else "denied" if isinstance(error, Denied) else "failed"
         if isinstance(error, KeyboardInterrupt | SystemExit):
             outcome = "stopped"
@@ -105,6 +107,10 @@ def record_event(settings: Settings, event: str, caller: str, trace: str, error:
         "outcome": "denied" if error else "done", "code": error.code if error else "", "seconds": 0.0, "targets": {},
     }  # fmt: skip
     log_of(settings.home).append(line)
+
+
+def has_content(home: Path) -> bool:
+    return home.is_dir() and next(home.iterdir(), None) is not None
 
 
 def targets_of(value: object, names: tuple[str, ...]) -> dict[str, str]:

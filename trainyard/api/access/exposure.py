@@ -152,7 +152,7 @@ def unusable(what: str, do: str) -> InvalidInput:
 
 
 def names_of(certificate: object) -> tuple[str, ...]:
-    """The names and addresses in a certificate; one with `*` stands for no host."""
+    """The names and addresses in a certificate; one with `*` is the name of no host."""
     extension = load("cryptography.x509:SubjectAlternativeName")
     try:
         found = certificate.extensions.get_extension_for_class(extension).value  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from trainyard.api.access.secrets import texts_of
 from trainyard.data.paths import data_roots, refuse_path
-from trainyard.errors import Denied, InvalidInput
+from trainyard.errors import Denied, InvalidInput, NotFound
 from trainyard.settings import Settings
 from trainyard.stores.models import model_folder
 
@@ -40,13 +40,18 @@ def require_model(place: str, text: str, settings: Settings, tenant: str) -> Non
 
 
 def require_template(target: str | Mapping[str, Any], templates: tuple[str, ...]) -> None:
-    """Refuse the file of a chain, which only the user of this machine may name. Raises `Denied` (`E-LOCAL`)."""
-    if isinstance(target, str) and target not in templates:
-        raise Denied(
-            f"{target[:100]!r} is not a template, and a file can only be named on the machine itself.",
-            why=f"Templates are {', '.join(templates)}." if templates else "",
-            do="Give the chain itself, or store it by `chains create` and run it by its id.", code="E-LOCAL",
-        )  # fmt: skip
+    """Refuse the file of a chain, which only the user of this machine may name; it is not looked for.
+
+    Raises `Denied` (`E-LOCAL`), and `NotFound` (`E-PARAMETER`) for a name that is neither.
+    """
+    if not isinstance(target, str) or target in templates:
+        return
+    do = "Give the chain itself, or store it by `chains create` and run it by its id."
+    why = f"Templates are {', '.join(templates)}." if templates else ""
+    if set(target) & set("./\\~"):
+        what = f"{target[:100]!r} is a file, which can only be named on the machine itself."
+        raise Denied(what, why=why, do=do, code="E-LOCAL")
+    raise NotFound(f"There is no template {target[:100]!r}.", why=why, do=do, code="E-PARAMETER")
 
 
 def refuse_whole_chain(target: str | Mapping[str, Any]) -> None:

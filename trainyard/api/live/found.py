@@ -20,7 +20,7 @@ from trainyard.api.records import RunResult
 from trainyard.api.stack import import_prefect_client
 from trainyard.errors import Conflict, NotFound, Unavailable
 from trainyard.settings import Settings
-from trainyard.stores.live.job_index import FRESH_S, JobIndex, JobQuery, Page, Row
+from trainyard.stores.live.job_index import FRESH_S, JobIndex, JobPage, JobQuery, Row
 
 SHOWN_AMBIGUOUS = 5
 
@@ -32,7 +32,7 @@ class FoundJob(NamedTuple):
 
 
 class FoundJobs(NamedTuple):
-    page: Page
+    page: JobPage
     as_of: float | None
 
 
@@ -70,7 +70,7 @@ def list_jobs(query: JobQuery, context: Context) -> FoundJobs:
         if index.synced_at() is None:
             raise
         return FoundJobs(index.select(query), age_of(index))
-    return FoundJobs(Page([with_files(row, settings) for row in rows], cursor), None)
+    return FoundJobs(JobPage([with_files(row, settings) for row in rows], cursor), None)
 
 
 def age_of(index: JobIndex) -> float | None:

@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +28,7 @@ import orjson
 from trainyard.api.context import Context
 from trainyard.api.live.found import find_job, open_index
 from trainyard.api.live.sse import HEARTBEAT, ServerEvent
-from trainyard.api.live.tails import FileTail, Line, Place, hub
+from trainyard.api.live.tails import FileTail, LogPiece, LogPlace, hub
 from trainyard.api.live.trainings import trainings_of
 from trainyard.api.requests.jobs import JobInput, LogsInput, MetricsInput
 from trainyard.api.training_logs import TrainingLogs
@@ -75,7 +75,7 @@ async def follow_metrics(
                 if request.node not in (None, node):
                     continue
                 if node not in places or tail.end - places[node].offset > MOST_BEHIND_BYTES:
-                    places[node] = Place(tail.end, tail.inode)
+                    places[node] = LogPlace(tail.end, tail.inode)
                     yield ServerEvent(await first_curve(node, request, context), "curve", write_places(places))
                 async for lines in new_lines(tail, node, places):
                     if points := [point for line in lines if (point := point_of(line.data)) is not None]:
@@ -93,7 +93,7 @@ async def follow_logs(request: LogsInput, context: Context, last_event_id: str |
             for node, tail in turn.tails.items():
                 if request.source not in (None, node):
                     continue
-                places.setdefault(node, Place(request.offset or 0))
+                places.setdefault(node, LogPlace(request.offset or 0))
                 async for lines in new_lines(tail, node, places):
                     texts = [line.data.decode("utf-8", "replace") for line in lines]
                     text = orjson.dumps({"source": node, "lines": texts}).decode()
@@ -102,7 +102,7 @@ async def follow_logs(request: LogsInput, context: Context, last_event_id: str |
                 yield turn.last(write_places(places))
 
 
-async def new_lines(tail: FileTail, node: str, places: dict[str, Place]) -> AsyncIterator[list[Line]]:
+async def new_lines(tail: FileTail, node: str, places: dict[str, LogPlace]) -> AsyncIterator[list[LogPiece]]:
     """The lines after a client's place, block by block; the place moves with them."""
     while True:
         lines, places[node] = tail.after(places[node])
@@ -140,7 +140,7 @@ def point_of(line: bytes) -> dict[str, Any] | None:
 
 
 @dataclass
-class Turn:
+class StreamTurn:
     """What a stream has at one turn: its job, the tails of its files, and what to say after them."""
 
     row: Row
@@ -149,14 +149,16 @@ class Turn:
     """Makes a heartbeat, or the end, from the id of the last event."""
 
 
-async def turns(word: str, context: Context, file_of: Callable[[TrainingLogs], Path | None]) -> AsyncIterator[Turn]:
+async def turns(
+    word: str, context: Context, file_of: Callable[[TrainingLogs], Path | None]
+) -> AsyncGenerator[StreamTurn, None]:
     """A turn when a file of the job has grown, the job has changed or ended, or a heartbeat is due; the first at once.
 
     Raises what `find_job` raises, before the first turn.
     """
     row = (await asyncio.to_thread(find_job, word, context)).row
     more, due = asyncio.Event(), 0.0
-    turn = Turn(row)
+    turn = StreamTurn(row)
     with ExitStack() as following:
         job = following.enter_context(job_hub().follow(row, context, more))
         while True:
@@ -252,20 +254,20 @@ def end_of(row: Row, event_id: str) -> ServerEvent:
     return ServerEvent(orjson.dumps({"state": row["state"], "message": row["message"]}).decode(), "end", event_id)
 
 
-def write_places(places: dict[str, Place]) -> str:
+def write_places(places: dict[str, LogPlace]) -> str:
     """The places of all sources as the id of an event: `trainer=4096.1234,trainer-2=0.1240`."""
     return ",".join(f"{node}={place.offset}.{place.inode}" for node, place in sorted(places.items()))
 
 
-def read_places(event_id: str | None) -> dict[str, Place]:
+def read_places(event_id: str | None) -> dict[str, LogPlace]:
     """The places that an id names. Raises `InvalidInput` (`E-PARAMETER`)."""
     if not event_id:
         return {}
     if not PLACES.fullmatch(event_id):
         raise InvalidInput(
             f"{event_id[:100]!r} is not the id of an event of this stream.",
-            do="Send the id of the last event as Last-Event-ID, or none to begin anew.",
+            do="Send the id of the last event as Last-Event-ID, or none to begin again.",
             code="E-PARAMETER",
         )
     pairs = (one.partition("=") for one in event_id.split(",") if one)
-    return {node: Place(*map(int, place.split("."))) for node, _, place in pairs}
+    return {node: LogPlace(*map(int, place.split("."))) for node, _, place in pairs}

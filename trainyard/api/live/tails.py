@@ -26,7 +26,7 @@ MAX_LINE_BYTES = 1 << 20
 """A longer line is given in parts."""
 
 
-class Line(NamedTuple):
+class LogPiece(NamedTuple):
     """A line of a file without its end."""
 
     start: int
@@ -35,7 +35,7 @@ class Line(NamedTuple):
     data: bytes
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """Where a client is in a file."""
 
     offset: int = 0
@@ -55,7 +55,7 @@ class FileTail:
     """Where the last whole line that was read ends."""
     behind: bool = False
     """Whether there was more to read than a block."""
-    lines: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    lines: deque[LogPiece] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
     def look(self) -> None:
         """Read what is new, and wake those who wait for it."""
@@ -78,19 +78,19 @@ class FileTail:
         for listener in self.listeners:
             listener.set()
 
-    def after(self, place: Place) -> tuple[list[Line], Place]:
+    def after(self, place: LogPlace) -> tuple[list[LogPiece], LogPlace]:
         """The lines from a place on, at most a block, and the place after them; of a replaced or cut file from 0."""
         if not self.inode:
             return [], place
         if place.inode not in (0, self.inode) or place.offset > self.size:
-            place = Place()
-        found: list[Line] = []
+            place = LogPlace()
+        found: list[LogPiece] = []
         if self.lines and self.lines[0].start <= place.offset:
             newer = takewhile(lambda line: line.start >= place.offset, reversed(self.lines))
             found = list(newer)[::-1]
         if not found and place.offset < self.size:
             found = read_lines(self.path, place.offset)
-        return found, Place(found[-1].end if found else place.offset, self.inode)
+        return found, LogPlace(found[-1].end if found else place.offset, self.inode)
 
 
 def last_line_end(path: Path, size: int) -> int:
@@ -101,7 +101,7 @@ def last_line_end(path: Path, size: int) -> int:
         return start + file.read(size - start).rfind(b"\n") + 1
 
 
-def read_lines(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[Line]:
+def read_lines(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[LogPiece]:
     """The whole lines from an offset on, within so many bytes; a line that is longer in parts."""
     try:
         with path.open("rb") as file:
@@ -111,14 +111,14 @@ def read_lines(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[Line]:
         return []
     found = []
     while (end := block.find(b"\n")) >= 0:
-        found.append(Line(offset, offset + end + 1, block[:end]))
+        found.append(LogPiece(offset, offset + end + 1, block[:end]))
         offset, block = offset + end + 1, block[end + 1 :]
     if not found and len(block) >= limit:
-        found.append(Line(offset, offset + len(block), block))
+        found.append(LogPiece(offset, offset + len(block), block))
     return found
 
 
-def read_rest(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[Line]:
+def read_rest(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[LogPiece]:
     """The last line of a writer that has ended before it wrote the line's end."""
     try:
         with path.open("rb") as file:
@@ -126,7 +126,7 @@ def read_rest(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[Line]:
             block = file.read(limit)
     except OSError:
         return []
-    return [Line(offset, offset + len(block), block)] if block else []
+    return [LogPiece(offset, offset + len(block), block)] if block else []
 
 
 class TailHub:

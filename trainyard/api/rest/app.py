@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import anyio
@@ -17,6 +18,7 @@ import trainyard
 from trainyard.api.mcp.server import HttpApp
 from trainyard.api.operations import API
 from trainyard.api.rest.bodies import InvalidFields
+from trainyard.api.rest.gauges import read_jobs, read_memory
 from trainyard.api.rest.measured import ApiMetrics, MeasuredRequests
 from trainyard.api.rest.openapi import openapi_document
 from trainyard.api.rest.pages import add_pages
@@ -35,7 +37,7 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
     replays = Replays(settings.services / "replays.sqlite3")
     add_operations(app, ApiParts(settings, authenticate, replays, anyio.CapacityLimiter(MAX_WORKING)))
     document: dict[str, Any] = {}
-    measured = ApiMetrics()
+    measured = ApiMetrics((partial(read_jobs, settings), read_memory))
     app.add_middleware(MeasuredRequests, metrics=measured)
 
     @app.get("/health")

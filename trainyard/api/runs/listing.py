@@ -23,7 +23,7 @@ from trainyard.api.runs.watching import run_url
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_facts import read_facts
 from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, job_id_of, name_run
-from trainyard.stores.live.job_index import JobQuery, Page, page_of, place_of
+from trainyard.stores.live.job_index import JobPage, JobQuery, page_of, place_of
 
 PAGE = 200
 """Rows that the server gives at once, at most."""
@@ -49,7 +49,7 @@ def jobs_of(prefect: SyncPrefectClient, *tags: str) -> Iterator[FlowRun]:
     return paged(prefect.read_flow_runs, flow_run_filter=wanted, sort=newest)
 
 
-def select_jobs(query: JobQuery, runs: Path) -> Page:
+def select_jobs(query: JobQuery, runs: Path) -> JobPage:
     """The jobs of a query, the newest first. Facts that a run's parameters lack are in its folder below `runs`.
 
     The server orders by the time when a run is due, which is not before it was created: of a page from then on, no job

@@ -23,11 +23,11 @@ from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
 from trainyard.api.verbs.doctor import Diagnosis
-from trainyard.api.verbs.gpus import GpuList
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
 from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.monitoring.gpus import GpuList
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
 from trainyard.api.verbs.proof import Proof
 from trainyard.api.verbs.serving.chat import ChatOutput

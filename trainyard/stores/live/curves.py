@@ -31,7 +31,7 @@ FACTOR = 8
 """Rows of a level that become one row of the next."""
 MAX_LEVELS = 17
 MOST_STEPS = FACTOR**MAX_LEVELS
-"""A larger number is no step that a trainer counts to (2^51)."""
+"""A larger number is not a valid step of a trainer (2^51)."""
 PARTS = ("n", "low", "high", "sum", "last")
 SUMMED = [f"{name}_{part}" for name in MEASURED for part in PARTS]
 POINTS = f"create table points (step integer primary key, time real, {', '.join(f'{name} real' for name in MEASURED)})"
@@ -53,7 +53,7 @@ Columns = dict[str, tuple[float | None, ...]]
 
 @dataclass(frozen=True)
 class Resolution:
-    """A curve, or one whose points stand for several steps each."""
+    """A curve, or one whose points are made of several steps each."""
 
     steps_per_point: int
     points: tuple[Point, ...]

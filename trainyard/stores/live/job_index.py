@@ -1,8 +1,8 @@
 """The index of jobs: one SQLite file from which lists and details are answered in a few milliseconds.
 
-A projection: Prefect is the truth. A synchroniser copies what Prefect says (`api/runs/live/synchronizing.py`), and
-whoever changes a job writes what Prefect answered, so that a change is seen at once. Deleting the file loses nothing.
-Every method opens the file: one that was deleted or damaged meanwhile is empty, and is filled again.
+A projection: Prefect is the truth. A synchroniser copies what Prefect says (`api/runs/live/synchronizing.py`), and an
+operation that changes a job writes what Prefect answered, so that a change is seen at once. Deleting the file loses
+nothing. Every method opens the file: one that was deleted or damaged is empty, and is filled again.
 
 A row is written only if it was read from Prefect later than what is there: a slow answer does not undo a newer one.
 """
@@ -40,8 +40,8 @@ COLUMNS = ("run_id", "id", "name", "tenant", "state", "backend", "stage", "creat
 TABLES = """
 create table jobs (run_id text primary key, id text, name text, tenant text, state text, backend text, stage text,
                    created real, open integer, seen real, text text, row blob);
-create index by_time on jobs (created, run_id);
-create index by_tenant on jobs (tenant, created, run_id);
+create index by_time on jobs (created, run_id, text);
+create index by_tenant on jobs (tenant, created, run_id, text);
 create index by_state on jobs (state, created, run_id);
 create index by_id on jobs (id);
 create index by_name on jobs (name);
@@ -81,17 +81,17 @@ class JobQuery:
         )
 
 
-class Page(NamedTuple):
+class JobPage(NamedTuple):
     """Some jobs, the newest first, and the cursor of the next page; "" at the end."""
 
     rows: list[Row]
     next: str
 
 
-def page_of(rows: Sequence[Row], limit: int) -> Page:
+def page_of(rows: Sequence[Row], limit: int) -> JobPage:
     """The first `limit` of some more rows."""
     more = len(rows) > limit
-    return Page(list(rows[:limit]), write_cursor(place_of(rows[limit - 1])) if more else "")
+    return JobPage(list(rows[:limit]), write_cursor(place_of(rows[limit - 1])) if more else "")
 
 
 def place_of(row: Mapping[str, Any]) -> tuple[float, str]:
@@ -147,11 +147,15 @@ class JobIndex:
     def facts(self) -> dict[str, float]:
         return dict(self.query("select name, value from facts"))
 
-    def select(self, query: JobQuery) -> Page:
+    def select(self, query: JobQuery) -> JobPage:
         """The jobs of a query, the newest first."""
         where, values = conditions(query)
         text = f"select row from jobs {where} order by created desc, run_id desc limit ?"
         return page_of([read_row(blob) for (blob,) in self.query(text, *values, query.limit + 1)], query.limit)
+
+    def count_by_state(self) -> dict[str, int]:
+        """How many jobs are in each state that any is in."""
+        return dict(self.query("select state, count(*) from jobs group by state"))
 
     def find(self, word: str, tenant: str = "") -> list[Row]:
         """The jobs that a word names: an id, the beginning of one, or a name. At most `MOST_MATCHES`."""
@@ -221,8 +225,8 @@ class JobIndex:
         with self.writing() as database:
             database.execute("insert or replace into facts values (?, ?)", (name, value))
 
-    def hold_open(self) -> sqlite3.Connection:
-        """A connection that keeps the file's log open; its holder closes it."""
+    def keep_open(self) -> sqlite3.Connection:
+        """A connection that keeps the file's log open; its caller closes it."""
         database = connect(self.path, make=True)
         database.execute("select count(*) from facts").fetchone()
         return database

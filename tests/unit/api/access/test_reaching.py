@@ -57,6 +57,13 @@ def test_files_and_addresses_are_for_the_machine_s_user(name: str, fields: dict[
         ask(name, context, **fields)
 
 
+def test_a_name_that_is_neither_template_nor_file_does_not_exist(context: Context) -> None:
+    (context.settings.working_folder / "nothing").write_text("nodes: []")
+    for name in ("plan", "run"):
+        with pytest.raises(NotFound, match="E-PARAMETER: There is no template 'nothing'"):
+            ask(name, context, target="nothing")
+
+
 def test_a_whole_chain_is_checked_and_planned_but_not_run(context: Context) -> None:
     (found,) = ask("check", context, files=[CHAIN]).files
     assert found.reasons[0]["code"] == "E-DATA-NOT-FOUND"
@@ -71,7 +78,9 @@ def test_what_is_local_is_refused_whatever_the_scope(local: str, context: Contex
         carry_out(local, model.model_construct(_fields_set=set()), context)
 
 
-@pytest.mark.parametrize("path", ["/etc", "~", "../elsewhere", "link", "/proc/self/root/etc", "a\\..\\b", "./../x"])
+@pytest.mark.parametrize(
+    "path", ["/etc", "~", "../elsewhere", "link", "/proc/self/cwd/../../../../etc", "a\\..\\b", "./../x"]
+)
 def test_a_model_is_no_folder_outside(path: str, context: Context, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (context.settings.working_folder / "link").symlink_to(tmp_path / "elsewhere")
@@ -92,6 +101,12 @@ def test_a_model_of_the_hub_or_in_a_data_root_may_be_named(context: Context, tin
     for name in ("starter", "org/model", "model", str(tiny_model)):
         with pytest.raises(NotFound, match="E-DATA-NOT-FOUND"):  # the rows, which are read later
             ask("data preview", replace(context, settings=own), path="rows.jsonl", base_model=name)
+
+
+@pytest.mark.parametrize("name", ["~nobody-here/model", "a" * 300])
+def test_a_model_that_cannot_be_a_folder_is_not_there(name: str, context: Context) -> None:
+    with pytest.raises((NotFound, Refused)):
+        ask("data preview", context, path="rows.jsonl", base_model=name)
 
 
 @pytest.fixture

@@ -15,14 +15,13 @@ import pytest
 
 from trainyard.api.context import Caller, Context
 from trainyard.api.live.found import open_index
-from trainyard.api.requests.base import Nothing
-from trainyard.api.terminal.gpus import gpus_text
-from trainyard.api.verbs.gpus import show_gpus
+from trainyard.api.terminal.trainers import gpus_text
+from trainyard.api.verbs.monitoring.gpus import list_gpus
 from trainyard.compute.monitor.nvidia import read_nvidia
 from trainyard.compute.monitor.readings import GpuMonitor
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
-from trainyard.testing.gpu_tools import SimulatedGpu, SimulatedNvml
+from trainyard.testing.devices.gpu_tools import SimulatedGpu, SimulatedNvml
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def monitor(**more: Any) -> GpuMonitor:
 
 
 def test_the_memory_of_a_jobs_processes_is_the_jobs(context: Context, child: subprocess.Popen[bytes]) -> None:
-    found = show_gpus(Nothing(), context, monitor(processes={os.getpid(): 100, child.pid: 20_000, 1: 7}))
+    found = list_gpus(monitor(processes={os.getpid(): 100, child.pid: 20_000, 1: 7}).read(), context)
     (gpu,) = json.loads(found.model_dump_json())["gpus"]
     assert gpu["processes"] == [
         {"job": "job-0123456789ab", "memory_mb": 20_100, "pids": sorted([os.getpid(), child.pid])},
@@ -71,17 +70,17 @@ def test_the_memory_of_a_jobs_processes_is_the_jobs(context: Context, child: sub
 def test_a_tenant_sees_its_own_processes(context: Context) -> None:
     for tenant, jobs in (("acme", ["job-0123456789ab"]), ("other", [])):
         asking = Context(context.settings, caller=Caller("t", tenant=tenant))
-        (gpu,) = show_gpus(Nothing(), asking, monitor(processes={os.getpid(): 100, 1: 7})).gpus
+        (gpu,) = list_gpus(monitor(processes={os.getpid(): 100, 1: 7}).read(), asking).gpus
         assert [one.job for one in gpu.processes] == jobs
 
 
 def test_memory_that_the_driver_does_not_say_is_not_guessed(context: Context) -> None:
-    (gpu,) = show_gpus(Nothing(), context, monitor(processes={os.getpid(): None})).gpus
+    (gpu,) = list_gpus(monitor(processes={os.getpid(): None}).read(), context).gpus
     assert [one.memory_mb for one in gpu.processes] == [None]
 
 
 def test_without_a_gpu_the_answer_is_a_state(context: Context) -> None:
-    found = show_gpus(Nothing(), context, GpuMonitor((lambda: None,)))
+    found = list_gpus(GpuMonitor((lambda: None,)).read(), context)
     assert json.loads(found.model_dump_json()) == {
         "state": "no GPU", "gpus": [], "driver_version": None, "cuda_version": None,
     }  # fmt: skip

@@ -16,7 +16,7 @@ from trainyard.api.context import Context
 from trainyard.api.live import streams
 from trainyard.api.live.found import open_index
 from trainyard.api.live.sse import HEARTBEAT, ServerEvent
-from trainyard.api.live.tails import FileTail, Place, hub
+from trainyard.api.live.tails import FileTail, LogPlace, hub
 from trainyard.api.requests.jobs import JobInput, LogsInput, MetricsInput
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import load_settings
@@ -287,9 +287,9 @@ def test_a_job_that_is_not_there_is_refused_before_the_first_event(
 def test_a_file_that_comes_later_is_read_from_its_start(tmp_path: Path) -> None:
     tail = FileTail(tmp_path / "log")
     tail.look()
-    assert tail.after(Place()) == ([], Place())
+    assert tail.after(LogPlace()) == ([], LogPlace())
     (tmp_path / "log").write_text("a\nb\nhalf")
     tail.look()
-    lines, at = tail.after(Place())
+    lines, at = tail.after(LogPlace())
     assert [line.data for line in lines] == [b"a", b"b"]
     assert at.offset == 4

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from trainyard.api.runs.server import GPU_PRESSURE, client
-from trainyard.api.verbs.gpus import MONITOR
+from trainyard.api.verbs.monitoring.gpus import MONITOR
 from trainyard.compute.monitor.readings import GpuMonitor, GpuReading
 from trainyard.settings import Settings
 

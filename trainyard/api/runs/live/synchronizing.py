@@ -49,7 +49,7 @@ class Synchronizer:
         self.index = open_index(settings)
         self.api_url = ""
         self.whole_due, self.was_away = 0.0, False
-        self.held: sqlite3.Connection | None = None
+        self.keeper: sqlite3.Connection | None = None
         """Open, so that the log of changes is not written back by each that closes the file."""
 
     def run(self, stop: Event) -> None:
@@ -88,17 +88,17 @@ class Synchronizer:
 
     def read_whole(self, at: float) -> None:
         """Read every job; remove those that Prefect no longer has."""
-        self.hold_open()
+        self.keep_open()
         before, known = self.index.runs(), set[str]()
         for page in self.pages({}, PAGE_TIMEOUT_S):
             self.write(page, at)
             known |= {str(run.id) for run in page}
         self.read_missing(before - known, at)
 
-    def hold_open(self) -> None:
-        if self.held is not None:
-            self.held.close()
-        self.held = self.index.hold_open()
+    def keep_open(self) -> None:
+        if self.keeper is not None:
+            self.keeper.close()
+        self.keeper = self.index.keep_open()
 
     def read_changing(self, at: float) -> None:
         """Read the jobs that have not ended, those that were open until now, and those that were due just now."""

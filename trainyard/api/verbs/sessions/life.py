@@ -5,6 +5,7 @@ Prefect starts the process; what a session is doing is in its folder (`backends/
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import Any
 
@@ -15,7 +16,6 @@ from trainyard.api.responses import Response
 from trainyard.api.sessions.accepting import accept_session
 from trainyard.api.sessions.calling import ask_session, ask_status, require_session
 from trainyard.api.stack import import_prefect_client
-from trainyard.api.verbs.chains.run import key_of
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.sessions.records import (
     SessionRecord,
@@ -86,8 +86,12 @@ def create_session(given: requests.CreateSessionInput, context: Context) -> Sess
     """Check the settings, and let a worker open the session. Raises `Refused` with every reason."""
     record = accept_session(body_of(given), context.settings, context.caller, context.trace)
     import_prefect_client(context.settings, "watching")  # without a server nothing is written
-    write_record(context.settings, record)
-    start(record, context)
+    folder = write_record(context.settings, record)
+    try:
+        start(record, context)
+    except TrainyardError:
+        shutil.rmtree(folder)
+        raise
     return opened(record, context) if given.wait else info_of(record, context.settings)
 
 
@@ -133,26 +137,24 @@ def resume_session(given: requests.ResumeSessionInput, context: Context) -> Sess
     import_prefect_client(settings, "watching")
     found = newest_valid(folder_of_session(settings, record.id) / CHECKPOINT_FOLDER)
     context.say(f"continues after operation {found.step}" if found.path else "has no checkpoint: it begins again")
-    start(record, context, repeat=True)
+    start(record, context, found.step)
     return opened(record, context) if given.wait else info_of(record, settings)
 
 
 # Its process
 
 
-def start(record: SessionRecord, context: Context, *, repeat: bool = False) -> None:
-    """Create the flow run of a session, and note that nobody has taken it."""
+def start(record: SessionRecord, context: Context, saved: int | None = None) -> None:
+    """Create the flow run of a session, and note that nobody has taken it, and after which operation it continues."""
     watching = import_prefect_client(context.settings, "watching")
     tags: tuple[str, ...] = (SESSION_TAG, record.id, f"{TENANT_TAG}{record.tenant}")
     tags += (f"{TRACE_TAG}{context.trace}",) if context.trace else ()
-    key = "" if repeat else key_of(context)
     parameters = {"session_id": record.id}
-    run = watching.start_run(
-        DEPLOYMENT, parameters, settings=context.settings, tags=tags, called=record.id, key=key and f"{record.id}{key}"
-    )
+    run = watching.start_run(DEPLOYMENT, parameters, settings=context.settings, tags=tags, called=record.id)
     folder = folder_of_session(context.settings, record.id)
     if not is_running(context.settings, record.id):
-        write_status(folder, SessionState.PENDING, NOT_STARTED, run.run_id, begun=False)
+        last = {} if saved is None else {"op_seq": saved, "saved_op_seq": saved, "next_op_seq": saved + 1}
+        write_status(folder, SessionState.PENDING, NOT_STARTED, run.run_id, begun=False, last=last)
 
 
 def opened(record: SessionRecord, context: Context) -> SessionInfo:

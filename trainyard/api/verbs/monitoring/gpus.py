@@ -12,7 +12,7 @@ from trainyard.api.live.found import list_jobs
 from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
 from trainyard.compute.monitor.nvidia import read_nvidia
-from trainyard.compute.monitor.readings import Clocks, GpuMonitor, GpuReading, ProcessMemory
+from trainyard.compute.monitor.readings import Clocks, GpuMonitor, GpuReading, MonitorReading, ProcessMemory
 from trainyard.compute.monitor.tools import read_amd, read_apple
 from trainyard.errors import Unavailable
 from trainyard.spec.states import JobState
@@ -24,7 +24,7 @@ MOST_RUNNING = 1000
 
 
 class GpuJob(Response):
-    """The memory of one job on one GPU, or of the processes that are no job's."""
+    """The memory of one job on one GPU, or of the processes outside of jobs."""
 
     job: str | None
     """Its id; None for processes outside of jobs."""
@@ -58,9 +58,13 @@ class GpuList(Response):
     cuda_version: str | None
 
 
-def show_gpus(given: Nothing, context: Context, monitor: GpuMonitor = MONITOR) -> GpuList:
+def show_gpus(given: Nothing, context: Context) -> GpuList:
     """Every GPU as it was at most two seconds ago. A caller of one tenant sees the processes of its own jobs."""
-    found = monitor.read()
+    return list_gpus(MONITOR.read(), context)
+
+
+def list_gpus(found: MonitorReading, context: Context) -> GpuList:
+    """A reading with the jobs that its processes belong to."""
     has_processes = any(gpu.processes for gpu in found.gpus)
     owners = owners_of(running_jobs(context)) if has_processes else {}
     return GpuList(
