@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainyard.api.live.found import open_index
-from trainyard.api.verbs.gpus import MONITOR
+from trainyard.api.verbs.monitoring.gpus import MONITOR
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 
