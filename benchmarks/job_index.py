@@ -1,4 +1,4 @@
-"""Lists and details of 10,000 jobs, at the operations `jobs list` and `jobs show`.
+"""How long do `jobs list` and `jobs show` take with 10,000 jobs?
 
     python -m benchmarks.job_index [--jobs 10000] [--load] [--out results.json]
 

@@ -1,4 +1,4 @@
-"""Streams of jobs: the time from an event to its client, and what two hundred idle ones cost.
+"""How long does an event of a job take to its client, and what do two hundred idle streams cost?
 
     python -m benchmarks.live_streams [--streams 200] [--seconds 20] [--out results.json]
 

@@ -29,12 +29,14 @@ EXPECTED = {
     "training-job/local",
     "sweep/local",
     "nightly/two-phase",
+    "session/worker",
 }
 REQUIRED: dict[str, dict[str, Any]] = {
     "chain": {"spec": {"nodes": [{"type": "data_source", "config": {"path": "docs"}}]}},
     "qa-pipeline": {"documents": "docs"},
     "rag-tuning": {"documents": "docs"},
     "alignment-pipeline": {"sft": "a.jsonl", "preference": "b.jsonl"},
+    "session": {"session_id": "session-0123456789ab"},
     "training-job": {"job": {"dataset": {"path": "a.jsonl"}}},
     "sweep": {
         "spec": {

@@ -31,7 +31,7 @@ NATIVE = {"dataset": {"path": "data.jsonl"}}
 @pytest.fixture
 def of_tenant(context: Context) -> Callable[[str], Context]:  # noqa: F811
     def made(tenant: str) -> Context:
-        return replace(context, caller=Caller(f"{tenant}'s token", Scope.WRITE, tenant=tenant, remote=True))
+        return replace(context, caller=Caller(f"{tenant}'s token", Scope.RUN, tenant=tenant, remote=True))
 
     return made
 

@@ -113,6 +113,7 @@ def until_saved(session: HostedSession, op_seq: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_an_operation_that_comes_twice_is_carried_out_once_also_after_a_resume(
     here: Settings, tiny_model: Path
 ) -> None:
@@ -149,6 +150,7 @@ def test_futures_are_carried_out_in_their_order(shared: HostedSession) -> None:
         ask(shared.place(), {"call": "result", "op_seq": 900_000})
 
 
+@pytest.mark.slow
 def test_two_sessions_at_once_compute_what_each_computes_alone(
     here: Settings, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_session_that_nobody_calls_saves_and_ends(here: Settings, tiny_model: 
     assert not (session.folder / "socket.json").exists()
 
 
+@pytest.mark.slow
 def test_a_session_that_is_asked_to_stop_saves_first(here: Settings, tiny_model: Path) -> None:
     record = record_of(tiny_model)
     with hosted(here, record) as session:
@@ -280,6 +283,7 @@ def test_prompts_are_messages_texts_and_tokens(shared: HostedSession) -> None:
 SECRET = "0123456789abcdef" * 4
 
 
+@pytest.mark.slow
 def test_checkpoints_with_a_key_contain_nothing_readable_and_need_it(
     here: Settings, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ import psutil
 
 from trainyard.compute.gpus import MIB
 from trainyard.compute.monitor.readings import NO_GPU, OK, Clocks, GpuReading, MonitorReading, ProcessMemory
+from trainyard.inherited import child_environment
 
 ROCM = (
     "rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showuse", "--showmemuse", "--showtemp", "--showpower",
@@ -38,7 +39,9 @@ Run = Callable[[Sequence[str]], bytes]
 
 def run_tool(command: Sequence[str]) -> bytes:
     """What a tool prints. Raises `OSError`, `subprocess.SubprocessError`."""
-    return subprocess.run(command, capture_output=True, check=True, timeout=WAIT_S, stdin=subprocess.DEVNULL).stdout
+    return subprocess.run(
+        command, capture_output=True, check=True, timeout=WAIT_S, stdin=subprocess.DEVNULL, env=child_environment()
+    ).stdout
 
 
 def read_amd(run: Run = run_tool, find: Callable[[str], str | None] = shutil.which) -> MonitorReading | None:
