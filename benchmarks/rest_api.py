@@ -35,6 +35,7 @@ from trainyard.api.records import RunRecord
 from trainyard.compute.services import free_port, is_healthy
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.states import JobState
+from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.auth_string import keep_auth
 from trainyard.stores.live.job_index import JobIndex
 from trainyard.testing.tiny import build_tiny_model
@@ -225,7 +226,7 @@ def call_verbs(settings: Settings, root: Path, url: str) -> dict[str, list[float
     """Milliseconds of a forward of a tiny model in this process and over HTTP, in turn."""
     record = record_of(root / "model")
     times: dict[str, list[float]] = {"forward, in process": [], "forward, HTTP": []}
-    with hosted(settings, record), connect(url, keep_auth(settings)) as surface:
+    with hosted(settings, record), connect(url, TokenFile(settings.home).create("bench", "run", "", 1)) as surface:
         own = open_here(settings.home, record.id, root / "own")
         batch = batch_here(own)
         lists = {name: value.tolist() for name, value in batch.items()}

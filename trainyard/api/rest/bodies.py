@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -157,12 +158,17 @@ def as_text(value: Any) -> Any:
     return value if isinstance(value, str | list) else str(value)
 
 
+@lru_cache(1024)
+def adapter_of(model: type[BaseModel], name: str) -> TypeAdapter[Any]:
+    kind: Any = model.model_fields[name].annotation
+    return TypeAdapter(kind)
+
+
 def text_value(model: type[BaseModel], name: str, text: str | list[str]) -> Any:
     """The value of a parameter of the path or the query, as JSON has it. Raises `InvalidFields` (`E-PARAMETER`)."""
     if not isinstance(text, str | list):
         return text
-    kind: Any = model.model_fields[name].annotation
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    adapter = adapter_of(model, name)
     try:
         value = adapter.validate_python(text) if isinstance(text, list) else adapter.validate_strings(text)
     except ValidationError as error:

@@ -13,6 +13,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+OPERATION = "operation"
+"""Attribute of an endpoint: the name of what it carries out."""
 OTHER = "other"
 """The label of requests that reach no operation."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
@@ -81,8 +83,7 @@ class MeasuredRequests:
 
 def name_of(scope: Scope) -> str:
     """The operation of a request that has found its route."""
-    route = scope.get("route")
-    return str(getattr(route, "name", OTHER)) if route is not None else OTHER
+    return str(getattr(scope.get("endpoint"), OPERATION, OTHER))
 
 
 def method_of(scope: Scope) -> str:
