@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ class AuditEntry:
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     begun: float = field(default_factory=time.time)
 
+    @cached_property
+    def shown(self) -> Any:
+        """The request as it may be written down."""
+        return redact_value(self.request)
+
     def begin(self) -> None:
         """Say that it begins, for a caller over a network. Raises on the disk: then nothing may be done."""
         if self.context.caller.remote:
@@ -78,7 +84,7 @@ class AuditEntry:
             self.context.say(f"{self.operation} is not in the audit log: {problem}")
 
     def line(self, phase: str) -> dict[str, Any]:
-        caller, shown = self.context.caller, redact_value(self.request)
+        caller, shown = self.context.caller, self.shown
         text = json.dumps(shown, sort_keys=True)
         return {
             "id": self.id,

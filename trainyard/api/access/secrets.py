@@ -28,6 +28,7 @@ USER_INFO = re.compile(r"(?<=://)[^\s/?#@]{1,512}(?=@)")
 """What is before the host in a URL: a password, or a token in place of a name."""
 MAY_HAVE_KEY = re.compile(r"[A-Za-z0-9_./+-]{16}|PRIVATE KEY|://")
 """What a text with a key has; the table of keys is imported for these only."""
+NUMBERS = {int, float, bool, type(None)}
 CUT_CHARS, MAX_ITEMS, MAX_DEPTH = 200, 40, 6
 
 
@@ -70,12 +71,20 @@ def redact_value(value: Any, name: str = "", depth: int = 0) -> Any:
 
 def redact_items(value: Any, name: str, depth: int) -> Any:
     """The first items of a mapping or a list."""
+    if is_numbers(value):
+        kept_numbers = list(value)[:MAX_ITEMS]
+        return kept_numbers + ([f"… {len(value) - MAX_ITEMS:,} more"] if len(value) > MAX_ITEMS else [])
     items = list(value.items() if isinstance(value, Mapping) else value)
     kept, left = items[:MAX_ITEMS], len(items) - MAX_ITEMS
     if isinstance(value, Mapping):
         shown = {cut(str(key)): redact_value(one, str(key), depth + 1) for key, one in kept}
         return shown | ({"…": f"{left:,} more"} if left > 0 else {})
     return [*(redact_value(one, name, depth + 1) for one in kept), *([f"… {left:,} more"] if left > 0 else [])]
+
+
+def is_numbers(value: Any) -> bool:
+    """Whether all items of a list are numbers, such as the tokens of a batch: those are not looked at one by one."""
+    return isinstance(value, list | tuple) and set(map(type, value)) <= NUMBERS
 
 
 def cut(text: str) -> str:
@@ -111,5 +120,5 @@ def texts_of(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
         elif isinstance(one, Mapping):
             waiting += [(f"{where}.{cut(str(key))}".strip("."), each) for key, each in one.items()]
             waiting += [(f"a key of {where}", key) for key in one if isinstance(key, str)]
-        elif isinstance(one, list | tuple | set | frozenset):
+        elif isinstance(one, list | tuple | set | frozenset) and not is_numbers(one):
             waiting += [(where, each) for each in one]
