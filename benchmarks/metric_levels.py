@@ -1,4 +1,4 @@
-"""A curve of a million steps: how long the first reading takes, and then queries at each resolution.
+"""How long does the first reading of a curve of a million steps take, and then queries at each resolution?
 
     python -m benchmarks.metric_levels [--steps 1000000] [--out results.json]
 
