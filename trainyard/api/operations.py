@@ -227,7 +227,7 @@ OPERATIONS: dict[str, Operation] = {
     "mcp": Operation(
         "Answer an agent over the Model Context Protocol, on standard input and output: every command as a tool.",
         "serving:McpInput", "serving.mcp:serve_mcp", "text:json_text", ADMIN,
-        example="claude mcp add trainyard -- trainyard mcp --scope run",
+        example="trainyard mcp --scope run",
         local="It speaks on the standard input and output of a process.", endless=True,
     ),
     "chat": Operation(
