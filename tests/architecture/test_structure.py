@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -115,3 +116,9 @@ def test_class_names_are_unique() -> None:
 def test_a_repeated_class_name_is_found() -> None:
     trees = [("a.py", ast.parse("class A: ...\nclass B: ...")), ("b.py", ast.parse("def f():\n    class A: ..."))]
     assert repeated_classes(trees) == {"A": ["a.py", "b.py"]}
+
+
+def test_the_names_of_test_modules_are_unique() -> None:
+    """Without packages pytest imports them by name: of two with one name it refuses the second."""
+    names = Counter(path.name for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
