@@ -11,7 +11,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from tests.architecture.test_budgets import ROOMS, name_of, sources, tree_of
+from tests.architecture.test_budgets import REPOSITORY, ROOMS, name_of, sources, tree_of
 
 LAZY_EXPORTS = {"__version__", "EXPORTS", "__all__", "pkgutil", "__getattr__", "__dir__"}
 ALLOWED_NAMES = {"trainyard/__init__.py": LAZY_EXPORTS}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_streams import JobHome
+from test_job_streams import JobHome
 
 from trainyard.api.requests.jobs import LogsInput, MetricsInput
 from trainyard.api.verbs.jobs import JobLog, show_logs, show_metrics
