@@ -3,7 +3,7 @@
     python -m benchmarks.metric_levels [--steps 1000000] [--out results.json]
 
 The bar: at most 50 ms for a query of 1,000 points after the first reading, and for one that continues while the
-training goes on (100 new steps).
+training continues (100 new steps).
 """
 
 from __future__ import annotations

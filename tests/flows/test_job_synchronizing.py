@@ -1,4 +1,4 @@
-"""The index of jobs and a real server: what Prefect says is what lists and details say, whoever answers."""
+"""The index of jobs and a real server: what Prefect says is what lists and details say, from either."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return go
 
 
-def test_lists_and_details_are_the_same_whoever_answers(here: Context) -> None:
+def test_lists_and_details_are_the_same_from_both(here: Context) -> None:
     made = [create(here), create(here), create(here, "other")]
     put(made[0].run_id, Completed(message="2 nodes finished."))
     asked = [

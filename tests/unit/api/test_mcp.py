@@ -105,17 +105,17 @@ async def test_a_tool_that_is_not_there_and_a_wrong_value_are_errors_with_a_reme
 
 
 async def test_progress_comes_as_notifications() -> None:
-    told: list[tuple[float, str | None]] = []
+    reported: list[tuple[float, str | None]] = []
 
     async def note(progress: float, _total: float | None, message: str | None) -> None:
-        told.append((progress, message))
+        reported.append((progress, message))
 
     deprecated = {"nodes": [CHAIN["nodes"][0], {"type": "trainer", "config": {"method": "lora", "lora": {"rank": 4}}}]}
     async with Client(child()) as client:
         result = await client.call_tool("check", {"files": [deprecated]}, progress_callback=note)
     assert not result.is_error
-    assert [progress for progress, _ in told] == [1.0]
-    assert "lora.rank is deprecated" in str(told[0][1])
+    assert [progress for progress, _ in reported] == [1.0]
+    assert "lora.rank is deprecated" in str(reported[0][1])
 
 
 async def test_pages_and_schemas_are_resources() -> None:

@@ -159,10 +159,10 @@ def test_every_row_has_a_name_of_its_own() -> None:
 
 def test_the_wording_of_every_refusal_is_as_agreed() -> None:
     """`GOLDEN=write` writes the file again, for a person to read."""
-    told = [f"{path.stem}: {reason.line()}" for path in BAD for reason in reasons_of(path)]
-    told += [f"{path.stem}: {reason.line()}" for path in AT_RUN for reason in at_run_file(path)]
-    told += [f"{path.stem}: {reason.line()}" for path in AT_SESSION for reason in at_session_file(path)]
-    text = "\n".join(told) + "\n"
+    lines = [f"{path.stem}: {reason.line()}" for path in BAD for reason in reasons_of(path)]
+    lines += [f"{path.stem}: {reason.line()}" for path in AT_RUN for reason in at_run_file(path)]
+    lines += [f"{path.stem}: {reason.line()}" for path in AT_SESSION for reason in at_session_file(path)]
+    text = "\n".join(lines) + "\n"
     if os.environ.get("GOLDEN") == "write":
         REFUSALS.write_text(text, encoding="utf-8")
     assert text == REFUSALS.read_text(encoding="utf-8")

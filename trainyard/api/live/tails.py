@@ -103,30 +103,31 @@ def last_line_end(path: Path, size: int) -> int:
 
 def read_lines(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[LogPiece]:
     """The whole lines from an offset on, within so many bytes; a line that is longer in parts."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            block = file.read(limit)
-    except OSError:
-        return []
+    block = read_block(path, offset, limit)
+    *whole, rest = block.split(b"\n")
     found = []
-    while (end := block.find(b"\n")) >= 0:
-        found.append(LogPiece(offset, offset + end + 1, block[:end]))
-        offset, block = offset + end + 1, block[end + 1 :]
-    if not found and len(block) >= limit:
-        found.append(LogPiece(offset, offset + len(block), block))
+    for line in whole:
+        found.append(LogPiece(offset, offset + len(line) + 1, line))
+        offset += len(line) + 1
+    if not found and len(rest) >= limit:
+        found.append(LogPiece(offset, offset + len(rest), rest))
     return found
 
 
 def read_rest(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[LogPiece]:
     """The last line of a writer that has ended before it wrote the line's end."""
+    block = read_block(path, offset, limit)
+    return [LogPiece(offset, offset + len(block), block)] if block else []
+
+
+def read_block(path: Path, offset: int, limit: int) -> bytes:
+    """At most so many bytes from an offset on; none of a file that cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            block = file.read(limit)
+            return file.read(limit)
     except OSError:
-        return []
-    return [LogPiece(offset, offset + len(block), block)] if block else []
+        return b""
 
 
 class TailHub:

@@ -233,7 +233,7 @@ def add_corrections(given: requests.AddInput, context: Context) -> Added:
         value = {"prompt": given.prompt, "shadow": given.shadow, "verdict": given.verdict}
         return add(config, context.settings, bucket, lambda corpora: corpora.add(bucket.name, bucket.method, [value]))
     if not given.file.is_file():
-        raise NotFound(f"There is no file {str(given.file)!r}.", do="Correct the path.", code="E-DATA-NOT-FOUND")
+        raise NotFound(f"The file {str(given.file)!r} does not exist.", do="Correct the path.", code="E-DATA-NOT-FOUND")
     data = given.file.read_bytes()
     return add(config, context.settings, bucket, lambda corpora: corpora.add_lines(bucket.name, bucket.method, data))
 

@@ -203,7 +203,7 @@ def body_of(given: requests.CreateSessionInput) -> dict[str, Any]:
     if given.file is None:
         return given.parameters
     if not given.file.is_file():
-        raise NotFound(f"There is no file {str(given.file)!r}.", do="Correct the path.", code="E-PARAMETER")
+        raise NotFound(f"The file {str(given.file)!r} does not exist.", do="Correct the path.", code="E-PARAMETER")
     value = load_value(given.file)
     if not isinstance(value, dict) or "nodes" in value:
         raise InvalidInput(
