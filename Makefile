@@ -99,6 +99,10 @@ docs: reference ## Build the manual as a searchable site in build/site
 	$(BIN)/zensical build --strict
 	$(BIN)/python -m docs.generator.offline build/site
 
+web: setup ## Build the dashboard from web/ into trainyard/api/web (needs node and npm)
+	$(BIN)/python -m docs.generator.openapi build/openapi.json
+	cd web && npm ci --no-audit --no-fund && npm run types && npm run build
+
 reference: setup ## Write the pages of docs/reference from the tables in the code
 	$(BIN)/python -m docs.generator
 

@@ -1,4 +1,7 @@
-"""The pages of the dashboard: files of `api/web`, which ask the REST API with the cookie of a login."""
+"""The pages of the dashboard: the build of `web/`, which asks the REST API with the cookie of a login.
+
+The application reads the page from the path, so that every path below /dashboard answers the same document.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 FOLDER = Path(__file__).parents[1] / "web"
-PATHS = ("/dashboard", "/dashboard/jobs", "/dashboard/chains", "/dashboard/backends")
+ICON = "icon.svg"
 
 
 def add_pages(app: FastAPI) -> None:
@@ -19,6 +22,10 @@ def add_pages(app: FastAPI) -> None:
     async def page(_: Request) -> Response:
         return FileResponse(FOLDER / "index.html", media_type="text/html")
 
-    for path in PATHS:
-        app.add_route(path, page, methods=["GET"])
-    app.mount("/dashboard/assets", StaticFiles(directory=FOLDER), name="assets")
+    async def icon(_: Request) -> Response:
+        return FileResponse(FOLDER / ICON, media_type="image/svg+xml")
+
+    app.mount("/dashboard/assets", StaticFiles(directory=FOLDER / "assets"), name="assets")
+    app.add_route(f"/dashboard/{ICON}", icon, methods=["GET"])
+    app.add_route("/dashboard", page, methods=["GET"])
+    app.add_route("/dashboard/{path:path}", page, methods=["GET"])

@@ -1,0 +1,63 @@
+// Menu, content, and what holds for every page: the connection, the theme.
+
+import { Suspense } from "react";
+import { Link, Redirect, Route, Router, Switch, useLocation } from "wouter";
+import { useLogin, useLogOut } from "./api/login";
+import { ConnectionNote } from "./components/connection";
+import { Loading } from "./components/notes";
+import { ThemeButton } from "./components/theme";
+import { PAGES } from "./routes";
+
+export function App() {
+  return (
+    <Router base="/dashboard">
+      <a className="skip" href="#content">
+        Skip to the content
+      </a>
+      <Header />
+      <ConnectionNote />
+      <Suspense fallback={<Loading />}>
+        <Switch>
+          {PAGES.map(({ path, component: Component }) => (
+            <Route key={path} path={path}>
+              {(parameters) => <Component {...parameters} />}
+            </Route>
+          ))}
+          <Route>
+            <Redirect to="/" />
+          </Route>
+        </Switch>
+      </Suspense>
+    </Router>
+  );
+}
+
+function Header() {
+  const [location] = useLocation();
+  const { caller } = useLogin();
+  const logOut = useLogOut();
+  return (
+    <header className="bar">
+      <Link href="/" className="brand">
+        <img src="/dashboard/icon.svg" alt="" width="24" height="24" /> Trainyard
+      </Link>
+      <nav aria-label="Pages">
+        {PAGES.filter((page) => page.menu).map((page) => (
+          <Link key={page.path} href={page.path} aria-current={isCurrent(page.path, location) ? "page" : undefined}>
+            {page.menu}
+          </Link>
+        ))}
+      </nav>
+      <div className="actions">
+        <ThemeButton />
+        <button type="button" title={`Logged in as ${caller}`} onClick={() => logOut.mutate()}>
+          Log out
+        </button>
+      </div>
+    </header>
+  );
+}
+
+function isCurrent(path: string, location: string): boolean {
+  return path === "/" ? location === "/" : location === path || location.startsWith(`${path}/`);
+}

@@ -1,0 +1,52 @@
+// A button that starts an action of the API: it asks before what cannot be undone, shows that it works, and why it failed.
+
+import type { UseMutationResult } from "@tanstack/react-query";
+import { useRef, type ReactNode } from "react";
+import { ProblemNote } from "./notes";
+
+interface ActionProps<T, V> {
+  mutation: UseMutationResult<T, Error, V>;
+  variables: V;
+  children: ReactNode;
+  /** What to ask first; without it the action starts at once. */
+  confirm?: string;
+  danger?: boolean;
+  disabled?: boolean;
+}
+
+export function ActionButton<T, V>({ mutation, variables, children, confirm, danger, disabled }: ActionProps<T, V>) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const start = () => mutation.mutate(variables);
+  return (
+    <>
+      <button
+        type="button"
+        className={danger ? "danger" : undefined}
+        disabled={disabled || mutation.isPending}
+        aria-busy={mutation.isPending}
+        onClick={() => (confirm ? dialog.current?.showModal() : start())}
+      >
+        {children}
+      </button>
+      {confirm && (
+        <dialog ref={dialog} aria-label={confirm}>
+          <form
+            method="dialog"
+            onSubmit={(event) => {
+              if ((event.nativeEvent as SubmitEvent).submitter?.getAttribute("value") === "yes") start();
+            }}
+          >
+            <p>{confirm}</p>
+            <div className="actions">
+              <button value="no">No</button>
+              <button value="yes" className={danger ? "danger" : "primary"}>
+                {children}
+              </button>
+            </div>
+          </form>
+        </dialog>
+      )}
+      {mutation.error && <ProblemNote error={mutation.error} />}
+    </>
+  );
+}

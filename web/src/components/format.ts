@@ -1,0 +1,40 @@
+// Numbers and times as text. One place, so that the same value reads the same on every page.
+
+/** Seconds of the epoch in the reader's time zone. */
+export const formatTime = (seconds: number | null | undefined): string =>
+  seconds == null
+    ? ""
+    : new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+/** `73` is `1 min 13 s`. */
+export function formatDuration(seconds: number | null | undefined): string {
+  if (seconds == null) return "";
+  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min ${Math.round(seconds % 60)} s`;
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+/** `1536` is `1.5 KiB`. */
+export function formatBytes(bytes: number | null | undefined): string {
+  if (bytes == null) return "";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let value = bytes;
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+}
+
+/** A metric with at most `digits` significant digits, as Python's `%g`: `0.00012`, `2.304`, `1e-05`. */
+export function formatNumber(value: number | null | undefined, digits = 4): string {
+  if (value == null) return "";
+  if (!Number.isFinite(value)) return String(value);
+  if (Number.isInteger(value)) return value.toLocaleString("en-US");
+  return Number(value.toPrecision(digits)).toString();
+}
+
+export const formatPercent = (share: number | null | undefined): string =>
+  share == null ? "" : `${(share * 100).toFixed(1)} %`;

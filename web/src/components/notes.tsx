@@ -1,0 +1,53 @@
+// What a page says besides its content: it loads, it is empty, something was refused.
+
+import type { ReactNode } from "react";
+import { Problem } from "../api/client";
+
+export function Loading({ what = "Loading" }: { what?: string }) {
+  return (
+    <p className="loading" role="status">
+      {what} …
+    </p>
+  );
+}
+
+/** A page without content: what would be here, and the next step. */
+export function Empty({ title, children }: { title: string; children?: ReactNode }) {
+  return (
+    <div className="empty">
+      <h2>{title}</h2>
+      {children}
+    </div>
+  );
+}
+
+/** An error: what was given, why it is refused, what to do, its code and its trace. */
+export function ProblemNote({ error, onRetry }: { error: unknown; onRetry?: () => void }) {
+  const problem = error instanceof Problem ? error : new Problem(0, "", String((error as Error)?.message ?? error));
+  return (
+    <div className="problem" role="alert">
+      <p>
+        <strong>{problem.what}</strong> {problem.why}
+      </p>
+      {problem.remedy && <p>{problem.remedy}</p>}
+      {problem.errors.length > 0 && (
+        <ul>
+          {problem.errors.map((one, index) => (
+            <li key={index}>
+              {[one.node, one.field].filter(Boolean).join(": ")} {one.because} {one.instead}{" "}
+              {one.code && <code>{one.code}</code>}
+            </li>
+          ))}
+        </ul>
+      )}
+      <p className="quiet">
+        {problem.code && <code>{problem.code}</code>} {problem.trace && <>trace {problem.trace}</>}
+      </p>
+      {onRetry && (
+        <button type="button" onClick={onRetry}>
+          Try again
+        </button>
+      )}
+    </div>
+  );
+}

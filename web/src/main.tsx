@@ -1,0 +1,34 @@
+import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { StrictMode } from "react";
+import { createRoot } from "react-dom/client";
+import { Problem } from "./api/client";
+import { LoginGate } from "./api/login";
+import { App } from "./app";
+import { applyTheme } from "./components/theme";
+import "./styles/tokens.css";
+import "./styles/base.css";
+import "./styles/components.css";
+
+applyTheme();
+
+const queries = new QueryClient({
+  defaultOptions: {
+    queries: {
+      // A refusal is the same the next time; an outage may be over.
+      retry: (count, error) => error instanceof Problem && error.isOutage && count < 2,
+      networkMode: "always", // the service is often on this machine: the browser's word about the network says nothing
+      staleTime: 1000,
+    },
+    mutations: { networkMode: "always" },
+  },
+});
+
+createRoot(document.getElementById("root")!).render(
+  <StrictMode>
+    <QueryClientProvider client={queries}>
+      <LoginGate>
+        <App />
+      </LoginGate>
+    </QueryClientProvider>
+  </StrictMode>,
+);

@@ -1,0 +1,13 @@
+// Every page of the dashboard: its path below /dashboard, its title, and the group of the menu that it is in.
+
+import { lazy, type ComponentType } from "react";
+
+export interface PageRoute {
+  /** Pattern of wouter below /dashboard: `/jobs/:job`. */
+  path: string;
+  component: ComponentType<any>;
+  /** Title in the menu; a page without one is reached from another page. */
+  menu?: string;
+}
+
+export const PAGES: PageRoute[] = [{ path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" }];
