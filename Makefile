@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-gpu bench-gpu gpu-wheels demo demo-nightly up down bench faults docs reference clean
+.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-gpu bench-gpu gpu-wheels demo demo-nightly up down bench faults docs reference web clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
