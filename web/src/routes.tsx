@@ -10,4 +10,10 @@ export interface PageRoute {
   menu?: string;
 }
 
-export const PAGES: PageRoute[] = [{ path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" }];
+export const PAGES: PageRoute[] = [
+  { path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" },
+  { path: "/chains", component: lazy(() => import("./pages/chains")), menu: "Chains" },
+  { path: "/chains/new", component: lazy(() => import("./pages/chains/editor")) },
+  { path: "/chains/:chain/edit", component: lazy(() => import("./pages/chains/editor")) },
+  { path: "/chains/:chain", component: lazy(() => import("./pages/chains/stored")) },
+];
