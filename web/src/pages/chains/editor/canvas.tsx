@@ -207,8 +207,7 @@ export function Canvas({ store, nodes, version, selection, onSelect, onAdd, read
         minZoom={0.1}
         onlyRenderVisibleElements={false}
         proOptions={HIDE}
-        fitView
-        fitViewOptions={FIT}
+        onInit={(instance) => nodes.length > 0 && window.setTimeout(() => void instance.fitView(FIT), 60)}
       >
         <Background />
         <Controls showInteractive={false} fitViewOptions={FIT} />

@@ -90,13 +90,12 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const [stored, setStored] = useState(first);
   const [search, setSearch] = useSearchParams();
   const run = search.get("run") ?? "";
-  const [restored, setRestored] = useState(false);
-  const store = useMemo(() => {
+  // The store lives as long as the page of this chain, and begins with what an earlier visit kept.
+  const [store, hadDraft] = useMemo(() => {
     const made = new DraftStore(`trainyard.draft.${first?.id ?? (template || "new")}`, draftOf(opened));
-    return made;
-    // The store lives as long as the page of this chain.
+    return [made, made.restore()] as const;
   }, [first?.id, template, opened]);
-  useEffect(() => setRestored(store.restore()), [store]);
+  const [restored, setRestored] = useState(hadDraft);
   const state = useDraft(store);
   const { draft, version } = state;
   const check = useCheck(draft);
