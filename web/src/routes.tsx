@@ -10,4 +10,10 @@ export interface PageRoute {
   menu?: string;
 }
 
-export const PAGES: PageRoute[] = [{ path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" }];
+export const PAGES: PageRoute[] = [
+  { path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" },
+  { path: "/jobs", component: lazy(() => import("./pages/jobs")), menu: "Jobs" },
+  { path: "/jobs/new", component: lazy(() => import("./pages/jobs/new")) },
+  { path: "/jobs/compare", component: lazy(() => import("./pages/jobs/compare")) },
+  { path: "/jobs/:job", component: lazy(() => import("./pages/jobs/detail")) },
+];
