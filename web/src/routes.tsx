@@ -16,4 +16,8 @@ export const PAGES: PageRoute[] = [
   { path: "/chains/new", component: lazy(() => import("./pages/chains/editor")) },
   { path: "/chains/:chain/edit", component: lazy(() => import("./pages/chains/editor")) },
   { path: "/chains/:chain", component: lazy(() => import("./pages/chains/stored")) },
+  { path: "/jobs", component: lazy(() => import("./pages/jobs")), menu: "Jobs" },
+  { path: "/jobs/new", component: lazy(() => import("./pages/jobs/new")) },
+  { path: "/jobs/compare", component: lazy(() => import("./pages/jobs/compare")) },
+  { path: "/jobs/:job", component: lazy(() => import("./pages/jobs/detail")) },
 ];

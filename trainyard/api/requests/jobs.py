@@ -70,6 +70,7 @@ class MetricsInput(JobInput):
     node: str | None = Field(None, description="Only this trainer.")
     max_points: int | None = Field(None, ge=1, le=100_000, description="At most so many points; default: each step.")
     since_step: int | None = Field(None, ge=0, description="Only from this step on.")
+    until_step: int | None = Field(None, ge=0, description="Only up to this step.")
     plot: Annotated[bool, Option(local=True)] = Field(
         False, description="Draw the curves instead of listing the steps."
     )
