@@ -3,11 +3,13 @@
 import { useQuery } from "@tanstack/react-query";
 import { useEffect, useId, useState } from "react";
 import { Link } from "wouter";
+import type { ProblemReason } from "../../../api/client";
 import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
+import { SchemaForm } from "../../../components/form";
+import type { JsonSchema } from "../../../components/schema";
 import { NodeResult } from "../node_result";
 import { configured, linked, renamed, unlinked, without, type DraftNode, type DraftStore } from "./draft";
 import { askLinks, reasonsOf, type CheckReason } from "./server";
-import { Settings, type Schema } from "./settings";
 
 interface InspectorProps {
   store: DraftStore;
@@ -21,9 +23,9 @@ interface InspectorProps {
 
 export function Inspector({ store, node, expanded, palette, run, onSelect, readOnly }: InspectorProps) {
   const entry = palette.nodes.find((one) => one.type === node.type);
-  const schema = entry?.settings as Schema | undefined;
+  const schema = entry?.settings as JsonSchema | undefined;
   const reasons = reasonsOf(expanded).filter((one) => one.node === node.id);
-  const problems = reasons.map((one) => ({ ...one, field: one.field.replace(/^config\.?/, "") }));
+  const problems = reasons as unknown as ProblemReason[];
   const elsewhere = reasons.filter((one) => !one.field.startsWith("config."));
   return (
     <>
@@ -36,15 +38,14 @@ export function Inspector({ store, node, expanded, palette, run, onSelect, readO
       {schema && (
         <section aria-label={`Settings of ${node.id}`}>
           <h3>Settings</h3>
-          <Settings
-            root={schema}
+          <SchemaForm
             schema={schema}
             value={node.config}
             onChange={(config) =>
               store.changeNodes(`config ${node.id}`, configured(store.get().draft.nodes, node.id, config))
             }
             problems={problems}
-            disabled={readOnly}
+            prefix="config"
           />
         </section>
       )}
