@@ -44,6 +44,8 @@ class NetworkFacts:
     """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
     heavy: bool = False
     """Whether it takes long or much memory: over a network only some of these run at a time."""
+    keeps_replies: bool = False
+    """Whether what carries it out keeps the answers to an Idempotency-Key itself; else the service does."""
     tenants: bool = False
     """Whether it keeps to the tenant of its caller; what does not needs a caller who may act for all tenants."""
 
@@ -407,42 +409,42 @@ OPERATIONS: dict[str, Operation] = {
     "sessions forward": Operation(
         "Score a batch of rows and keep its graph for one backward.",
         "sessions.calls:ForwardInput", "sessions.calls:forward", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/forward", tenants=True,
+        route="POST /api/v1/sessions/{session}/forward", keeps_replies=True, tenants=True,
     ),
     "sessions backward": Operation(
         "Add the gradients of a forward, times a factor.",
         "sessions.calls:BackwardInput", "sessions.calls:backward", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/backward", tenants=True,
+        route="POST /api/v1/sessions/{session}/backward", keeps_replies=True, tenants=True,
     ),
     "sessions step": Operation(
         "Clip the gradients, update the weights and the schedule.",
         "sessions.calls:StepInput", "sessions.calls:step", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/step", tenants=True,
+        route="POST /api/v1/sessions/{session}/step", keeps_replies=True, tenants=True,
     ),
     "sessions zero-grad": Operation(
         "Clear the gradients, and drop a graph that waits.",
         "sessions.calls:ZeroGradInput", "sessions.calls:zero_grad", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/zero_grad", tenants=True,
+        route="POST /api/v1/sessions/{session}/zero_grad", keeps_replies=True, tenants=True,
     ),
     "sessions generate": Operation(
         "Complete prompts with the weights as they are: text, tokens, and the log-probability of each.",
         "sessions.calls:GenerateInput", "sessions.calls:generate", "sessions.lines:completions_text", RUN,
-        route="POST /api/v1/sessions/{session}/generate", tenants=True,
+        route="POST /api/v1/sessions/{session}/generate", keeps_replies=True, tenants=True,
     ),
     "sessions logprobs": Operation(
         "The log-probability of each token of a text, of messages or of tokens.",
         "sessions.calls:LogprobsInput", "sessions.calls:logprobs", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/logprobs", tenants=True,
+        route="POST /api/v1/sessions/{session}/logprobs", keeps_replies=True, tenants=True,
     ),
     "sessions save": Operation(
         "Save the session's state, its weights, or the adapter or model for other programs, by a name.",
         "sessions.calls:SaveInput", "sessions.calls:save", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/save", tenants=True,
+        route="POST /api/v1/sessions/{session}/save", keeps_replies=True, tenants=True,
     ),
     "sessions load": Operation(
         "Take a saved state back, or its weights alone.",
         "sessions.calls:LoadInput", "sessions.calls:load", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/load", tenants=True,
+        route="POST /api/v1/sessions/{session}/load", keeps_replies=True, tenants=True,
     ),
     "sessions result": Operation(
         "The reply of an operation that was not waited for.",
