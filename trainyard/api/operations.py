@@ -391,6 +391,26 @@ OPERATIONS: dict[str, Operation] = {
         "jobs:StopInput", "jobs:cancel_job", "jobs:job_text", RUN,
         route="POST /api/v1/jobs/{job}/cancel", tenants=True,
     ),
+    "jobs retry": Operation(
+        "Start a job again from its first step, as a new job with the same parameters.",
+        "jobs:RetryInput", "monitoring.retrying:retry_job", "chains:run_text", RUN,
+        route="POST /api/v1/jobs/{job}/retry", status=202, tenants=True,
+    ),
+    "jobs checkpoints": Operation(
+        "The checkpoints of a job: step, size, metric and hash.",
+        "jobs:CheckpointsInput", "monitoring.checkpoints:list_checkpoints", "jobs:checkpoints_text", READ,
+        route="GET /api/v1/jobs/{job}/checkpoints", tenants=True,
+    ),
+    "jobs verify": Operation(
+        "Read a job's checkpoints and compare each file with the hash in its manifest.",
+        "jobs:VerifyInput", "monitoring.checkpoints:verify_checkpoints", "jobs:verified_text", READ,
+        route="POST /api/v1/jobs/{job}/verify", tenants=True, heavy=True,
+    ),
+    "jobs samples": Operation(
+        "What the model answered to held-out prompts at each evaluation of a job.",
+        "jobs:SamplesInput", "monitoring.samples:show_samples", "jobs:samples_text", READ,
+        route="GET /api/v1/jobs/{job}/samples", tenants=True,
+    ),
     "sessions create": Operation(
         "Open a step session: a model on a device that is driven call by call, without a data set.",
         "sessions.life:CreateSessionInput", "sessions.life:create_session", "sessions.lines:session_text", RUN,

@@ -43,6 +43,29 @@ class ResumeInput(JobInput):
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 
+class RetryInput(JobInput):
+    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
+        False, description="Make every result again, also those that are finished."
+    )
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
+
+
+class CheckpointsInput(JobInput):
+    node: str | None = Field(None, description="Only this trainer's.")
+
+
+class VerifyInput(CheckpointsInput):
+    checkpoint: Annotated[str | None, Argument("CHECKPOINT")] = Field(
+        None, description="Only this one, such as step-0000000120; default: all."
+    )
+
+
+class SamplesInput(JobInput):
+    node: str | None = Field(None, description="Only this trainer's.")
+    step: int | None = Field(None, ge=0, description="Only of this step.")
+    limit: int = Field(10, ge=1, le=200, description="At most so many evaluations, the newest first.")
+
+
 class JobsInput(Request):
     state: JobState | None = Field(None, description="Only jobs in this state.")
     name: str | None = Field(None, min_length=1, description="Only jobs of this name.")
