@@ -25,6 +25,7 @@ from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
 CHAINS = {f"chains {verb}" for verb in ("list", "create", "show", "update", "delete", "run", "runs")}
+EDITING = {f"chains {verb}" for verb in ("palette", "expand", "links", "diff")} | {"jobs nodes", "jobs node"}
 JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
 CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
 
@@ -68,7 +69,10 @@ def test_the_verbs_are_the_promised_ones() -> None:
     corpora = {"corpus engineering", "corpus apprenticeship", "corpus status"}
     work |= {"tokens create", "tokens list", "tokens revoke", "audit list", "audit verify"}
     work |= {f"adapters {verb}" for verb in adapters}
-    assert set(OPERATIONS) == stack | work | proofs | trainers | JOBS | CHAINS | graph | nights | corpora | sweeps
+    assert (
+        set(OPERATIONS)
+        == EDITING | stack | work | proofs | trainers | JOBS | CHAINS | graph | nights | corpora | sweeps
+    )
 
 
 @pytest.mark.parametrize("verb", OPERATIONS)
