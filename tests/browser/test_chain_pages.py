@@ -242,15 +242,28 @@ def test_two_hundred_nodes_are_dragged_smoothly(page: Page, service: DashboardSe
     assert max(tasks, default=0.0) <= LONGEST_TASK_MS, sorted(tasks)[-10:]
 
 
-@pytest.mark.parametrize("path", ["/chains", "/chains/new?template=qa-pipeline", "/chains/{id}", "/chains/{id}/edit"])
+@pytest.mark.parametrize("path", ["/chains", "/chains/templates/qa-pipeline", "/chains/{id}", "/chains/{id}/edit"])
 def test_the_pages_of_chains_are_accessible(page: Page, axe: Audit, stored: dict[str, Any], path: str) -> None:
     page.goto(f"/dashboard{path.format(**stored)}")
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     expect(page.locator(".loading")).to_have_count(0)
-    if "editor" in path or "edit" in path:
+    if path.endswith("edit"):
         node(page, "trainer").click()
         expect(page.get_by_role("region", name="Settings of trainer")).to_be_visible()
     axe(page)
+
+
+def test_a_template_is_filled_in_and_opened_in_the_editor(page: Page, documents: Path) -> None:
+    open_page(page, "/chains", "Chains")
+    page.get_by_role("link", name="Use qa-pipeline").click()
+    expect(page.get_by_role("heading", level=1, name="Template qa-pipeline")).to_be_visible()
+    expect(page.get_by_role("button", name="Run qa-pipeline")).to_be_disabled()
+    page.get_by_role("textbox", name="documents").fill("depot")
+    expect(page.get_by_text("would run here")).to_be_visible(timeout=CHECKED_MS)
+    expect(page.get_by_role("button", name="Run qa-pipeline")).to_be_enabled()
+    page.get_by_role("button", name="Open in the editor").click()
+    expect(page.locator(".react-flow__node")).to_have_count(6)
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
 
 
 def test_the_numbers_of_the_chains_are_those_of_the_api(page: Page, service: DashboardService, stored: Any) -> None:
