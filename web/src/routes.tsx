@@ -10,4 +10,12 @@ export interface PageRoute {
   menu?: string;
 }
 
-export const PAGES: PageRoute[] = [{ path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" }];
+export const PAGES: PageRoute[] = [
+  { path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" },
+  { path: "/backends", component: lazy(() => import("./pages/backends")), menu: "Backends" },
+  { path: "/gpus", component: lazy(() => import("./pages/gpus")), menu: "GPUs" },
+  { path: "/sweeps", component: lazy(() => import("./pages/sweeps")), menu: "Sweeps" },
+  { path: "/sweeps/:name", component: lazy(() => import("./pages/sweeps/detail")) },
+  { path: "/scripts", component: lazy(() => import("./pages/scripts")), menu: "Scripts" },
+  { path: "/settings", component: lazy(() => import("./pages/settings")), menu: "Settings" },
+];
