@@ -12,6 +12,10 @@ export interface PageRoute {
 
 export const PAGES: PageRoute[] = [
   { path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" },
+  { path: "/jobs", component: lazy(() => import("./pages/jobs")), menu: "Jobs" },
+  { path: "/jobs/new", component: lazy(() => import("./pages/jobs/new")) },
+  { path: "/jobs/compare", component: lazy(() => import("./pages/jobs/compare")) },
+  { path: "/jobs/:job", component: lazy(() => import("./pages/jobs/detail")) },
   { path: "/backends", component: lazy(() => import("./pages/backends")), menu: "Backends" },
   { path: "/gpus", component: lazy(() => import("./pages/gpus")), menu: "GPUs" },
   { path: "/sweeps", component: lazy(() => import("./pages/sweeps")), menu: "Sweeps" },
