@@ -97,6 +97,11 @@ OPERATIONS: dict[str, Operation] = {
         NOTHING, "stack:env", "stack:env_text", ADMIN, example='eval "$(trainyard env)"',
         local="It prints the string that opens this machine's Prefect server.",
     ),
+    "settings": Operation(
+        "The settings of this machine: value, default, and whether it is from the environment or trainyard.toml.",
+        NOTHING, "machine.settings:show_settings", "stack:settings_text", ADMIN,
+        route="GET /api/v1/settings",
+    ),
     "doctor": Operation(
         "Look at versions, server, worker, models, disk and devices, and say what to do about what is wrong.",
         NOTHING, "doctor:examine", "stack:doctor_text", READ,
@@ -339,6 +344,38 @@ OPERATIONS: dict[str, Operation] = {
         "Make the environment of a trainer that cannot share ours; whole, or not at all.",
         "trainers:InstallInput", "backends:install_backends", "trainers:backends_text", ADMIN,
         route="POST /api/v1/backends/install",
+    ),
+    "backends cancel": Operation(
+        "Stop an installation that is running in the background; what is half made is removed.",
+        "trainers:CancelInstallInput", "backends:cancel_install", "trainers:backends_text", ADMIN,
+        route="POST /api/v1/backends/cancel",
+    ),
+    "backends test": Operation(
+        "Train two steps on a trainer, as a job: whether it works here, from its data to its adapter.",
+        "trainers:BackendTestInput", "machine.smoke:try_backend", "chains:run_text", RUN,
+        example="trainyard backends test native --watch",
+        route="POST /api/v1/backends/test", status=202, tenants=True,
+    ),
+    "scripts list": Operation(
+        "The training scripts of this home, and whether chains may run them.",
+        NOTHING, "machine.scripts:list_scripts", "trainers:scripts_text", READ,
+        route="GET /api/v1/scripts",
+    ),
+    "scripts show": Operation(
+        "A training script of this home; `built-in` is the one that needs none.",
+        "trainers:ScriptNameInput", "machine.scripts:show_script", "trainers:script_text", READ,
+        route="GET /api/v1/scripts/{name}",
+    ),
+    "scripts save": Operation(
+        "Write a training script of this home, if it is valid Python and nobody else was faster.",
+        "trainers:SaveScriptInput", "machine.scripts:save_script", "trainers:saved_script_text", ADMIN,
+        example="trainyard scripts save mine train.py",
+        route="PUT /api/v1/scripts/{name}",
+    ),
+    "scripts draft": Operation(
+        "The script that would carry out a trainer of a chain, with its resolved spec; nothing is written.",
+        "trainers:DraftScriptInput", "machine.scripts:draft_script", "trainers:draft_text", READ,
+        route="POST /api/v1/scripts/draft", heavy=True,
     ),
     "jobs create": Operation(
         "Start one training on one data set, from a file or from parameters.",
@@ -601,6 +638,7 @@ def route_of(name: str) -> tuple[str, str]:
 GROUPS: dict[str, str] = {
     "adapters": "The registry of deployed adapter versions.",
     "chains": "Chains that are stored here, as numbered revisions that never change.",
+    "scripts": "Training scripts of your own, for the backend script.",
     "data": "Data sets, before anything is trained on them.",
     "jobs": "Trainings: start, watch, pause, resume and cancel them.",
     "sessions": "Step sessions: a model on a device, driven by eight verbs.",

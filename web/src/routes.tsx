@@ -20,4 +20,10 @@ export const PAGES: PageRoute[] = [
   { path: "/jobs/new", component: lazy(() => import("./pages/jobs/new")) },
   { path: "/jobs/compare", component: lazy(() => import("./pages/jobs/compare")) },
   { path: "/jobs/:job", component: lazy(() => import("./pages/jobs/detail")) },
+  { path: "/backends", component: lazy(() => import("./pages/backends")), menu: "Backends" },
+  { path: "/gpus", component: lazy(() => import("./pages/gpus")), menu: "GPUs" },
+  { path: "/sweeps", component: lazy(() => import("./pages/sweeps")), menu: "Sweeps" },
+  { path: "/sweeps/:name", component: lazy(() => import("./pages/sweeps/detail")) },
+  { path: "/scripts", component: lazy(() => import("./pages/scripts")), menu: "Scripts" },
+  { path: "/settings", component: lazy(() => import("./pages/settings")), menu: "Settings" },
 ];

@@ -29,6 +29,8 @@ from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
 from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
+from trainyard.api.verbs.machine.settings import MachineSettingList
 from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
 from trainyard.api.verbs.monitoring.gpus import GpuList
 from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
@@ -86,7 +88,15 @@ class AsyncAdaptersOperations:
 
 class AsyncBackendsOperations:
     async def __call__(self, *, imports: bool = ...) -> BackendTable: ...  # read
-    async def install(self, *, names: tuple[BackendName | ServerName, ...] = ...) -> BackendTable: ...  # admin
+    async def install(self, *, names: tuple[BackendName | ServerName, ...] = ..., background: bool = ...) -> BackendTable: ...  # admin
+    async def cancel(self, *, name: BackendName | ServerName) -> BackendTable: ...  # admin
+    async def test(self, *, name: BackendName, watch: bool = ...) -> RunResult: ...  # run
+
+class AsyncScriptsOperations:
+    async def list(self) -> TrainingScriptList: ...  # read
+    async def show(self, *, name: str) -> TrainingScriptText: ...  # read
+    async def save(self, *, name: str, file: Path | None = ..., text: str = ..., if_match: str = ...) -> TrainingScriptText: ...  # admin
+    async def draft(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., node: str | None = ...) -> ScriptDraft: ...  # read
 
 class AsyncJobsOperations:
     async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
@@ -160,6 +170,7 @@ class AsyncOperations:
     async def down(self) -> DownOutput: ...  # admin
     async def demo(self) -> DemoResult: ...  # admin
     async def env(self) -> EnvOutput: ...  # admin
+    async def settings(self) -> MachineSettingList: ...  # admin
     async def doctor(self) -> Diagnosis: ...  # read
     async def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # run
     async def gc(self, *, days: int = ..., dry_run: bool = ...) -> Collected: ...  # admin
@@ -186,6 +197,8 @@ class AsyncOperations:
     def adapters(self) -> AsyncAdaptersOperations: ...
     @property
     def backends(self) -> AsyncBackendsOperations: ...
+    @property
+    def scripts(self) -> AsyncScriptsOperations: ...
     @property
     def jobs(self) -> AsyncJobsOperations: ...
     @property

@@ -29,6 +29,8 @@ from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
 from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
+from trainyard.api.verbs.machine.settings import MachineSettingList
 from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
 from trainyard.api.verbs.monitoring.gpus import GpuList
 from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
@@ -85,7 +87,15 @@ class AdaptersOperations:
 
 class BackendsOperations:
     def __call__(self, *, imports: bool = ...) -> BackendTable: ...  # read
-    def install(self, *, names: tuple[BackendName | ServerName, ...] = ...) -> BackendTable: ...  # admin
+    def install(self, *, names: tuple[BackendName | ServerName, ...] = ..., background: bool = ...) -> BackendTable: ...  # admin
+    def cancel(self, *, name: BackendName | ServerName) -> BackendTable: ...  # admin
+    def test(self, *, name: BackendName, watch: bool = ...) -> RunResult: ...  # run
+
+class ScriptsOperations:
+    def list(self) -> TrainingScriptList: ...  # read
+    def show(self, *, name: str) -> TrainingScriptText: ...  # read
+    def save(self, *, name: str, file: Path | None = ..., text: str = ..., if_match: str = ...) -> TrainingScriptText: ...  # admin
+    def draft(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., node: str | None = ...) -> ScriptDraft: ...  # read
 
 class JobsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
@@ -159,6 +169,7 @@ class Operations:
     def down(self) -> DownOutput: ...  # admin
     def demo(self) -> DemoResult: ...  # admin
     def env(self) -> EnvOutput: ...  # admin
+    def settings(self) -> MachineSettingList: ...  # admin
     def doctor(self) -> Diagnosis: ...  # read
     def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # run
     def gc(self, *, days: int = ..., dry_run: bool = ...) -> Collected: ...  # admin
@@ -185,6 +196,8 @@ class Operations:
     def adapters(self) -> AdaptersOperations: ...
     @property
     def backends(self) -> BackendsOperations: ...
+    @property
+    def scripts(self) -> ScriptsOperations: ...
     @property
     def jobs(self) -> JobsOperations: ...
     @property
