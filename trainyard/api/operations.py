@@ -216,23 +216,23 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "chains palette": Operation(
         "What chains are made of: the types of nodes with the schemas of their settings, and the ports.",
-        NOTHING, "editing.drafts:show_palette", "editing:palette_text", READ,
+        NOTHING, "editing.drafts:show_palette", "editing.drafts:palette_text", READ,
         route="GET /api/v1/chains/palette", tenants=True,
     ),
     "chains expand": Operation(
         "A template, file or draft as a whole chain: ids, links and settings written out, and what is wrong with it.",
-        "editing.drafts:ExpandInput", "editing.drafts:expand", "editing:expanded_text", READ,
+        "editing.drafts:ExpandInput", "editing.drafts:expand", "editing.drafts:expanded_text", READ,
         example="trainyard chains expand qa-pipeline -p documents=docs > chain.yaml",
         tenants=True,
     ),
     "chains links": Operation(
         "Where a link from a node of a chain may lead: for each port and node yes, or why not.",
-        "editing.drafts:LinksInput", "editing.drafts:show_links", "editing:links_text", READ,
+        "editing.drafts:LinksInput", "editing.drafts:show_links", "editing.drafts:links_text", READ,
         tenants=True,
     ),
     "chains diff": Operation(
         "The settings in which two revisions of a stored chain differ.",
-        "editing.drafts:DiffInput", "editing.revisions:show_difference", "editing:difference_text", READ,
+        "editing.drafts:DiffInput", "editing.revisions:show_difference", "editing.drafts:difference_text", READ,
         example="trainyard chains diff guide --before 1",
         route="GET /api/v1/chains/{chain}/diff", tenants=True,
     ),
@@ -395,12 +395,12 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "jobs nodes": Operation(
         "The nodes of a run as they are now: state, progress, what each has left.",
-        "jobs:JobInput", "monitoring.nodes:list_nodes", "editing:nodes_text", READ,
+        "jobs:JobInput", "monitoring.nodes:list_nodes", "editing.drafts:nodes_text", READ,
         route="GET /api/v1/jobs/{job}/nodes", tenants=True,
     ),
     "jobs node": Operation(
         "One node of a run: its settings, its lines and what it has left.",
-        "jobs:NodeInput", "monitoring.nodes:show_node", "editing:node_text", READ,
+        "jobs:NodeInput", "monitoring.nodes:show_node", "editing.drafts:node_text", READ,
         route="GET /api/v1/jobs/{job}/nodes/{node}", tenants=True,
     ),
     "jobs logs": Operation(

@@ -25,8 +25,10 @@ from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
 CHAINS = {f"chains {verb}" for verb in ("list", "create", "show", "update", "delete", "run", "runs")}
+CHAINS |= {f"chains {verb}" for verb in ("palette", "expand", "links", "diff")}
 SCRIPTS = ("list", "show", "save", "draft")
 JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
+JOBS |= {f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node")}
 CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
 
 

@@ -237,6 +237,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/backends/cancel": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Stop an installation that is running in the background; what is half made is removed. */
+        post: operations["backends_cancel"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/backends/install": {
         parameters: {
             query?: never;
@@ -248,6 +265,23 @@ export interface paths {
         put?: never;
         /** Make the environment of a trainer that cannot share ours; whole, or not at all. */
         post: operations["backends_install"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/backends/test": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Train two steps on a trainer, as a job: whether it works here, from its data to its adapter. */
+        post: operations["backends_test"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1230,6 +1264,58 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/scripts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The training scripts of this home, and whether chains may run them. */
+        get: operations["scripts_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/scripts/draft": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** The script that would carry out a trainer of a chain, with its resolved spec; nothing is written. */
+        post: operations["scripts_draft"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/scripts/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A training script of this home; `built-in` is the one that needs none. */
+        get: operations["scripts_show"];
+        /** Write a training script of this home, if it is valid Python and nobody else was faster. */
+        put: operations["scripts_save"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/serve": {
         parameters: {
             query?: never;
@@ -1483,6 +1569,23 @@ export interface paths {
         put?: never;
         /** Clear the gradients, and drop a graph that waits. */
         post: operations["sessions_zero_grad"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/settings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The settings of this machine: value, default, and whether it is from the environment or trainyard.toml. */
+        get: operations["settings"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -2177,6 +2280,13 @@ export interface components {
             fix: string;
             /** Imports */
             imports: string;
+            /**
+             * Installable
+             * @default false
+             */
+            installable: boolean;
+            /** @default null */
+            installation: components["schemas"]["Installation"] | null;
             name: components["schemas"]["BackendName"];
             /** Version */
             version: string;
@@ -2187,6 +2297,25 @@ export interface components {
         BackendTable: {
             /** Rows */
             rows: components["schemas"]["BackendRow"][];
+        };
+        /** BackendTestInput */
+        BackendTestInput: {
+            /** @description A trainer. */
+            name: components["schemas"]["BackendName"];
+            /**
+             * Watch
+             * @description Follow it to its end.
+             * @default false
+             */
+            watch: boolean;
+        };
+        /** BackendsCancelBody */
+        BackendsCancelBody: {
+            /**
+             * Name
+             * @description What is being installed.
+             */
+            name: components["schemas"]["BackendName"] | components["schemas"]["ServerName"];
         };
         /** BackendsInput */
         BackendsInput: {
@@ -2200,11 +2329,28 @@ export interface components {
         /** BackendsInstallBody */
         BackendsInstallBody: {
             /**
+             * Background
+             * @description Return at once; `backends` says how far it is.
+             * @default false
+             */
+            background: boolean;
+            /**
              * Names
              * @description Trainers, or vllm; default: all trainers that need one.
              * @default []
              */
             names: (components["schemas"]["BackendName"] | components["schemas"]["ServerName"])[];
+        };
+        /** BackendsTestBody */
+        BackendsTestBody: {
+            /** @description A trainer. */
+            name: components["schemas"]["BackendName"];
+            /**
+             * Watch
+             * @description Follow it to its end.
+             * @default false
+             */
+            watch: boolean;
         };
         /** BackupBody */
         BackupBody: {
@@ -2423,6 +2569,14 @@ export interface components {
             threshold: number;
             /** Valid */
             valid: number;
+        };
+        /** CancelInstallInput */
+        CancelInstallInput: {
+            /**
+             * Name
+             * @description What is being installed.
+             */
+            name: components["schemas"]["BackendName"] | components["schemas"]["ServerName"];
         };
         /** Card */
         Card: {
@@ -3686,6 +3840,29 @@ export interface components {
              */
             type: "dpo";
         };
+        /** DraftScriptInput */
+        DraftScriptInput: {
+            /**
+             * Node
+             * @description Which trainer, if there are several.
+             * @default null
+             */
+            node: string | null;
+            /**
+             * Parameters
+             * @description A parameter; dots reach inside.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Target
+             * @description A template's name, or a chain or job.
+             */
+            target: string | {
+                [key: string]: unknown;
+            };
+        };
         /**
          * EarlierFiles
          * @description Files of one kind in an earlier form.
@@ -4625,6 +4802,11 @@ export interface components {
         };
         /** GpuList */
         GpuList: {
+            /**
+             * Alerts
+             * @default []
+             */
+            alerts: string[];
             /** Cuda Version */
             cuda_version: string | null;
             /** Driver Version */
@@ -5087,11 +5269,40 @@ export interface components {
         /** InstallInput */
         InstallInput: {
             /**
+             * Background
+             * @description Return at once; `backends` says how far it is.
+             * @default false
+             */
+            background: boolean;
+            /**
              * Names
              * @description Trainers, or vllm; default: all trainers that need one.
              * @default []
              */
             names: (components["schemas"]["BackendName"] | components["schemas"]["ServerName"])[];
+        };
+        /**
+         * Installation
+         * @description The last installation of one trainer that was started in the background.
+         */
+        Installation: {
+            /**
+             * Lines
+             * @default []
+             */
+            lines: string[];
+            /**
+             * Seconds
+             * @default null
+             */
+            seconds: number | null;
+            /** Started */
+            started: number;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "running" | "installed" | "failed";
         };
         /**
          * Interval
@@ -6183,6 +6394,42 @@ export interface components {
              * @enum {string}
              */
             type: "dora" | "lora" | "qlora";
+        };
+        /**
+         * MachineSetting
+         * @description One setting as it is in force.
+         */
+        MachineSetting: {
+            /** Default */
+            default: unknown;
+            /** Name */
+            name: string;
+            /**
+             * Source
+             * @enum {string}
+             */
+            source: "environment" | "file" | "argument" | "default";
+            /** Text */
+            text: string;
+            /** Value */
+            value: unknown;
+            /** Variable */
+            variable: string;
+        };
+        /** MachineSettingList */
+        MachineSettingList: {
+            /**
+             * File
+             * Format: path
+             */
+            file: string;
+            /**
+             * Home
+             * Format: path
+             */
+            home: string;
+            /** Settings */
+            settings: components["schemas"]["MachineSetting"][];
         };
         /** McpBody */
         McpBody: {
@@ -8330,6 +8577,32 @@ export interface components {
             /** Verb */
             verb: string;
         };
+        /** SaveScriptInput */
+        SaveScriptInput: {
+            /**
+             * File
+             * @description The script as it shall be.
+             * @default null
+             */
+            file: string | null;
+            /**
+             * If Match
+             * @description ETag of the script that was edited; empty for a new one.
+             * @default
+             */
+            if_match: string;
+            /**
+             * Name
+             * @description Name of a training script of this home, or built-in.
+             */
+            name: string;
+            /**
+             * Text
+             * @description Its text, in place of a file.
+             * @default
+             */
+            text: string;
+        };
         /**
          * Schedule
          * @description How the learning rate changes over the steps.
@@ -8351,6 +8624,68 @@ export interface components {
          * @enum {string}
          */
         Scope: "read" | "run" | "admin";
+        /**
+         * ScriptDraft
+         * @description What a trainer would run as a script of its own: `python train.py spec.json` next to its rows.
+         */
+        ScriptDraft: {
+            /** Node */
+            node: string;
+            /** Script */
+            script: string;
+            /** Spec */
+            spec: {
+                [key: string]: unknown;
+            };
+            /** Text */
+            text: string;
+        };
+        /** ScriptNameInput */
+        ScriptNameInput: {
+            /**
+             * Name
+             * @description Name of a training script of this home, or built-in.
+             */
+            name: string;
+        };
+        /** ScriptsDraftBody */
+        ScriptsDraftBody: {
+            /**
+             * Node
+             * @description Which trainer, if there are several.
+             * @default null
+             */
+            node: string | null;
+            /**
+             * Parameters
+             * @description A parameter; dots reach inside.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Target
+             * @description A template's name, or a chain or job.
+             */
+            target: string | {
+                [key: string]: unknown;
+            };
+        };
+        /** ScriptsSaveBody */
+        ScriptsSaveBody: {
+            /**
+             * File
+             * @description The script as it shall be.
+             * @default null
+             */
+            file: string | null;
+            /**
+             * Text
+             * @description Its text, in place of a file.
+             * @default
+             */
+            text: string;
+        };
         /**
          * SensitiveRules
          * @description What is done with personal data and secrets in the texts of a row, by kind.
@@ -10098,6 +10433,52 @@ export interface components {
             version: string;
         };
         /**
+         * TrainingScript
+         * @description One script.
+         */
+        TrainingScript: {
+            /** Bytes */
+            bytes: number;
+            /** Changed */
+            changed: number | null;
+            /** Name */
+            name: string;
+            /** Sha256 */
+            sha256: string;
+        };
+        /** TrainingScriptList */
+        TrainingScriptList: {
+            /** Can Edit */
+            can_edit: boolean;
+            /** Can Run */
+            can_run: boolean;
+            /**
+             * Folder
+             * Format: path
+             */
+            folder: string;
+            /** Scripts */
+            scripts: components["schemas"]["TrainingScript"][];
+        };
+        /**
+         * TrainingScriptText
+         * @description One script with its text; `etag` goes into the next `scripts save` of it.
+         */
+        TrainingScriptText: {
+            /** Bytes */
+            bytes: number;
+            /** Changed */
+            changed: number | null;
+            /** Etag */
+            etag: string;
+            /** Name */
+            name: string;
+            /** Sha256 */
+            sha256: string;
+            /** Text */
+            text: string;
+        };
+        /**
          * Trial
          * @description One set of values and what its training came to.
          */
@@ -10627,8 +11008,11 @@ export type BackedUp = components['schemas']['BackedUp'];
 export type BackendName = components['schemas']['BackendName'];
 export type BackendRow = components['schemas']['BackendRow'];
 export type BackendTable = components['schemas']['BackendTable'];
+export type BackendTestInput = components['schemas']['BackendTestInput'];
+export type BackendsCancelBody = components['schemas']['BackendsCancelBody'];
 export type BackendsInput = components['schemas']['BackendsInput'];
 export type BackendsInstallBody = components['schemas']['BackendsInstallBody'];
+export type BackendsTestBody = components['schemas']['BackendsTestBody'];
 export type BackupBody = components['schemas']['BackupBody'];
 export type BackupInput = components['schemas']['BackupInput'];
 export type BackwardInput = components['schemas']['BackwardInput'];
@@ -10637,6 +11021,7 @@ export type BenchmarkSpec = components['schemas']['BenchmarkSpec'];
 export type Blob = components['schemas']['Blob'];
 export type BucketReport = components['schemas']['BucketReport'];
 export type BucketStatus = components['schemas']['BucketStatus'];
+export type CancelInstallInput = components['schemas']['CancelInstallInput'];
 export type Card = components['schemas']['Card'];
 export type CardInput = components['schemas']['CardInput'];
 export type ChainDetail = components['schemas']['ChainDetail'];
@@ -10692,6 +11077,7 @@ export type DiffInput = components['schemas']['DiffInput'];
 export type DistillStage = components['schemas']['DistillStage'];
 export type DownOutput = components['schemas']['DownOutput'];
 export type DpoStage = components['schemas']['DpoStage'];
+export type DraftScriptInput = components['schemas']['DraftScriptInput'];
 export type EarlierFiles = components['schemas']['EarlierFiles'];
 export type EjectBody = components['schemas']['EjectBody'];
 export type EjectInput = components['schemas']['EjectInput'];
@@ -10742,6 +11128,7 @@ export type ImportInput = components['schemas']['ImportInput'];
 export type ImportOutput = components['schemas']['ImportOutput'];
 export type ImportedFile = components['schemas']['ImportedFile'];
 export type InstallInput = components['schemas']['InstallInput'];
+export type Installation = components['schemas']['Installation'];
 export type Interval = components['schemas']['Interval'];
 export type Job = components['schemas']['Job'];
 export type JobDetail = components['schemas']['JobDetail'];
@@ -10781,6 +11168,8 @@ export type LogprobsReply = components['schemas']['LogprobsReply'];
 export type LogsInput = components['schemas']['LogsInput'];
 export type LoraPlusMethod = components['schemas']['LoraPlusMethod'];
 export type LowRankMethod = components['schemas']['LowRankMethod'];
+export type MachineSetting = components['schemas']['MachineSetting'];
+export type MachineSettingList = components['schemas']['MachineSettingList'];
 export type McpBody = components['schemas']['McpBody'];
 export type McpEnded = components['schemas']['McpEnded'];
 export type McpInput = components['schemas']['McpInput'];
@@ -10882,9 +11271,14 @@ export type SampledAnswer = components['schemas']['SampledAnswer'];
 export type SamplesInput = components['schemas']['SamplesInput'];
 export type SaveInput = components['schemas']['SaveInput'];
 export type SaveReply = components['schemas']['SaveReply'];
+export type SaveScriptInput = components['schemas']['SaveScriptInput'];
 export type Schedule = components['schemas']['Schedule'];
 export type SchemaInput = components['schemas']['SchemaInput'];
 export type Scope = components['schemas']['Scope'];
+export type ScriptDraft = components['schemas']['ScriptDraft'];
+export type ScriptNameInput = components['schemas']['ScriptNameInput'];
+export type ScriptsDraftBody = components['schemas']['ScriptsDraftBody'];
+export type ScriptsSaveBody = components['schemas']['ScriptsSaveBody'];
 export type SensitiveRules = components['schemas']['SensitiveRules'];
 export type ServeBody = components['schemas']['ServeBody'];
 export type ServeInput = components['schemas']['ServeInput'];
@@ -10947,6 +11341,9 @@ export type TrainerNode = components['schemas']['TrainerNode'];
 export type Training = components['schemas']['Training'];
 export type TrainingCurve = components['schemas']['TrainingCurve'];
 export type TrainingReport = components['schemas']['TrainingReport'];
+export type TrainingScript = components['schemas']['TrainingScript'];
+export type TrainingScriptList = components['schemas']['TrainingScriptList'];
+export type TrainingScriptText = components['schemas']['TrainingScriptText'];
 export type Trial = components['schemas']['Trial'];
 export type TrialState = components['schemas']['TrialState'];
 export type UpBody = components['schemas']['UpBody'];
@@ -11452,6 +11849,44 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    backends_cancel: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BackendsCancelBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BackendTable"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     backends_install: {
         parameters: {
             query?: never;
@@ -11475,6 +11910,44 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["BackendTable"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    backends_test: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BackendsTestBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunResult"];
                 };
             };
             400: components["responses"]["400"];
@@ -13687,6 +14160,149 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    scripts_list: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingScriptList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_draft: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScriptsDraftBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScriptDraft"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_show: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Name of a training script of this home, or built-in. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingScriptText"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_save: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The ETag of what is changed. */
+                "If-Match"?: string;
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Name of a training script of this home, or built-in. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ScriptsSaveBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingScriptText"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     serve: {
         parameters: {
             query?: never;
@@ -14303,6 +14919,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Operated"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    settings: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MachineSettingList"];
                 };
             };
             400: components["responses"]["400"];
