@@ -294,6 +294,12 @@ OPERATIONS: dict[str, Operation] = {
         "adapters:CardInput", "versions:show_card", "adapters:card_text", READ,
         route="GET /api/v1/adapters/card", tenants=True,
     ),
+    "adapters ask": Operation(
+        "Ask a version and its base the same question; both answers come back side by side.",
+        "records.asking:AskInput", "records.asking:ask", "records.asking:answer_text", RUN,
+        example="trainyard adapters ask assistant 'How long does the battery last?'",
+        route="POST /api/v1/adapters/ask", tenants=True, heavy=True,
+    ),
     "adapters push": Operation(
         "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",
         "adapters:PushInput", "versions:push", "adapters:published_text", RUN,
@@ -445,6 +451,37 @@ OPERATIONS: dict[str, Operation] = {
         example="trainyard data preview chats.jsonl --base-model Qwen/Qwen3-4B --max-length 2048",
         route="GET /api/v1/data/preview", heavy=True,
     ),
+    "artifacts list": Operation(
+        "What the nodes of runs left, the newest run first: sets of rows, adapters, reports.",
+        "records.artifacts:ArtifactsInput", "records.artifacts:list_artifacts",
+        "records.artifacts:artifacts_text", READ,
+        route="GET /api/v1/artifacts", tenants=True,
+    ),
+    "artifacts show": Operation(
+        "One result of a run: what its node counted, its sets of rows and its files.",
+        "records.artifacts:ArtifactInput", "records.artifacts:show_artifact", "text:json_text", READ,
+        example="trainyard artifacts show 59b4dead validator sft",
+        route="GET /api/v1/artifacts/{run}/{node}/{port}", tenants=True,
+    ),
+    "artifacts rows": Operation(
+        "Rows of a result: those that are kept, a held-out set, or what was dropped and why.",
+        "records.artifacts:ArtifactRowsInput", "records.artifacts:read_rows", "records.artifacts:rows_text", READ,
+        example="trainyard artifacts rows 59b4dead validator sft --part dropped",
+        route="GET /api/v1/artifacts/{run}/{node}/{port}/rows", tenants=True,
+    ),
+    "evaluations list": Operation(
+        "The evaluations of runs, the newest first: verdict, primary metric, its interval.",
+        "records.artifacts:EvaluationsInput", "records.evaluations:list_evaluations",
+        "records.evaluations:evaluations_text", READ,
+        route="GET /api/v1/evaluations", tenants=True,
+    ),
+    "evaluations show": Operation(
+        "One evaluation: benchmarks with intervals and flips, the gate, answers side by side, the training.",
+        "records.artifacts:EvaluationInput", "records.evaluations:show_evaluation",
+        "records.evaluations:evaluation_text", READ,
+        example="trainyard evaluations show 59b4dead",
+        route="GET /api/v1/evaluations/{run}/{node}", tenants=True,
+    ),
     "graph query": Operation(
         "Rows of one reading Cypher statement; values are given as parameters.",
         "graph:QueryInput", "graph:query_graph", "data:query_text", READ,
@@ -453,7 +490,18 @@ OPERATIONS: dict[str, Operation] = {
     "graph stats": Operation(
         "Count the documents, entities and relations of the knowledge graph.",
         "graph:GraphInput", "graph:count_graph", "data:counts_text", READ,
-        route="GET /api/v1/graph/stats",
+        route="GET /api/v1/graph/stats", tenants=True,
+    ),
+    "graph entities": Operation(
+        "Entities of the knowledge graph, by a part of their names.",
+        "records.nights:EntitiesInput", "records.neighbors:list_entities", "records.nights:entities_text", READ,
+        example="trainyard graph entities acme",
+        route="GET /api/v1/graph/entities", tenants=True, heavy=True,
+    ),
+    "graph neighbors": Operation(
+        "An entity, its relations, and the documents that name it.",
+        "records.nights:NeighborsInput", "records.neighbors:show_neighbors", "records.nights:neighbors_text", READ,
+        route="GET /api/v1/graph/entities/{key}", tenants=True, heavy=True,
     ),
     "graph export": Operation(
         "Write the knowledge graph as JSON lines, in the same order every time.",
@@ -479,6 +527,16 @@ OPERATIONS: dict[str, Operation] = {
         "The last nights and the state of every marker.",
         "nights:NightInput", "night:show_nights", "nights:status_text", READ,
         route="GET /api/v1/nightly",
+    ),
+    "nightly list": Operation(
+        "The nights that were, the newest first: state, headline, times.",
+        "records.nights:NightsInput", "records.nights:list_night_reports", "records.nights:nights_text", READ,
+        route="GET /api/v1/nightly/nights", tenants=True,
+    ),
+    "nightly show": Operation(
+        "One night: phases against their budgets, corpora against their thresholds, what failed and what to do.",
+        "records.nights:NightNameInput", "records.nights:show_night", "records.nights:night_detail_text", READ,
+        route="GET /api/v1/nightly/nights/{night}", tenants=True,
     ),
     "corpus engineering": Operation(
         "Add the commits of a repository to a corpus: diff, message, review brief.",
@@ -548,6 +606,8 @@ GROUPS: dict[str, str] = {
     "adapters": "The registry of deployed adapter versions.",
     "chains": "Chains that are stored here, as numbered revisions that never change.",
     "data": "Data sets, before anything is trained on them.",
+    "artifacts": "What the nodes of runs left: sets of rows, adapters, reports.",
+    "evaluations": "Reports of evaluators: is an adapter better than what it is compared with.",
     "jobs": "Trainings: start, watch, pause, resume and cancel them.",
     "sessions": "Step sessions: a model on a device, driven by eight verbs.",
     "graph": "The knowledge graph that nights write.",

@@ -10,4 +10,16 @@ export interface PageRoute {
   menu?: string;
 }
 
-export const PAGES: PageRoute[] = [{ path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" }];
+export const PAGES: PageRoute[] = [
+  { path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" },
+  { path: "/data", component: lazy(() => import("./pages/data")), menu: "Data" },
+  { path: "/data/:run/:node/:port", component: lazy(() => import("./pages/data/artifact")) },
+  { path: "/evaluations", component: lazy(() => import("./pages/evaluations")), menu: "Evaluations" },
+  { path: "/evaluations/:run/:node", component: lazy(() => import("./pages/evaluations/evaluation")) },
+  { path: "/adapters", component: lazy(() => import("./pages/adapters")), menu: "Adapters" },
+  { path: "/adapters/:tenant/:role/:version", component: lazy(() => import("./pages/adapters/version")) },
+  { path: "/adapters/:tenant/:role/:version/chat", component: lazy(() => import("./pages/adapters/chat")) },
+  { path: "/nights", component: lazy(() => import("./pages/nights")), menu: "Nights" },
+  { path: "/nights/graph", component: lazy(() => import("./pages/nights/graph")) },
+  { path: "/nights/:tenant/:night", component: lazy(() => import("./pages/nights/night")) },
+];
