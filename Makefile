@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-gpu bench-gpu gpu-wheels demo demo-nightly up down bench faults docs reference web clean
+.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-browser test-gpu bench-gpu gpu-wheels demo demo-nightly up down bench faults docs reference web clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,13 +40,16 @@ check: setup ## Style, types, import arrows and budgets
 	$(PYTEST) -q -m 'not slow and not network' tests/architecture
 
 test: setup ## The default tests but those of `make check` (about seven minutes on two cores, offline)
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains'
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains and not browser'
 
 test-fast: setup ## The unit tests without torch, servers and child processes (a minute on two cores)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --fast -m 'not slow and not faults and not network' tests/unit
 
 test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three minutes)
 	$(PYTEST) -q -m chains
+
+test-browser: setup ## The dashboard in Chromium, over a running stack (five minutes)
+	$(PYTEST) -q -m 'browser and not slow and not network' tests/browser
 
 test-all: setup ## Every test that can run here, with coverage and mutation bars
 	$(PYTEST) -q -n 2 --dist loadfile -m 'not gpu and not network and not backends' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95

@@ -43,11 +43,14 @@ EXECUTORS_THREADS = ("asyncio_",)
 """An event loop starts them at need and ends them with itself; that of a server may have a wider scope than a test."""
 
 
+TOGETHER = ("tests/flows/", "tests/browser/")
+
+
 class FlowsTogether(LoadFileScheduling):
-    """`--dist loadfile`, with all flow tests in one worker: a Prefect server takes ten seconds to start."""
+    """`--dist loadfile`, with all flow tests in one worker, and all of a browser: a Prefect server starts slowly."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "tests/flows" if nodeid.startswith("tests/flows/") else super()._split_scope(nodeid)
+        return next((one for one in TOGETHER if nodeid.startswith(one)), super()._split_scope(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:

@@ -50,6 +50,7 @@ def url(stack: Stack, tmp_path: Path) -> Iterator[str]:
     pip.parent.mkdir(parents=True)
     pip.write_text("[global]\nno-index = true\n")
     limits = {"TRAINYARD_API_REQUESTS_PER_S": "100000", "TRAINYARD_API_HEAVY_CALLS": "64"}
+    limits["TRAINYARD_API_WRONG_CREDENTIALS"] = "1000000"
     environment = {**stack.environment, **limits, "HOME": str(tmp_path / "user")}
     port = free_port(18_898)
     argv = [sys.executable, "-m", "trainyard.cli", "serve", "--port", str(port)]
@@ -71,7 +72,7 @@ def test_no_request_fails_the_service_or_its_document(stack: Stack, url: str, tm
         "--max-examples", EXAMPLES, "--continue-on-failure", "--request-timeout", "60", "--no-color",
     ]  # fmt: skip
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1400)
-    assert done.returncode == 0, done.stdout[-8000:]
+    assert done.returncode == 0, done.stdout[done.stdout.find("= FAILURES =") :][:8000]
     found = SUMMARY.search(done.stdout)
     assert found is not None
     assert found[1] == found[2]

@@ -44,6 +44,8 @@ class NetworkFacts:
     """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
     heavy: bool = False
     """Whether it takes long or much memory: over a network only some of these run at a time."""
+    keeps_replies: bool = False
+    """Whether what carries it out keeps the answers to an Idempotency-Key itself; else the service does."""
     tenants: bool = False
     """Whether it keeps to the tenant of its caller; what does not needs a caller who may act for all tenants."""
 
@@ -207,6 +209,28 @@ OPERATIONS: dict[str, Operation] = {
         "chains:ChainRunsInput", "chains.stored:list_chain_runs", "chains:chain_runs_text", READ,
         route="GET /api/v1/chains/{chain}/runs", tenants=True,
     ),
+    "chains palette": Operation(
+        "What chains are made of: the types of nodes with the schemas of their settings, and the ports.",
+        NOTHING, "editing.drafts:show_palette", "editing:palette_text", READ,
+        route="GET /api/v1/chains/palette", tenants=True,
+    ),
+    "chains expand": Operation(
+        "A template, file or draft as a whole chain: ids, links and settings written out, and what is wrong with it.",
+        "editing.drafts:ExpandInput", "editing.drafts:expand", "editing:expanded_text", READ,
+        example="trainyard chains expand qa-pipeline -p documents=docs > chain.yaml",
+        tenants=True,
+    ),
+    "chains links": Operation(
+        "Where a link from a node of a chain may lead: for each port and node yes, or why not.",
+        "editing.drafts:LinksInput", "editing.drafts:show_links", "editing:links_text", READ,
+        tenants=True,
+    ),
+    "chains diff": Operation(
+        "The settings in which two revisions of a stored chain differ.",
+        "editing.drafts:DiffInput", "editing.revisions:show_difference", "editing:difference_text", READ,
+        example="trainyard chains diff guide --before 1",
+        route="GET /api/v1/chains/{chain}/diff", tenants=True,
+    ),
     "schema": Operation(
         "The settings of a node, a job, a night or the machine; with --json, the JSON Schema for an editor.",
         "chains:SchemaInput", "chains.describe:show_schema", "chains:schema_text", READ,
@@ -338,6 +362,16 @@ OPERATIONS: dict[str, Operation] = {
         "jobs:JobInput", "jobs:show_job", "jobs:job_detail_text", READ,
         route="GET /api/v1/jobs/{job}", tenants=True, stream="live.streams:follow_job",
     ),
+    "jobs nodes": Operation(
+        "The nodes of a run as they are now: state, progress, what each has left.",
+        "jobs:JobInput", "monitoring.nodes:list_nodes", "editing:nodes_text", READ,
+        route="GET /api/v1/jobs/{job}/nodes", tenants=True,
+    ),
+    "jobs node": Operation(
+        "One node of a run: its settings, its lines and what it has left.",
+        "jobs:NodeInput", "monitoring.nodes:show_node", "editing:node_text", READ,
+        route="GET /api/v1/jobs/{job}/nodes/{node}", tenants=True,
+    ),
     "jobs logs": Operation(
         "A job's log, with what its trainers printed; with --follow, as it comes.",
         "jobs:LogsInput", "jobs:show_logs", "jobs:log_text", READ, part_renderer="jobs:log_line_text",
@@ -362,6 +396,26 @@ OPERATIONS: dict[str, Operation] = {
         "End a job; its training saves first, so that it can be resumed all the same.",
         "jobs:StopInput", "jobs:cancel_job", "jobs:job_text", RUN,
         route="POST /api/v1/jobs/{job}/cancel", tenants=True,
+    ),
+    "jobs retry": Operation(
+        "Start a job again from its first step, as a new job with the same parameters.",
+        "jobs:RetryInput", "monitoring.retrying:retry_job", "chains:run_text", RUN,
+        route="POST /api/v1/jobs/{job}/retry", status=202, tenants=True,
+    ),
+    "jobs checkpoints": Operation(
+        "The checkpoints of a job: step, size, metric and hash.",
+        "jobs:CheckpointsInput", "monitoring.checkpoints:list_checkpoints", "jobs:checkpoints_text", READ,
+        route="GET /api/v1/jobs/{job}/checkpoints", tenants=True,
+    ),
+    "jobs verify": Operation(
+        "Read a job's checkpoints and compare each file with the hash in its manifest.",
+        "jobs:VerifyInput", "monitoring.checkpoints:verify_checkpoints", "jobs:verified_text", READ,
+        route="POST /api/v1/jobs/{job}/verify", tenants=True, heavy=True,
+    ),
+    "jobs samples": Operation(
+        "What the model answered to held-out prompts at each evaluation of a job.",
+        "jobs:SamplesInput", "monitoring.samples:show_samples", "jobs:samples_text", READ,
+        route="GET /api/v1/jobs/{job}/samples", tenants=True,
     ),
     "sessions create": Operation(
         "Open a step session: a model on a device that is driven call by call, without a data set.",
@@ -393,42 +447,42 @@ OPERATIONS: dict[str, Operation] = {
     "sessions forward": Operation(
         "Score a batch of rows and keep its graph for one backward.",
         "sessions.calls:ForwardInput", "sessions.calls:forward", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/forward", tenants=True,
+        route="POST /api/v1/sessions/{session}/forward", keeps_replies=True, tenants=True,
     ),
     "sessions backward": Operation(
         "Add the gradients of a forward, times a factor.",
         "sessions.calls:BackwardInput", "sessions.calls:backward", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/backward", tenants=True,
+        route="POST /api/v1/sessions/{session}/backward", keeps_replies=True, tenants=True,
     ),
     "sessions step": Operation(
         "Clip the gradients, update the weights and the schedule.",
         "sessions.calls:StepInput", "sessions.calls:step", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/step", tenants=True,
+        route="POST /api/v1/sessions/{session}/step", keeps_replies=True, tenants=True,
     ),
     "sessions zero-grad": Operation(
         "Clear the gradients, and drop a graph that waits.",
         "sessions.calls:ZeroGradInput", "sessions.calls:zero_grad", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/zero_grad", tenants=True,
+        route="POST /api/v1/sessions/{session}/zero_grad", keeps_replies=True, tenants=True,
     ),
     "sessions generate": Operation(
         "Complete prompts with the weights as they are: text, tokens, and the log-probability of each.",
         "sessions.calls:GenerateInput", "sessions.calls:generate", "sessions.lines:completions_text", RUN,
-        route="POST /api/v1/sessions/{session}/generate", tenants=True,
+        route="POST /api/v1/sessions/{session}/generate", keeps_replies=True, tenants=True,
     ),
     "sessions logprobs": Operation(
         "The log-probability of each token of a text, of messages or of tokens.",
         "sessions.calls:LogprobsInput", "sessions.calls:logprobs", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/logprobs", tenants=True,
+        route="POST /api/v1/sessions/{session}/logprobs", keeps_replies=True, tenants=True,
     ),
     "sessions save": Operation(
         "Save the session's state, its weights, or the adapter or model for other programs, by a name.",
         "sessions.calls:SaveInput", "sessions.calls:save", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/save", tenants=True,
+        route="POST /api/v1/sessions/{session}/save", keeps_replies=True, tenants=True,
     ),
     "sessions load": Operation(
         "Take a saved state back, or its weights alone.",
         "sessions.calls:LoadInput", "sessions.calls:load", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/load", tenants=True,
+        route="POST /api/v1/sessions/{session}/load", keeps_replies=True, tenants=True,
     ),
     "sessions result": Operation(
         "The reply of an operation that was not waited for.",

@@ -50,6 +50,9 @@ class Point(Frozen):
     eval_reward_margin: float | None = None
     reward: float | None = None
     """Mean of the completions that were drawn (grpo)."""
+    grad_norm: float | None = None
+    """Of all gradients together, before they are clipped."""
+    tokens_per_second: float | None = None
     time: float = 0.0
 
 

@@ -24,6 +24,7 @@ from trainyard.api.requests.stack import GcInput
 from trainyard.api.terminal.stack import gc_text
 from trainyard.api.verbs.housekeeping import gc
 from trainyard.api.verbs.housekeeping.gc import Collection, LeftoverKind, collect
+from trainyard.backends.sessions.records import lock_of_session
 from trainyard.compute.lease import device_lock
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry
@@ -97,6 +98,27 @@ def test_what_ended_runs_alone_need_goes_and_nothing_else(old_home: Path) -> Non
         LeftoverKind.LOG: ["worker.log.1"],
         LeftoverKind.ENVIRONMENT: [".trl-1"],
     }
+
+
+def test_sessions_go_unless_one_is_running_or_has_saved_something(home: Path) -> None:
+    settings = load_settings(home=home)
+    names = {what: f"session-{letter * 12}" for what, letter in zip(("ended", "saved", "running"), "abc", strict=True)}
+    for name in names.values():
+        folder = home / "sessions" / name
+        (folder / "saved").mkdir(parents=True)
+        (folder / "session.json").write_text("{}")
+    (home / "sessions" / names["saved"] / "saved" / "one").mkdir()
+    (home / "live" / "curves").mkdir(parents=True)
+    (home / "live" / "curves" / "a.sqlite3").touch()
+    age(home)
+    (home / "live" / "curves" / "b.sqlite3").touch()
+    with device_lock(lock_of_session(settings, names["running"])):
+        assert found(home, []) == {LeftoverKind.SESSION: [names["ended"]], LeftoverKind.CURVE: ["a.sqlite3"]}
+        collection = Collection(settings, 30, lambda _: set())
+        assert not collection.remove_session(home / "sessions" / names["running"])
+    collect(GcInput(days=30), Context(settings, say=print))
+    assert sorted(one.name for one in (home / "sessions").glob("session-*")) == [names["saved"]]
+    assert [one.name for one in (home / "live" / "curves").iterdir()] == ["b.sqlite3"]
 
 
 def test_without_a_server_only_completed_runs_have_ended(old_home: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainyard.backends.native.sessions.operations import KEPT, MOST_WAITING, SAVED_REPLY_BYTES, OperationQueue
-from trainyard.errors import Conflict, LimitExceeded
+from trainyard.errors import Conflict, InvalidInput, LimitExceeded
 
 
 def carry_out(queue: OperationQueue, answer: dict[str, Any] | None = None, size: int = 10) -> int:
@@ -48,6 +48,29 @@ def test_the_same_number_is_the_same_operation() -> None:
     with pytest.raises(Conflict, match="E-STEP: The next operation of this session is 2, not 3"):
         queue.enter("step", {}, b"", 3)
     assert len(queue.waiting) == 1
+
+
+def test_the_same_key_is_the_same_operation_also_after_a_resume() -> None:
+    queue = OperationQueue()
+    first = queue.enter("forward", {"rows": [1]}, b"", None, "ci a")
+    assert queue.enter("forward", {"rows": [1]}, b"", None, "ci a") is first
+    assert queue.enter("forward", {"rows": [1]}, b"", None, "ci b").seq == 2
+    assert queue.enter("forward", {"rows": [1]}, b"", None).seq == 3
+    with pytest.raises(InvalidInput, match="E-PARAMETER: This Idempotency-Key came with another request"):
+        queue.enter("forward", {"rows": [2]}, b"", None, "ci a")
+    assert [carry_out(queue) for _ in range(3)] == [1, 2, 3]
+    resumed = OperationQueue(queue.saved())
+    assert resumed.enter("forward", {"rows": [1]}, b"", None, "ci b").seq == 2
+    assert not resumed.waiting
+
+
+def test_the_key_of_a_reply_that_is_not_kept_is_forgotten() -> None:
+    queue = OperationQueue()
+    for number in range(KEPT + 2):
+        queue.enter("step", {}, b"", None, f"key {number}")
+        carry_out(queue)
+    assert len(queue.keyed) == len(queue.known) == KEPT
+    assert queue.enter("step", {}, b"", None, "key 0").seq == KEPT + 3
 
 
 def test_a_failed_operation_has_its_number_too() -> None:

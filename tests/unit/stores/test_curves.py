@@ -111,6 +111,19 @@ def test_a_curve_from_a_step_on(work: TrainingLogs) -> None:
     assert store.read(10, since_step=2000).points == ()
 
 
+def test_a_part_of_a_curve(work: TrainingLogs) -> None:
+    write(work.folder / "events.jsonl", [progress(step, loss=float(step)) for step in range(1, 1001)])
+    store = read(work)
+    assert [point.step for point in store.read(since_step=10, until_step=12).points] == [10, 11, 12]
+    assert store.read(until_step=10**30).points == store.read().points
+    assert store.read(since_step=10**30).points == ()
+    found = store.read(20, since_step=200, until_step=400)
+    assert found.steps_per_point < 1000 // 20  # finer than the whole curve
+    assert len(found.points) <= 20
+    assert found.points[0].step >= 200
+    assert 400 <= found.points[-1].step < 400 + found.steps_per_point
+
+
 def test_a_restart_cuts_every_level(work: TrainingLogs) -> None:
     path = work.folder / "events.jsonl"
     write(path, [progress(step, loss=1.0) for step in range(1, 2001)])

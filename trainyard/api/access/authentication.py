@@ -36,9 +36,10 @@ class Authenticator:
 
     settings: Settings
     everybody: bool = False
-    wrong: WrongCredentials = field(default_factory=WrongCredentials)
+    wrong: WrongCredentials = field(init=False)
 
     def __post_init__(self) -> None:
+        self.wrong = WrongCredentials(self.settings.api_wrong_credentials)
         self.tokens, self.logins = TokenFile(self.settings.home), LoginFile(self.settings.home)
 
     def authenticate(self, headers: Mapping[str, str], method: str = "GET", address: str = "") -> Caller:

@@ -25,8 +25,8 @@ BURST_S = 2.0
 """A bucket contains the requests of so many seconds."""
 HEAVY_S = 5.0
 """When to ask again for a place."""
-WRONG, WRONG_S = 10, 60.0
-"""So many wrong credentials of one address within so many seconds."""
+WRONG_S = 60.0
+"""Within so many seconds wrong credentials of one address are counted."""
 
 
 class TooMany(LimitExceeded):
@@ -62,11 +62,12 @@ class CallerRates:
 class WrongCredentials:
     """When addresses sent wrong credentials."""
 
+    most: int = 10
     now: Callable[[], float] = time.monotonic
     known: OrderedDict[str, deque[float]] = field(default_factory=OrderedDict)
 
     def note(self, address: str) -> None:
-        times = self.known.pop(network_of(address), deque(maxlen=WRONG))
+        times = self.known.pop(network_of(address), deque(maxlen=self.most))
         times.append(self.now())
         self.known[network_of(address)] = times
         if len(self.known) > MAX_KNOWN:
@@ -75,8 +76,8 @@ class WrongCredentials:
     def require_patience(self, address: str) -> None:
         """Raises `TooMany` (`E-RATE`) for an address that sent too many of late."""
         times = list(self.known.get(network_of(address), ()))
-        if len(times) == WRONG and (left := times[0] + WRONG_S - self.now()) > 0:
-            raise TooMany(f"{WRONG} wrong credentials came from this address within {WRONG_S:g} s.", left)
+        if len(times) == self.most and (left := times[0] + WRONG_S - self.now()) > 0:
+            raise TooMany(f"{self.most} wrong credentials came from this address within {WRONG_S:g} s.", left)
 
 
 HEAVY: dict[int, threading.BoundedSemaphore] = {}

@@ -1,7 +1,8 @@
 """What a caller over a network may name: templates, stored chains, chains as they are, models in the data roots.
 
 A path of a data source is resolved inside the data roots wherever a chain runs. A model may be in any folder for the
-user of this machine; a caller over a network names one of the Hub, of this home, or of a folder in the data roots.
+user of this machine; a caller over a network names one of the Hub, of this home, of a folder in the data roots, or the
+default base model.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def require_model(place: str, text: str, settings: Settings, tenant: str) -> Non
     folder = model_folder(text, settings) if len(text) <= 4096 else None
     if folder is None and not looks_like_path:
         return
+    if folder is not None and folder == model_folder(settings.default_base_model, settings):
+        return  # what a chain without a base model takes
     if folder is None or not any(folder.is_relative_to(root.resolve()) for root in roots):
         raise refuse_path(text, roots, place, "is not a model's folder in the data roots")
 

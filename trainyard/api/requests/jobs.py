@@ -21,6 +21,10 @@ class JobInput(Request):
     )
 
 
+class NodeInput(JobInput):
+    node: Annotated[str, Argument("NODE")] = Field(min_length=1, max_length=200, description="Id of the node.")
+
+
 class CreateInput(Request):
     file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
         None, description="A job: a data set and a trainer."
@@ -37,6 +41,29 @@ class ResumeInput(JobInput):
     parameters: Parameters = Field({}, description=PARAMETERS)
     """Nothing may be changed: what differs is reported."""
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
+
+
+class RetryInput(JobInput):
+    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
+        False, description="Make every result again, also those that are finished."
+    )
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
+
+
+class CheckpointsInput(JobInput):
+    node: str | None = Field(None, description="Only this trainer's.")
+
+
+class VerifyInput(CheckpointsInput):
+    checkpoint: Annotated[str | None, Argument("CHECKPOINT")] = Field(
+        None, description="Only this one, such as step-0000000120; default: all."
+    )
+
+
+class SamplesInput(JobInput):
+    node: str | None = Field(None, description="Only this trainer's.")
+    step: int | None = Field(None, ge=0, description="Only of this step.")
+    limit: int = Field(10, ge=1, le=200, description="At most so many evaluations, the newest first.")
 
 
 class JobsInput(Request):
@@ -66,6 +93,7 @@ class MetricsInput(JobInput):
     node: str | None = Field(None, description="Only this trainer.")
     max_points: int | None = Field(None, ge=1, le=100_000, description="At most so many points; default: each step.")
     since_step: int | None = Field(None, ge=0, description="Only from this step on.")
+    until_step: int | None = Field(None, ge=0, description="Only up to this step.")
     plot: Annotated[bool, Option(local=True)] = Field(
         False, description="Draw the curves instead of listing the steps."
     )

@@ -34,6 +34,7 @@ LOG = logging.getLogger("trainyard.rest")
 def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
     """The application of a home. `authenticate` returns the caller of a request, or raises `Denied`."""
     app = FastAPI(title="Trainyard", version=trainyard.__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False  # 404: a redirect would repeat what a client wrote
     replays = Replays(settings.services / "replays.sqlite3")
     add_operations(app, ApiParts(settings, authenticate, replays, anyio.CapacityLimiter(MAX_WORKING)))
     document: dict[str, Any] = {}

@@ -113,7 +113,7 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
             return await stream(load(STREAMS + operation.stream), given, context, request)
         work = partial(carry_out, name, given, context)
         status, result = operation.status, None
-        if context.idempotency_key and request.method != "GET":
+        if context.idempotency_key and request.method != "GET" and not operation.keeps_replies:
             result = await anyio.to_thread.run_sync(
                 service.replays.once, caller, name, given, context.idempotency_key, partial(as_json, work),
                 limiter=service.working,
@@ -140,7 +140,10 @@ def respond(result: BaseModel, status: int, request: Request) -> Response:
     etag = getattr(result, "etag", None)
     if etag and request.method == "GET" and f'"{etag}"' in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers={"etag": f'"{etag}"'})
-    return respond_bytes(result.model_dump_json().encode(), status)
+    headers = {"etag": f'"{etag}"'} if isinstance(etag, str) and etag else {}
+    return Response(
+        result.model_dump_json().encode(), status_code=status, media_type="application/json", headers=headers
+    )
 
 
 def links_of(found: Mapping[str, Any]) -> Mapping[str, str]:

@@ -13,6 +13,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, LogFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
+from prefect.exceptions import ObjectNotFound
 
 from trainyard.api.live.found import the_only
 from trainyard.api.live.trainings import with_chain_facts
@@ -100,6 +101,20 @@ def find_job(name: str, tenant: str = "") -> dict[str, Any]:
     with client() as prefect:
         found = [row for run in candidates(prefect, name) if belongs(row := row_of(run, str(prefect.api_url)), tenant)]
     return the_only(found, name)
+
+
+def deployment_of(run_id: str) -> str:
+    """The deployment that a run was started by: `qa-pipeline/local`; empty where that is not there any more."""
+    with client() as prefect:
+        run = prefect.read_flow_run(UUID(run_id))
+        wanted = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
+        flow = prefect.read_flows(flow_run_filter=wanted, limit=1)
+        if run.deployment_id is None or not flow:
+            return ""
+        try:
+            return f"{flow[0].name}/{prefect.read_deployment(run.deployment_id).name}"
+        except ObjectNotFound:
+            return ""
 
 
 def belongs(row: dict[str, Any], tenant: str) -> bool:

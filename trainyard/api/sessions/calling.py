@@ -55,8 +55,13 @@ def call_verb(
     wait: bool,
     body: bytes = b"",
 ) -> dict[str, Any]:
-    """Carry out a verb, or enter it without `wait`: {op_seq, verb, state, result}."""
+    """Carry out a verb, or enter it without `wait`: {op_seq, verb, state, result}.
+
+    The same idempotency key of a caller is the same operation.
+    """
     header = {"call": "verb", "verb": verb, "given": given, "op_seq": op_seq, "wait_s": WAIT_S if wait else 0.0}
+    if context.idempotency_key:
+        header["key"] = f"{context.caller.name} {context.idempotency_key}"
     return follow(context, session, ask_session(context, session, header, body), wait=wait)
 
 

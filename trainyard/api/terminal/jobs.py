@@ -80,6 +80,31 @@ def metrics_text(result: Any) -> str:
     return "\n".join(parts)
 
 
+def checkpoints_text(result: Any) -> str:
+    """The checkpoints as a table."""
+    rows = [
+        [one.node, one.name, str(one.step), f"{one.bytes:,}", "-" if one.metric is None else f"{one.metric:.4f}",
+         one.sha256[:12] or "no manifest"]
+        for one in result.checkpoints
+    ]  # fmt: skip
+    return table(rows, ("trainer", "checkpoint", "step", "bytes", "metric", "sha256")) if rows else "no checkpoints"
+
+
+def verified_text(result: Any) -> str:
+    """One line for each checkpoint that was read."""
+    lines = [f"{one.node} {one.name}: {one.damage or 'whole'}" for one in result.checkpoints]
+    return "\n".join(lines) or "no checkpoints"
+
+
+def samples_text(result: Any) -> str:
+    """The answers of each evaluation, the newest first."""
+    parts = [
+        "\n".join([f"{one.node}, step {one.step}", *(f"> {own.prompt}\n{own.answer}" for own in one.samples)])
+        for one in result.rounds
+    ]
+    return "\n\n".join(parts) or "no samples: set eval.samples of a trainer"
+
+
 def resumed_text(result: Any) -> str:
     """The job, or the end of its run if that was watched."""
     return run_text(result) if isinstance(result, RunResult) else job_text(result)

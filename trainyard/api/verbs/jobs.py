@@ -225,7 +225,7 @@ def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
 
 def curve_of(work: TrainingLogs, given: requests.MetricsInput, settings: Settings) -> TrainingCurve:
     """One trainer's curve from its store, which has read every step that is there by now."""
-    found = read_new_steps(work, curves_folder(settings)).read(given.max_points, given.since_step)
+    found = read_new_steps(work, curves_folder(settings)).read(given.max_points, given.since_step, given.until_step)
     return TrainingCurve(node=work.node, **{field.name: getattr(found, field.name) for field in fields(found)})
 
 

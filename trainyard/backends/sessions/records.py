@@ -31,6 +31,7 @@ from trainyard.stores.schema import read_versioned, unversioned, versioned
 from trainyard.stores.whole import write_json_durably
 
 RECORD_FILE, STATUS_FILE, SOCKET_FILE = "session.json", "status.json", "socket.json"
+SAVED_FOLDER = "saved"
 
 
 class SessionState(StrEnum):

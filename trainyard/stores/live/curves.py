@@ -25,7 +25,7 @@ import orjson
 
 from trainyard.stores.metrics import MEASURED, Event, Point, TrainingProgress, number
 
-VERSION = 1
+VERSION = 2
 WAIT_S = 30.0
 FACTOR = 8
 """Rows of a level that become one row of the next."""
@@ -128,19 +128,22 @@ class CurveStore:
         with self.opened() as database:
             return TrainingProgress(**read_facts(database).get("progress", {}))
 
-    def read(self, max_points: int | None = None, since_step: int | None = None) -> Resolution:
-        """The curve from a step on, in at most so many points."""
-        since = -MOST_STEPS if since_step is None else since_step
+    def read(
+        self, max_points: int | None = None, since_step: int | None = None, until_step: int | None = None
+    ) -> Resolution:
+        """The curve from one step to another, in at most so many points."""
+        since = -MOST_STEPS if since_step is None else min(max(since_step, -MOST_STEPS), MOST_STEPS)
+        until = MOST_STEPS if until_step is None else max(min(until_step, MOST_STEPS), -MOST_STEPS)
         with self.opened() as database:
-            level, group = choose(database, max_points, since) if max_points else (0, 1)
+            level, group = choose(database, max_points, since, until) if max_points else (0, 1)
             if level == 0 and group == 1:
-                text = "select * from points where step >= ? order by step"
-                points = tuple(map(point_of, database.execute(text, (since,))))
+                text = "select * from points where step between ? and ? order by step"
+                points = tuple(map(point_of, database.execute(text, (since, until))))
                 return Resolution(1, points, {}, {}, {})
-            metrics = read_facts(database).get("present", [])
+            metrics, steps = read_facts(database).get("present", []), FACTOR**level * group
             text = f"{rollup(level, group, metrics)} order by bucket"
-            rows = database.execute(text, {"from": since // (FACTOR**level * group)}).fetchall()
-        return summarized(FACTOR**level * group, rows, metrics)
+            rows = database.execute(text, {"from": since // steps, "to": until // steps}).fetchall()
+        return summarized(steps, rows, metrics)
 
 
 @lru_cache(maxsize=64)
@@ -266,11 +269,12 @@ def sum_up(database: sqlite3.Connection, first: int) -> None:
     for level in range(1, MAX_LEVELS + 1):
         start = first // FACTOR**level
         database.execute(f"delete from level_{level} where bucket >= ?", (start,))
-        database.execute(f"insert into level_{level} ({columns}) {rollup(level - 1, FACTOR, metrics)}", {"from": start})
+        text = f"insert into level_{level} ({columns}) {rollup(level - 1, FACTOR, metrics)}"
+        database.execute(text, {"from": start, "to": MOST_STEPS})
 
 
 def rollup(level: int, group: int, metrics: Sequence[str]) -> str:
-    """The statement that makes one row of `group` neighbouring rows of a level, from the row `:from` on."""
+    """The statement that makes one row of `group` neighbouring rows of a level, from the row `:from` to `:to`."""
     key, table = keys(level)
     parts = [f"max({key}) / {group} as bucket", "max(step) as step", "max(time) as time"]
     for name in metrics:
@@ -284,29 +288,31 @@ def rollup(level: int, group: int, metrics: Sequence[str]) -> str:
         newest += f"a.{key} / {group} * {group} + {group - 1} and b.{sources['last']} is not null"
         parts += [f"min({sources['low']}) as {name}_low", f"max({sources['high']}) as {name}_high"]
         parts += [f"sum({sources['sum']}) as {name}_sum", f"{newest} order by b.{key} desc limit 1) as {name}_last"]
-    return f"select {', '.join(parts)} from {table} a where a.{key} >= :from * {group} group by a.{key} / {group}"
+    within = f"a.{key} >= :from * {group} and a.{key} < (:to + 1) * {group}"
+    return f"select {', '.join(parts)} from {table} a where {within} group by a.{key} / {group}"
 
 
-def choose(database: sqlite3.Connection, max_points: int, since: int) -> tuple[int, int]:
+def choose(database: sqlite3.Connection, max_points: int, since: int, until: int) -> tuple[int, int]:
     """(level, rows of it in one point) with at most so many points: the finest there is."""
     for level in range(MAX_LEVELS + 1):
         key, table = keys(level)
-        start = since // FACTOR**level
-        text = f"select count(*) from (select 1 from {table} where {key} >= ? limit ?)"
-        rows = database.execute(text, (start, FACTOR * max_points + 1)).fetchone()[0]
+        part = range(since // FACTOR**level, until // FACTOR**level + 1)
+        text = f"select count(*) from (select 1 from {table} where {key} >= ? and {key} < ? limit ?)"
+        rows = database.execute(text, (part.start, part.stop, FACTOR * max_points + 1)).fetchone()[0]
         if rows <= max_points:
             return level, 1
-        if rows <= FACTOR * max_points and (group := neighbours(database, level, start, rows, max_points)):
+        if rows <= FACTOR * max_points and (group := neighbours(database, level, part, rows, max_points)):
             return level, group
     raise AssertionError("the last level has one row")
 
 
-def neighbours(database: sqlite3.Connection, level: int, start: int, rows: int, max_points: int) -> int:
+def neighbours(database: sqlite3.Connection, level: int, part: range, rows: int, max_points: int) -> int:
     """How many neighbouring rows become one point, at least, so that there are so few; 0 if a whole `FACTOR` does."""
     key, table = keys(level)
     for group in range(max(2, -(-rows // max_points)), FACTOR):
-        text = f"select count(distinct {key} / {group}) from {table} where {key} >= ?"
-        if database.execute(text, (start // group * group,)).fetchone()[0] <= max_points:
+        text = f"select count(distinct {key} / {group}) from {table} where {key} >= ? and {key} < ?"
+        whole = (part.start // group * group, -(-part.stop // group) * group)
+        if database.execute(text, whole).fetchone()[0] <= max_points:
             return group
     return 0
 

@@ -78,8 +78,8 @@ export const client = createClient<paths>({ baseUrl: window.location.origin, fet
 
 type Answered<T> = { data?: T; error?: unknown };
 
-/** The body of an answer that has one. */
-export async function dataOf<T>(answer: Promise<Answered<T>>): Promise<T> {
+/** The body of an answer that has one; the text of a route that is also a stream is for `useEventStream`. */
+export async function dataOf<T>(answer: Promise<Answered<T>>): Promise<Exclude<T, string>> {
   const { data } = await answer;
-  return data as T;
+  return data as Exclude<T, string>;
 }

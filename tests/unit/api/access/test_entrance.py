@@ -106,10 +106,11 @@ def test_what_a_token_may_do(service: Service) -> None:
     assert service.ask("POST", f"{TOKENS}/create", admin, json={"name": "x"}).json()["code"] == "E-LOCAL"
     assert service.ask("DELETE", f"{TOKENS}/a-read", admin).status_code == 200
     assert service.ask("DELETE", f"{TOKENS}/a-read", admin).status_code == 404
+    assert service.ask("DELETE", f"{TOKENS}/a-admin", admin).json()["code"] == "E-CONFLICT"
     assert entries()[::-1] == [
         ("a-read", "tokens revoke", "denied"), ("a-adminacme", "tokens revoke", "denied"),
         ("a-admin", "tokens create", "denied"), ("a-admin", "tokens revoke", "done"),
-        ("a-admin", "tokens revoke", "failed"),
+        ("a-admin", "tokens revoke", "failed"), ("a-admin", "tokens revoke", "failed"),
     ]  # fmt: skip
 
 

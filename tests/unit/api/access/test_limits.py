@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainyard.api.access.limits import MAX_KNOWN, WRONG, WRONG_S, CallerRates, TooMany, WrongCredentials, heavy_place
+from trainyard.api.access.limits import MAX_KNOWN, WRONG_S, CallerRates, TooMany, WrongCredentials, heavy_place
 
 
 class Clock:
@@ -41,7 +41,7 @@ def test_a_rate_below_one_lets_one_through_and_says_when_to_come_back() -> None:
 
 
 def test_what_is_remembered_has_a_limit() -> None:
-    buckets, wrong = CallerRates(5, Clock()), WrongCredentials(Clock())
+    buckets, wrong = CallerRates(5, Clock()), WrongCredentials(now=Clock())
     for number in range(MAX_KNOWN + 50):
         buckets.take(f"c{number}")
         wrong.note(f"10.0.{number // 256}.{number % 256}")
@@ -50,15 +50,15 @@ def test_what_is_remembered_has_a_limit() -> None:
 
 def test_an_address_with_ten_wrong_credentials_waits_and_no_other_does() -> None:
     clock = Clock()
-    wrong = WrongCredentials(clock)
-    for _ in range(WRONG):
+    wrong = WrongCredentials(now=clock)
+    for _ in range(10):
         wrong.require_patience("192.0.2.1")
         wrong.note("192.0.2.1")
         clock.now += 1
     with pytest.raises(TooMany, match="10 wrong credentials came from this address"):
         wrong.require_patience("192.0.2.1")
     wrong.require_patience("192.0.2.2")
-    clock.now += WRONG_S - WRONG
+    clock.now += WRONG_S - 10
     wrong.require_patience("192.0.2.1")
 
 
@@ -72,8 +72,8 @@ def test_heavy_operations_have_places() -> None:
 
 
 def test_addresses_of_one_customer_of_ipv6_are_one() -> None:
-    wrong = WrongCredentials(Clock())
-    for number in range(WRONG):
+    wrong = WrongCredentials(now=Clock())
+    for number in range(10):
         wrong.note(f"2001:db8:0:1::{number:x}")
     with pytest.raises(TooMany):
         wrong.require_patience("2001:db8:0:1:ffff::1")

@@ -9,6 +9,7 @@ from trainyard.api.operations import Scope
 from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.callers.tokens import CreateTokenInput, RevokeTokenInput
 from trainyard.api.responses import Response
+from trainyard.errors import Conflict
 from trainyard.stores.access.tokens import TokenFile, TokenRecord
 
 
@@ -60,6 +61,11 @@ def list_tokens(given: Nothing, context: Context) -> TokenList:
 
 
 def revoke_token(given: RevokeTokenInput, context: Context) -> Token:
-    """Revoke a token, at once, also in a service that is running. Raises `NotFound`."""
+    """Revoke a token, at once, also in a running service. Raises `NotFound`, and `Conflict` for the caller's own."""
+    if context.caller.remote and context.caller.name == given.name:
+        raise Conflict(
+            f"This request came with the token {given.name!r} itself.",
+            do="Revoke it with another token, or on the machine.", code="E-CONFLICT",
+        )  # fmt: skip
     found = TokenFile(context.settings.home).revoke(given.name)
     return Token.model_validate({**facts_of(found), "valid": False})

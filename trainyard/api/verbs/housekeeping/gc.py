@@ -10,6 +10,8 @@ removes every ten seconds (temporary folders of dead processes) is decided by `c
                                                    to no ended run: a night continues it
     artifact, by its last use                      a run, a training, an adapter version, a service or an artifact that
                                                    stays names its key
+    folder of a step session                       a process runs it, or a call has saved something in it
+    curve of a training, by its last use           –  (the events of its training make it again)
     quarantine, rotated log, log of an install     –
     environment that `envs/NAME` does not mean     a live process uses it
 
@@ -39,6 +41,7 @@ from trainyard.api.records import read_result
 from trainyard.api.requests.stack import GcInput
 from trainyard.api.responses import Response
 from trainyard.backends.results import CHECKPOINT_FOLDER
+from trainyard.backends.sessions.records import SAVED_FOLDER, is_running, lock_of_session, sessions_folder
 from trainyard.compute.child import SPEC_FILE, faultpoint
 from trainyard.compute.lease import device_lock, holder, turn_lock
 from trainyard.compute.leftovers import sweep_leftovers, unused_temporary, used_paths
@@ -65,6 +68,8 @@ class LeftoverKind(StrEnum):
     RUN = "run"
     TRAINING = "training"
     ARTIFACT = "artifact"
+    SESSION = "session"
+    CURVE = "curve"
     QUARANTINE = "quarantine"
     LOG = "log"
     ENVIRONMENT = "environment"
@@ -136,6 +141,8 @@ class Collection:
             (LeftoverKind.RUN, self.old_runs, "the run has ended"),
             (LeftoverKind.TRAINING, self.old_trainings, "no run that is kept names it"),
             (LeftoverKind.ARTIFACT, self.old_artifacts(), "nothing that is kept names it"),
+            (LeftoverKind.SESSION, self.old_sessions, "it has ended, and nothing was saved in it"),
+            (LeftoverKind.CURVE, self.old_files("live/curves/*"), "its training's events make it again"),
             (LeftoverKind.QUARANTINE, self.old_files("quarantine/*.jsonl"), "rows of a run that failed then"),
             (LeftoverKind.LOG, self.old_files("services/*.log.[0-9]*"), "an earlier start has written it"),
             (LeftoverKind.LOG, self.old_files("envs/*.install.log"), "an installation failed then"),
@@ -144,7 +151,7 @@ class Collection:
             yield from (self.leftover(kind, path, because) for path in paths)
         for path in unused_temporary(home) if home.is_dir() else ():
             yield self.leftover(LeftoverKind.TEMPORARY, path, "its process is gone")
-        for root in (self.settings.runs, self.settings.artifacts, home / "envs"):
+        for root in (self.settings.runs, self.settings.artifacts, home / "envs", sessions_folder(self.settings)):
             for path in sorted((root / REMOVING).glob("*")):
                 yield self.leftover(LeftoverKind.UNFINISHED, path, "a removal that was killed")
 
@@ -234,6 +241,14 @@ class Collection:
             staying |= fresh
         return [path for key, path in every.items() if key not in staying]
 
+    @property
+    def old_sessions(self) -> list[Path]:
+        found = sessions_folder(self.settings).glob("session-*")
+        return sorted(one for one in found if self.is_old(one) and not self.keeps_session(one))
+
+    def keeps_session(self, folder: Path) -> bool:
+        return any((folder / SAVED_FOLDER).glob("*")) or is_running(self.settings, folder.name)
+
     def old_environments(self) -> list[Path]:
         folder = self.settings.home / "envs"
         meant = {one.resolve() for one in folder.glob("*") if one.is_symlink()}
@@ -253,8 +268,9 @@ class Collection:
             assert self.ended is not None
             again = self.is_old(one.path) and (completed(one.path) or bool(self.ended([one.path.name])))
             return again and discard(one.path, self.settings.runs)
-        if one.kind is LeftoverKind.TRAINING:
-            return self.remove_training(one.path)
+        locked = {LeftoverKind.TRAINING: self.remove_training, LeftoverKind.SESSION: self.remove_session}
+        if one.kind in locked:
+            return locked[one.kind](one.path)
         if one.kind is LeftoverKind.ARTIFACT:
             store = ArtifactStore(self.settings.artifacts)
             sweep_work_folders(store)
@@ -272,6 +288,15 @@ class Collection:
         try:
             with device_lock(self.settings.services / "works" / f"{work.name}.lock"):
                 return work.is_dir() and self.is_old(work) and discard(work, self.settings.runs)
+        except Conflict:
+            return False
+
+    def remove_session(self, folder: Path) -> bool:
+        """Remove a session's folder under the lock of the process that would run it."""
+        try:
+            with device_lock(lock_of_session(self.settings, folder.name)):
+                gone = self.is_old(folder) and not any((folder / SAVED_FOLDER).glob("*"))
+                return gone and discard(folder, sessions_folder(self.settings))
         except Conflict:
             return False
 

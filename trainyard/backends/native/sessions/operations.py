@@ -4,6 +4,9 @@ An operation has a number, `op_seq`: 1 for the first. A caller may name it; then
 gets the first reply, the same number with another content is refused, and so is a number that skips one. Numbers and
 replies are part of each checkpoint, so that all of this is true after a resume, too: what the checkpoint does not know
 has not been done, and comes again.
+
+A call without a number may have a key, such as the Idempotency-Key of an HTTP request: the same key is the same
+operation as long as its reply is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from trainyard.errors import Conflict, LimitExceeded
+from trainyard.errors import Conflict, InvalidInput, LimitExceeded
 
 KEPT = 1024
 """Replies that are kept, the newest."""
@@ -35,6 +38,7 @@ class SessionOperation:
     seq: int
     verb: str
     digest: str
+    key: str = ""
     given: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
     answer: dict[str, Any] | None = None
@@ -60,6 +64,7 @@ class OperationQueue:
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
         self.known: OrderedDict[int, SessionOperation] = OrderedDict()
+        self.keyed: dict[str, SessionOperation] = {}
         self.waiting: deque[SessionOperation] = deque()
         self.next_seq = 1
         self.done = 0
@@ -71,28 +76,44 @@ class OperationQueue:
         if saved is not None:
             self.done = self.resumed_after = int(saved["done"])
             self.next_seq = self.done + 1
-            for seq, verb, digest, answer in saved["replies"]:
-                self.known[seq] = SessionOperation(seq, verb, digest, answer=answer)
+            for seq, verb, digest, answer, *key in saved["replies"]:
+                self.add(SessionOperation(seq, verb, digest, "".join(key), answer=answer))
 
     # For connections
 
-    def enter(self, verb: str, given: dict[str, Any], body: bytes, seq: int | None) -> SessionOperation:
+    def enter(self, verb: str, given: dict[str, Any], body: bytes, seq: int | None, key: str = "") -> SessionOperation:
         """The operation of a call: a new one, or the one that this call repeats.
 
-        Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`).
+        Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`) and `InvalidInput`
+        (`E-PARAMETER`) for a key that came with another call.
         """
         digest = digest_of(verb, given, body)
         with self.changed:
             self.last_call = time.monotonic()
+            if key in self.keyed:
+                return self.require_kept(self.keyed[key].seq, self.require_same(self.keyed[key], digest))
             if seq is not None and seq != self.next_seq:
                 return self.repeated(seq, verb, digest)
             self.require_open()
-            found = SessionOperation(self.next_seq, verb, digest, given, body)
-            self.known[found.seq] = found
+            found = SessionOperation(self.next_seq, verb, digest, key, given, body)
+            self.add(found)
             self.waiting.append(found)
             self.next_seq += 1
             self.changed.notify_all()
             return found
+
+    def add(self, one: SessionOperation) -> None:
+        self.known[one.seq] = one
+        if one.key:
+            self.keyed[one.key] = one
+
+    def require_same(self, known: SessionOperation, digest: str) -> SessionOperation:
+        if known.digest != digest:
+            raise InvalidInput(
+                "This Idempotency-Key came with another request before.", do="Use a new key for a new request.",
+                code="E-PARAMETER",
+            )  # fmt: skip
+        return known
 
     def require_open(self) -> None:
         if self.closing:
@@ -182,6 +203,7 @@ class OperationQueue:
                 return
             total -= oldest.bytes
             del self.known[seq]
+            self.keyed.pop(oldest.key, None)
 
     def idle_s(self) -> float:
         """Seconds since the last call or the end of the last operation; 0 while one waits."""
@@ -193,6 +215,7 @@ class OperationQueue:
         with self.changed:
             done = [one for one in self.known.values() if one.answer is not None]
             kept = [
-                [one.seq, one.verb, one.digest, one.answer if one.bytes <= SAVED_REPLY_BYTES else {}] for one in done
+                [one.seq, one.verb, one.digest, one.answer if one.bytes <= SAVED_REPLY_BYTES else {}, one.key]
+                for one in done
             ]
             return {"done": self.done, "replies": kept}

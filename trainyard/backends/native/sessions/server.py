@@ -1,6 +1,6 @@
 """The socket of a session: frames in, operations entered, replies out. Imports no torch.
 
-    {"call": "verb", "verb", "given", "op_seq", "wait_s"}     a body may follow: tensors
+    {"call": "verb", "verb", "given", "op_seq", "key", "wait_s"}     a body may follow: tensors
     {"call": "result", "op_seq", "wait_s"}
     {"call": "status"}
     {"call": "close"}
@@ -100,7 +100,9 @@ class SessionServer:
             found = self.operations.find(whole_number(header, "op_seq"))
         elif call == "verb" and header.get("verb") in self.verbs and isinstance(header.get("given"), dict):
             seq = None if header.get("op_seq") is None else whole_number(header, "op_seq")
-            found = self.operations.enter(header["verb"], header["given"], frame.body, seq)
+            found = self.operations.enter(
+                header["verb"], header["given"], frame.body, seq, str(header.get("key") or "")
+            )
         else:
             raise InvalidInput(
                 f"A session has no call {call!r} of {header.get('verb')!r}.",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.backends.native.sessions.batches import Encoder
+from trainyard.backends.sessions.records import SAVED_FOLDER
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.stores.whole import write_folder
 from trainyard.train.resume.snapshot import digest_of, require_name
@@ -127,7 +128,7 @@ def save(side: SessionSide, given: Mapping[str, Any], _: bytes) -> dict[str, Any
 def save_result(side: SessionSide, name: str) -> dict[str, Any]:
     """Write the adapter or the model as other programs read it; not encrypted, since they have no key."""
     require_name(name)
-    target = side.session.folder / "saved" / name
+    target = side.session.folder / SAVED_FOLDER / name
     if target.exists():
         raise Conflict(f"A state named {name!r} is there already.", do="Choose another name.", code="E-FILE-EXISTS")
     write_folder(target, side.export)

@@ -1,0 +1,49 @@
+"""A job once more: a new run with the parameters of an earlier one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard.api.context import Context
+from trainyard.api.planning import JOB
+from trainyard.api.records import RunResult
+from trainyard.api.requests import jobs as requests
+from trainyard.api.requests.chains import RunInput
+from trainyard.api.stack import import_prefect_client
+from trainyard.api.verbs.chains.run import start
+from trainyard.errors import NotFound
+from trainyard.spec.templates import TEMPLATES
+from trainyard.stores.live.job_ids import CHAIN_ID, REVISION_TAG, is_reserved
+
+
+def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
+    """Start a new job with the parameters of an earlier one, whatever became of that.
+
+    Finished results are taken over unless `refresh` is given. Raises `NotFound` (`E-NOT-FOUND`) where the template of
+    the job is not there any more, and what `start` raises.
+    """
+    listing = import_prefect_client(context.settings, "listing")
+    row = listing.find_job(given.job, context.caller.tenant)
+    target, parameters = asked_by(row, listing)
+    tags = tuple(tag for tag in row["tags"] if not is_reserved(tag))
+    chain = tuple(tag for tag in row["tags"] if CHAIN_ID.fullmatch(tag) or REVISION_TAG.fullmatch(tag))
+    again = RunInput(target=target, parameters=parameters, refresh=given.refresh, watch=given.watch, tags=tags)
+    return start(again, context, own_tags=chain)
+
+
+def asked_by(row: dict[str, Any], listing: Any) -> tuple[str | dict[str, Any], dict[str, Any]]:
+    """The target and the parameters that a job was started with."""
+    given = row["parameters"]
+    if "job" in given:
+        return JOB, given["job"]
+    if "spec" in given:
+        return given["spec"], {}
+    template = listing.deployment_of(row["run_id"]).partition("/")[0]
+    if template not in TEMPLATES:
+        raise NotFound(
+            f"The job {row['name']} cannot be started again.",
+            why="The deployment that started it is not there any more, or is of no template.",
+            do="Start a new job, or resume this one.",
+            code="E-NOT-FOUND",
+        )
+    return template, given

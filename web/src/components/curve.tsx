@@ -1,0 +1,272 @@
+// Curves over a common axis: hover shows values, dragging or the keys zoom, a double click shows everything again.
+
+import { useEffect, useMemo, useRef, useState } from "react";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import "./curve.css";
+import { formatNumber } from "./format";
+
+export interface CurveSeries {
+  name: string;
+  x: readonly number[];
+  y: readonly (number | null)[];
+  /** The smallest and largest value behind each point, drawn as a band. */
+  low?: readonly (number | null)[];
+  high?: readonly (number | null)[];
+}
+
+export interface CurveProps {
+  series: readonly CurveSeries[];
+  xLabel: string;
+  yLabel: string;
+  /** Logarithmic values; what is not above 0 is left out. */
+  log?: boolean;
+  /** Weight of what came before in the moving average, 0 (none) to below 1. */
+  smoothing?: number;
+  height?: number;
+  /** The part that is shown; null for everything. For a page that asks for more points of that part. */
+  onZoom?: (range: readonly [number, number] | null) => void;
+}
+
+const COLOURS = ["--accent", "--port-model", "--good", "--port-adapter", "--warn"];
+const DASHES = [[], [8, 4], [2, 3], [12, 4, 2, 4], [5, 5]];
+const ZOOM_STEP = 0.25;
+
+/** The moving average with its start corrected, as TensorBoard has it. */
+export function smooth(values: readonly (number | null)[], weight: number): (number | null)[] {
+  let sum = 0;
+  let share = 0;
+  return values.map((value) => {
+    if (value == null) return null;
+    sum = sum * weight + value * (1 - weight);
+    share = share * weight + (1 - weight);
+    return sum / share;
+  });
+}
+
+export function Curve({ series, xLabel, yLabel, log = false, smoothing = 0, height = 240, onZoom }: CurveProps) {
+  const frame = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const zoom = useRef<readonly [number, number] | null>(null);
+  const [isZoomed, setIsZoomed] = useState(false);
+  const zoomed = useRef(onZoom);
+  zoomed.current = onZoom;
+  const theme = useTheme();
+  const data = useMemo(() => alignSeries(series, log, smoothing), [series, log, smoothing]);
+  // A new plot only when its lines change; a new point is only new data.
+  const shape = JSON.stringify([series.map((one) => [one.name, Boolean(one.low)]), xLabel, yLabel, log, height, theme]);
+
+  const show = (range: readonly [number, number] | null) => {
+    zoom.current = range;
+    setIsZoomed(range !== null);
+    if (range) plot.current?.setScale("x", { min: range[0], max: range[1] });
+    else if (plot.current) plot.current.setData(plot.current.data);
+    zoomed.current?.(range);
+  };
+
+  useEffect(() => {
+    const element = frame.current!;
+    const made = new uPlot(
+      optionsOf(series, { xLabel, yLabel, log, height }, element.clientWidth, show),
+      data,
+      element,
+    );
+    plot.current = made;
+    if (zoom.current) made.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
+    const observer = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
+    observer.observe(element);
+    return () => {
+      observer.disconnect();
+      made.destroy();
+      plot.current = null;
+    };
+  }, [shape]);
+
+  useEffect(() => {
+    const made = plot.current;
+    if (!made || made.data === data) return;
+    made.batch(() => {
+      made.setData(data, zoom.current === null);
+      if (zoom.current) made.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
+    });
+  }, [data]);
+
+  const move = (event: React.KeyboardEvent) => {
+    const { min, max } = plot.current?.scales["x"] ?? {};
+    if (min == null || max == null || event.ctrlKey || event.metaKey || event.altKey) return;
+    const step = (max - min) * ZOOM_STEP;
+    const ranges: Record<string, readonly [number, number] | null> = {
+      ArrowLeft: [min - step, max - step],
+      ArrowRight: [min + step, max + step],
+      "+": [min + step, max - step],
+      "-": [min - step, max + step],
+      "0": null,
+    };
+    if (!(event.key in ranges)) return;
+    event.preventDefault();
+    show(ranges[event.key] ?? null);
+  };
+
+  const numPoints = series.reduce((most, one) => Math.max(most, one.x.length), 0);
+  return (
+    <figure className="curve" data-points={numPoints} aria-label={yLabel}>
+      <figcaption>
+        <strong>{yLabel}</strong>
+        {isZoomed && (
+          <button type="button" onClick={() => show(null)}>
+            Whole curve
+          </button>
+        )}
+      </figcaption>
+      <div
+        ref={frame}
+        tabIndex={0}
+        role="group"
+        aria-label={`${yLabel} by ${xLabel}: + and - zoom, arrows move, 0 shows everything`}
+        onKeyDown={move}
+      />
+      <LastValues series={series} xLabel={xLabel} yLabel={yLabel} />
+    </figure>
+  );
+}
+
+/** What the picture says, for who does not see it. */
+function LastValues({ series, xLabel, yLabel }: Pick<CurveProps, "series" | "xLabel" | "yLabel">) {
+  return (
+    <table className="visually-hidden">
+      <caption>{yLabel}, last values</caption>
+      <thead>
+        <tr>
+          <th scope="col">Curve</th>
+          <th scope="col">{xLabel}</th>
+          <th scope="col">{yLabel}</th>
+          <th scope="col">Points</th>
+        </tr>
+      </thead>
+      <tbody>
+        {series.map((one) => {
+          const last = one.y.findLastIndex((value) => value != null);
+          return (
+            <tr key={one.name}>
+              <th scope="row">{one.name}</th>
+              <td>{one.x[last] ?? ""}</td>
+              <td>{formatNumber(one.y[last])}</td>
+              <td>{one.x.length}</td>
+            </tr>
+          );
+        })}
+      </tbody>
+    </table>
+  );
+}
+
+/** One axis for all series: x, then for each its line, and its band where it has one. */
+function alignSeries(series: readonly CurveSeries[], log: boolean, smoothing: number): uPlot.AlignedData {
+  const shown = (values: readonly (number | null)[]) =>
+    (log ? values.map((value) => (value != null && value > 0 ? value : null)) : values) as (number | null)[];
+  const tables = series.map((one) => {
+    const line = shown(smoothing > 0 ? smooth(one.y, smoothing) : one.y);
+    const band = one.low && one.high ? [shown(one.low), shown(one.high)] : [];
+    return [one.x as number[], line, ...band] as uPlot.AlignedData;
+  });
+  if (tables.length === 0) return [[]];
+  return tables.length === 1 ? tables[0]! : uPlot.join(tables);
+}
+
+function optionsOf(
+  series: readonly CurveSeries[],
+  { xLabel, yLabel, log, height }: { xLabel: string; yLabel: string; log: boolean; height: number },
+  width: number,
+  show: (range: readonly [number, number] | null) => void,
+): uPlot.Options {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name: string) => resolveColour(style.getPropertyValue(name).trim());
+  const lines: uPlot.Series[] = [{ label: xLabel, value: (_, value) => formatNumber(value) }];
+  const bands: uPlot.Band[] = [];
+  const number = (_: uPlot, value: number | null) => (value == null ? "" : formatNumber(value));
+  series.forEach((one, index) => {
+    const stroke = colour(COLOURS[index % COLOURS.length]!);
+    lines.push({
+      label: one.name,
+      stroke,
+      width: 1.5,
+      dash: DASHES[index % DASHES.length],
+      spanGaps: true,
+      points: { show: one.x.length < 40 },
+      value: number,
+    });
+    if (!one.low || !one.high) return;
+    bands.push({ series: [lines.length + 1, lines.length], fill: fade(stroke) });
+    lines.push({ label: `${one.name}, lowest`, spanGaps: true, points: { show: false }, value: number });
+    lines.push({ label: `${one.name}, highest`, spanGaps: true, points: { show: false }, value: number });
+  });
+  const axis = {
+    stroke: colour("--quiet"),
+    grid: { stroke: colour("--line"), width: 1 },
+    ticks: { stroke: colour("--line"), width: 1 },
+  };
+  return {
+    width,
+    height,
+    series: lines,
+    bands,
+    scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+    axes: [
+      { ...axis, label: xLabel, labelSize: 20, values: (_, ticks) => ticks.map((tick) => formatNumber(tick)) },
+      { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : formatNumber(tick))) },
+    ],
+    cursor: {
+      drag: { setScale: false, x: true, y: false },
+      bind: {
+        dblclick: () => () => {
+          show(null);
+          return null;
+        },
+      },
+    },
+    hooks: {
+      setSelect: [
+        (made) => {
+          if (made.select.width < 4) return;
+          show([made.posToVal(made.select.left, "x"), made.posToVal(made.select.left + made.select.width, "x")]);
+          made.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        },
+      ],
+    },
+    legend: { live: true, markers: { show: true } },
+    title: undefined,
+    id: undefined,
+    class: yLabel ? undefined : "unnamed",
+  };
+}
+
+/** A colour as the canvas takes it: `light-dark()` is for stylesheets only. */
+function resolveColour(text: string): string {
+  const probe = document.createElement("span");
+  probe.style.color = text;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+const fade = (colour: string) => colour.replace(/^rgb\((.*)\)$/, "rgba($1, 0.15)");
+
+/** Changes when the theme does, so that plots take the new colours. */
+function useTheme(): string {
+  const read = () =>
+    `${document.documentElement.dataset.theme ?? ""} ${window.matchMedia("(prefers-color-scheme: dark)").matches}`;
+  const [theme, setTheme] = useState(read);
+  useEffect(() => {
+    const note = () => setTheme(read());
+    const observer = new MutationObserver(note);
+    observer.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+    const media = window.matchMedia("(prefers-color-scheme: dark)");
+    media.addEventListener("change", note);
+    return () => {
+      observer.disconnect();
+      media.removeEventListener("change", note);
+    };
+  }, []);
+  return theme;
+}

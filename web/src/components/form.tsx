@@ -1,0 +1,513 @@
+// A form from a JSON Schema. It contains what was set and no default: a field that is left alone keeps what the server
+// takes. Values are checked at the field while typing; what only the server knows comes as `problems`, at its field.
+
+import { useId, useState, type ReactNode } from "react";
+import type { ProblemReason } from "../api/client";
+import "./form.css";
+import {
+  describeInvalid,
+  describeLimits,
+  isWordAlone,
+  labelOf,
+  resolveSchema,
+  textOf,
+  wordsOf,
+  type JsonSchema,
+} from "./schema";
+
+type Values = Record<string, unknown>;
+
+export interface SchemaFormProps {
+  schema: JsonSchema;
+  value: Values;
+  onChange: (value: Values) => void;
+  problems?: readonly ProblemReason[];
+  /** What stands before the field's path in `problems`, such as `config`. */
+  prefix?: string;
+  /** Only these fields, in this order. */
+  only?: readonly string[];
+}
+
+export function SchemaForm({ schema, value, onChange, problems = [], prefix = "", only }: SchemaFormProps) {
+  const form = { root: schema, problems };
+  return (
+    <div className="schema-form">
+      <Fields form={form} schema={schema} value={value} onChange={onChange} path={prefix} only={only} />
+    </div>
+  );
+}
+
+interface Form {
+  root: JsonSchema;
+  problems: readonly ProblemReason[];
+}
+
+interface FieldProps {
+  form: Form;
+  /** Resolved. */
+  schema: JsonSchema;
+  value: unknown;
+  onChange: (value: unknown) => void;
+  /** As the server names it: `hyperparameters.learning_rate`. */
+  path: string;
+  name: string;
+  required?: boolean;
+}
+
+const join = (path: string, name: string | number) => (path ? `${path}.${name}` : String(name));
+const isObject = (value: unknown): value is Values =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
+
+/** The fields of an object. One that is emptied is left out. */
+function Fields(
+  props: Omit<FieldProps, "name" | "onChange"> & { onChange: (value: Values) => void; only?: readonly string[] },
+) {
+  const { form, schema, path, only, onChange } = props;
+  const value = isObject(props.value) ? props.value : {};
+  const names = only?.filter((name) => schema.properties?.[name]) ?? Object.keys(schema.properties ?? {});
+  return names.map((name) => (
+    <Field
+      key={name}
+      form={form}
+      schema={resolveSchema(schema.properties![name]!, form.root)}
+      name={name}
+      path={join(path, name)}
+      required={schema.required?.includes(name)}
+      value={value[name]}
+      onChange={(next) => onChange(withValue(value, name, next))}
+    />
+  ));
+}
+
+function withValue(value: Values, name: string, next: unknown): Values {
+  const { [name]: _, ...rest } = value;
+  return next === undefined ? rest : { ...rest, [name]: next };
+}
+
+function Field(props: FieldProps) {
+  const { schema, form } = props;
+  if (schema.const !== undefined) return null;
+  if (wordsOf(schema, form.root)) return <WordField {...props} />;
+  if (schema.anyOf) return <UnionField {...props} />;
+  if (schema.type === "object" || schema.properties)
+    return schema.properties ? <Group {...props} /> : <MapField {...props} />;
+  if (schema.type === "array") return <ListField {...props} />;
+  return <PlainField {...props} />;
+}
+
+/** Label, control, help and errors. */
+function Labelled({
+  field,
+  invalid = "",
+  wide,
+  isGroup,
+  children,
+}: {
+  field: FieldProps;
+  invalid?: string;
+  wide?: boolean;
+  isGroup?: boolean;
+  children: (ids: { id: string; "aria-describedby": string; "aria-invalid": boolean }) => ReactNode;
+}) {
+  const { schema, form, path, name, required, value } = field;
+  const id = useId();
+  const reasons = form.problems.filter((one) => one.field === path);
+  const isMissing = required && value === undefined && schema.default === undefined;
+  const label = (
+    <>
+      {labelOf(name)} {isMissing && <span className="badge">needed</span>}
+    </>
+  );
+  return (
+    <div
+      className={`field ${wide ? "wide" : ""}`}
+      role={isGroup ? "group" : undefined}
+      aria-labelledby={isGroup ? `${id}-label` : undefined}
+    >
+      {isGroup ? <strong id={`${id}-label`}>{label}</strong> : <label htmlFor={id}>{label}</label>}
+      {children({ id, "aria-describedby": `${id}-help`, "aria-invalid": Boolean(invalid) || reasons.length > 0 })}
+      <div id={`${id}-help`}>
+        {invalid && <p className="invalid">{invalid}</p>}
+        {reasons.map((one, index) => (
+          <p className="invalid" key={index}>
+            {one.because} {one.instead} {one.code && <code>{one.code}</code>}
+          </p>
+        ))}
+        <p className="help">{[schema.description, describeLimits(schema)].filter(Boolean).join(" ")}</p>
+      </div>
+    </div>
+  );
+}
+
+/** A text, a number, a word of several, yes or no. */
+function PlainField(props: FieldProps) {
+  const { schema, value } = props;
+  if (schema.enum) return <ChoiceField {...props} />;
+  if (schema.type === "boolean") return <YesNoField {...props} />;
+  const isNumber = schema.type === "integer" || schema.type === "number";
+  return (
+    <Labelled field={props} invalid={describeInvalid(value, schema)}>
+      {(ids) => (isNumber ? <NumberInput {...props} ids={ids} /> : <TextInput {...props} ids={ids} />)}
+    </Labelled>
+  );
+}
+
+type WithIds = FieldProps & { ids: object };
+
+/** A number may be written as `1e-4`, so that the text is kept until it is one. */
+function NumberInput({ schema, value, onChange, ids }: WithIds) {
+  const [text, setText] = useState<string | null>(null);
+  return (
+    <input
+      {...ids}
+      type="text"
+      inputMode="decimal"
+      autoComplete="off"
+      value={text ?? textOf(value)}
+      placeholder={textOf(schema.default)}
+      onChange={(event) => {
+        const given = event.target.value;
+        setText(given);
+        onChange(given.trim() === "" ? undefined : Number.isFinite(Number(given)) ? Number(given) : given);
+      }}
+      onBlur={() => setText(null)}
+    />
+  );
+}
+
+function TextInput({ schema, name, value, onChange, ids }: WithIds) {
+  const shared = {
+    ...ids,
+    value: textOf(value),
+    placeholder: textOf(schema.default),
+    onChange: (event: { target: { value: string } }) =>
+      onChange(event.target.value === "" ? undefined : event.target.value),
+  };
+  const isLong = textOf(value).includes("\n") || /prompt|template|instruction|script|query/.test(name);
+  return isLong ? (
+    <textarea {...shared} rows={4} />
+  ) : (
+    <input {...shared} type="text" autoComplete="off" spellCheck={false} />
+  );
+}
+
+function ChoiceField(props: FieldProps) {
+  const { schema, value, onChange, required } = props;
+  const choices = schema.enum!;
+  return (
+    <Labelled field={props} invalid={value !== undefined && !choices.includes(value) ? "Choose one of the list." : ""}>
+      {(ids) => (
+        <select
+          {...ids}
+          value={value === undefined ? "" : textOf(value)}
+          onChange={(event) => onChange(choices.find((one) => textOf(one) === event.target.value))}
+        >
+          <option value="">
+            {schema.default != null ? `default: ${textOf(schema.default)}` : required ? "choose" : "default"}
+          </option>
+          {choices.map((one) => (
+            <option key={textOf(one)} value={textOf(one)}>
+              {textOf(one)}
+            </option>
+          ))}
+        </select>
+      )}
+    </Labelled>
+  );
+}
+
+function YesNoField(props: FieldProps) {
+  const { schema, value, onChange } = props;
+  const fallback = schema.default === true;
+  return (
+    <Labelled field={props}>
+      {(ids) => (
+        <input
+          {...ids}
+          type="checkbox"
+          checked={typeof value === "boolean" ? value : fallback}
+          onChange={(event) => onChange(event.target.checked === fallback ? undefined : event.target.checked)}
+        />
+      )}
+    </Labelled>
+  );
+}
+
+/** `lora`, or `{type: lora, rank: 8}`: the word alone while none of its settings is given. */
+function WordField(props: FieldProps) {
+  const { form, schema, value, onChange, path, required } = props;
+  const words = wordsOf(schema, form.root)!;
+  const alone = isWordAlone(schema);
+  const word = isObject(value) ? textOf(value.type) : textOf(value);
+  const { type: _, ...settings } = isObject(value) ? value : {};
+  const current = word || textOf(schema.default);
+  const set = (next: string, given: Values) =>
+    onChange(Object.keys(given).length > 0 || (next && !alone) ? { type: next, ...given } : next || undefined);
+  const fields = words[current]?.properties ?? {};
+  return (
+    <>
+      <Labelled field={props} invalid={word && !words[word] ? "Choose one of the list." : ""}>
+        {(ids) => (
+          <select {...ids} value={word} onChange={(event) => set(event.target.value, {})}>
+            <option value="">
+              {schema.default != null ? `default: ${textOf(schema.default)}` : required ? "choose" : "none"}
+            </option>
+            {Object.keys(words).map((one) => (
+              <option key={one}>{one}</option>
+            ))}
+          </select>
+        )}
+      </Labelled>
+      {Object.keys(fields).length > 0 && (
+        <Details title={`Settings of ${current}`} given={settings} problems={form.problems} path={path}>
+          <Fields
+            form={form}
+            schema={words[current]!}
+            value={settings}
+            path={path}
+            onChange={(next) => set(current, next)}
+          />
+        </Details>
+      )}
+    </>
+  );
+}
+
+/** One of several kinds, such as a text or a list of texts. */
+function UnionField(props: FieldProps) {
+  const { form, schema, value, onChange, name } = props;
+  const id = useId();
+  const kinds = schema.anyOf!.map((one) => resolveSchema(one, form.root));
+  const fitting = kinds.findIndex((one) => fits(value, one));
+  const [chosen, setChosen] = useState(Math.max(0, fitting));
+  const index = value === undefined || fitting < 0 ? chosen : fitting;
+  const { anyOf: _, ...beside } = schema;
+  const kind = { ...kinds[index]!, description: beside.description, default: beside.default };
+  return (
+    <div className="field">
+      <label htmlFor={id} className="visually-hidden">
+        Kind of {labelOf(name)}
+      </label>
+      <select
+        id={id}
+        value={index}
+        onChange={(event) => {
+          setChosen(Number(event.target.value));
+          onChange(undefined);
+        }}
+      >
+        {kinds.map((one, at) => (
+          <option key={at} value={at}>
+            {kindOf(one)}
+          </option>
+        ))}
+      </select>
+      <Field {...props} schema={kind} />
+    </div>
+  );
+}
+
+const kindOf = (schema: JsonSchema) =>
+  schema.enum
+    ? "one of a list"
+    : ({ array: "list", object: schema.title ?? "object", string: "text", boolean: "yes or no" }[schema.type ?? ""] ??
+      schema.type ??
+      "value");
+
+function fits(value: unknown, schema: JsonSchema): boolean {
+  if (schema.enum) return schema.enum.includes(value);
+  if (Array.isArray(value)) return schema.type === "array";
+  if (isObject(value)) return schema.type === "object" || Boolean(schema.properties);
+  if (typeof value === "number")
+    return schema.type === "number" || (schema.type === "integer" && Number.isInteger(value));
+  return typeof value === schema.type;
+}
+
+function Group(props: FieldProps) {
+  const { form, schema, value, onChange, path, name, required } = props;
+  const set = (next: Values) => onChange(Object.keys(next).length || required ? next : undefined);
+  const fields = <Fields form={form} schema={schema} value={value} path={path} onChange={set} />;
+  if (!required)
+    return (
+      <Details title={labelOf(name)} given={value} problems={form.problems} path={path} help={schema.description}>
+        {fields}
+      </Details>
+    );
+  return (
+    <fieldset>
+      <legend>{labelOf(name)}</legend>
+      {fields}
+    </fieldset>
+  );
+}
+
+/** Settings that are folded away until one is given or wrong. */
+function Details(props: {
+  title: string;
+  given: unknown;
+  problems: readonly ProblemReason[];
+  path: string;
+  help?: string;
+  children: ReactNode;
+}) {
+  const num = isObject(props.given) ? Object.keys(props.given).length : 0;
+  const isWrong = props.problems.some((one) => one.field === props.path || one.field.startsWith(`${props.path}.`));
+  const [isOpen, setIsOpen] = useState(num > 0);
+  return (
+    <details open={isOpen || isWrong} onToggle={(event) => setIsOpen(event.currentTarget.open)}>
+      <summary>
+        {props.title} {num > 0 && <span className="quiet">({num} set)</span>}{" "}
+        {isWrong && <span className="badge">not valid</span>}
+      </summary>
+      {(isOpen || isWrong) && (
+        <div className="group">
+          {props.help && <p className="field wide help">{props.help}</p>}
+          {props.children}
+        </div>
+      )}
+    </details>
+  );
+}
+
+function ListField(props: FieldProps) {
+  const { form, schema, value, onChange, path, name } = props;
+  const items = Array.isArray(value) ? value : [];
+  const schemaOf = (index: number) => resolveSchema(schema.prefixItems?.[index] ?? schema.items ?? {}, form.root);
+  const choices = schemaOf(0).enum;
+  const set = (next: unknown[]) => onChange(next.length ? next : undefined);
+  if (choices && choices.length <= 12)
+    return (
+      <Labelled field={props} isGroup>
+        {() =>
+          choices.map((one) => (
+            <label key={textOf(one)}>
+              <input
+                type="checkbox"
+                checked={items.includes(one)}
+                onChange={(event) => set(event.target.checked ? [...items, one] : items.filter((item) => item !== one))}
+              />{" "}
+              {textOf(one)}
+            </label>
+          ))
+        }
+      </Labelled>
+    );
+  return (
+    <Labelled field={props} isGroup wide={items.some(isObject)}>
+      {() => (
+        <>
+          {items.map((item, index) => (
+            <div className="item" key={index}>
+              <Field
+                form={form}
+                schema={schemaOf(index)}
+                name={`${name} ${index + 1}`}
+                path={join(path, index)}
+                required
+                value={item ?? undefined}
+                onChange={(next) => set(items.map((one, at) => (at === index ? (next ?? null) : one)))}
+              />
+              <button
+                type="button"
+                aria-label={`Remove ${labelOf(name)} ${index + 1}`}
+                onClick={() => set(items.filter((_, at) => at !== index))}
+              >
+                ✕
+              </button>
+            </div>
+          ))}
+          <button type="button" onClick={() => set([...items, emptyOf(schemaOf(items.length), form.root)])}>
+            Add
+          </button>
+        </>
+      )}
+    </Labelled>
+  );
+}
+
+/** A value to begin with, so that a new item of a list is one. */
+function emptyOf(schema: JsonSchema, root: JsonSchema): unknown {
+  const word = Object.keys(wordsOf(schema, root) ?? {})[0];
+  if (word) return isWordAlone(schema) ? word : { type: word };
+  if (schema.type === "object" || schema.properties) return {};
+  return schema.enum?.[0] ?? (schema.type === "integer" || schema.type === "number" ? (schema.minimum ?? 0) : "");
+}
+
+/** Names of the user's own, each with a value. */
+function MapField(props: FieldProps) {
+  const { form, schema, value, onChange, path, name } = props;
+  const [added, setAdded] = useState("");
+  const given = isObject(value) ? value : {};
+  const any = typeof schema.additionalProperties === "object" ? schema.additionalProperties : {};
+  const item = resolveSchema(Object.values(schema.patternProperties ?? {})[0] ?? any, form.root);
+  const set = (next: Values) => onChange(Object.keys(next).length ? next : undefined);
+  const isFree = !item.type && !item.anyOf && !item.properties;
+  return (
+    <Labelled field={props} isGroup wide>
+      {() => (
+        <>
+          {Object.entries(given).map(([key, one]) => (
+            <div className="item" key={key}>
+              {isFree ? (
+                <JsonField name={key} value={one} onChange={(next) => set(withValue(given, key, next))} />
+              ) : (
+                <Field
+                  form={form}
+                  schema={item}
+                  name={key}
+                  path={join(path, key)}
+                  value={one ?? undefined}
+                  onChange={(next) => set({ ...given, [key]: next ?? null })}
+                />
+              )}
+              <button type="button" aria-label={`Remove ${key}`} onClick={() => set(withValue(given, key, undefined))}>
+                ✕
+              </button>
+            </div>
+          ))}
+          <div className="item">
+            <input
+              type="text"
+              aria-label={`New name in ${labelOf(name)}`}
+              placeholder="name"
+              value={added}
+              onChange={(event) => setAdded(event.target.value)}
+            />
+            <button
+              type="button"
+              disabled={!added || added in given}
+              onClick={() => {
+                set({ ...given, [added]: isFree ? "" : emptyOf(item, form.root) });
+                setAdded("");
+              }}
+            >
+              Add
+            </button>
+          </div>
+        </>
+      )}
+    </Labelled>
+  );
+}
+
+/** Any JSON: what is not JSON is a text. */
+function JsonField({ name, value, onChange }: { name: string; value: unknown; onChange: (value: unknown) => void }) {
+  const id = useId();
+  return (
+    <div className="field">
+      <label htmlFor={id}>{name}</label>
+      <input
+        id={id}
+        type="text"
+        value={textOf(value)}
+        onChange={(event) => {
+          try {
+            onChange(JSON.parse(event.target.value));
+          } catch {
+            onChange(event.target.value);
+          }
+        }}
+      />
+    </div>
+  );
+}

@@ -1,0 +1,120 @@
+// A log: search, follow, pause, download. Only the visible lines are in the page, so that a long log scrolls smoothly.
+
+import { useEffect, useMemo, useRef, useState, type ReactNode } from "react";
+import "./logs.css";
+
+export interface LogLine {
+  text: string;
+  /** As Python's logging has it: 30 is a warning, 40 an error. */
+  level?: number;
+  source?: string;
+}
+
+export interface LogViewProps {
+  lines: readonly LogLine[];
+  /** What the log waits for: `live`, `reconnecting`, `ended` … */
+  state?: string;
+  /** Name of the file that a download writes. */
+  fileName?: string;
+  /** What else is above the lines, such as which log is shown. */
+  children?: ReactNode;
+}
+
+const LINE_PX = 18;
+const AROUND = 20;
+const WARNING = 30;
+const ERROR = 40;
+/** Colours and cursor movements of a terminal. */
+const ANSI = /\x1b\[[0-9;?]*[A-Za-z]/g;
+
+export function LogView({ lines, state = "", fileName = "log.txt", children }: LogViewProps) {
+  const frame = useRef<HTMLDivElement>(null);
+  const [search, setSearch] = useState("");
+  const [follows, setFollows] = useState(true);
+  const [paused, setPaused] = useState<readonly LogLine[] | null>(null);
+  const [top, setTop] = useState(0);
+  const shown = paused ?? lines;
+  const found = useMemo(() => {
+    const wanted = search.toLowerCase();
+    return wanted ? shown.filter((line) => line.text.toLowerCase().includes(wanted)) : shown;
+  }, [shown, search]);
+
+  useEffect(() => {
+    if (follows && frame.current) frame.current.scrollTop = frame.current.scrollHeight;
+  }, [found, follows]);
+
+  const onScroll = () => {
+    const { scrollTop, scrollHeight, clientHeight } = frame.current!;
+    setTop(scrollTop);
+    setFollows(scrollHeight - scrollTop - clientHeight < LINE_PX);
+  };
+  const first = Math.max(0, Math.floor(top / LINE_PX) - AROUND);
+  const visible = found.slice(first, first + 2 * AROUND + 60);
+  return (
+    <div>
+      <div className="actions">
+        {children}
+        <label className="visually-hidden" htmlFor="log-search">
+          Search the log
+        </label>
+        <input
+          id="log-search"
+          type="search"
+          placeholder="Search"
+          value={search}
+          onChange={(event) => setSearch(event.target.value)}
+        />
+        <button type="button" aria-pressed={follows} onClick={() => setFollows(!follows)}>
+          Follow
+        </button>
+        <button type="button" aria-pressed={paused !== null} onClick={() => setPaused(paused ? null : lines)}>
+          {paused ? `Show ${lines.length - paused.length} new` : "Pause"}
+        </button>
+        <button type="button" onClick={() => download(fileName, lines)}>
+          Download
+        </button>
+        <span className="quiet" role="status">
+          {search ? `${found.length} of ${shown.length} lines` : `${shown.length} lines`}
+          {state && `, ${state}`}
+        </span>
+      </div>
+      <div ref={frame} className="log" tabIndex={0} role="log" aria-live="off" aria-label="Log" onScroll={onScroll}>
+        <div className="log-lines" style={{ height: found.length * LINE_PX }}>
+          {visible.map((line, index) => (
+            <div key={first + index} className={`log-line ${classOf(line)}`} style={{ top: (first + index) * LINE_PX }}>
+              {line.source && <span className="source">{line.source} </span>}
+              <Marked text={line.text.replace(ANSI, "")} search={search} />
+            </div>
+          ))}
+        </div>
+      </div>
+    </div>
+  );
+}
+
+/** A text with what was searched for marked. */
+function Marked({ text, search }: { text: string; search: string }) {
+  const at = search ? text.toLowerCase().indexOf(search.toLowerCase()) : -1;
+  if (at < 0) return text;
+  return (
+    <>
+      {text.slice(0, at)}
+      <mark>{text.slice(at, at + search.length)}</mark>
+      {text.slice(at + search.length)}
+    </>
+  );
+}
+
+function classOf(line: LogLine): string {
+  const level = line.level ?? 0;
+  return level >= ERROR ? "log-error" : level >= WARNING ? "log-warning" : "";
+}
+
+function download(name: string, lines: readonly LogLine[]): void {
+  const text = lines.map((line) => `${line.source ? `${line.source} ` : ""}${line.text}\n`).join("");
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

@@ -1,0 +1,94 @@
+// What a form needs to know of a JSON Schema as pydantic writes it: references, optional values, words with settings.
+
+import { Validator } from "@cfworker/json-schema";
+
+export interface JsonSchema {
+  $ref?: string;
+  $defs?: Record<string, JsonSchema>;
+  type?: string;
+  title?: string;
+  description?: string;
+  default?: unknown;
+  const?: unknown;
+  enum?: unknown[];
+  anyOf?: JsonSchema[];
+  oneOf?: JsonSchema[];
+  discriminator?: { propertyName: string; mapping: Record<string, string> };
+  properties?: Record<string, JsonSchema>;
+  required?: string[];
+  additionalProperties?: boolean | JsonSchema;
+  patternProperties?: Record<string, JsonSchema>;
+  items?: JsonSchema;
+  prefixItems?: JsonSchema[];
+  minimum?: number;
+  maximum?: number;
+  exclusiveMinimum?: number;
+  exclusiveMaximum?: number;
+  minLength?: number;
+  maxLength?: number;
+  pattern?: string;
+  [key: string]: unknown;
+}
+
+/** The schema that a reference names, with what is said next to the reference; without `null` among its kinds. */
+export function resolveSchema(schema: JsonSchema, root: JsonSchema): JsonSchema {
+  if (schema.$ref) {
+    const { $ref, ...beside } = schema;
+    const found = root.$defs?.[$ref.split("/").at(-1)!] ?? {};
+    return resolveSchema({ ...found, ...beside, title: beside.title ?? found.title }, root);
+  }
+  if (schema.anyOf?.some((one) => one.type === "null")) {
+    const { anyOf, ...beside } = schema;
+    const kinds = anyOf.filter((one) => one.type !== "null");
+    const rest = { ...beside, default: beside.default ?? undefined };
+    return kinds.length === 1
+      ? resolveSchema({ ...kinds[0], ...rest, description: rest.description ?? kinds[0]!.description }, root)
+      : { ...rest, anyOf: kinds };
+  }
+  return schema;
+}
+
+/** The schema of a word that may have settings (`lora`, or `{type: lora, rank: 8}`): word -> the schema of its settings. */
+export function wordsOf(schema: JsonSchema, root: JsonSchema): Record<string, JsonSchema> | null {
+  const union = schema.oneOf ? schema : schema.anyOf?.find((one) => one.oneOf);
+  const { propertyName, mapping } = union?.discriminator ?? {};
+  if (!propertyName || !mapping) return null;
+  return Object.fromEntries(
+    Object.entries(mapping).map(([word, reference]) => {
+      const { [propertyName]: _, ...properties } = resolveSchema({ $ref: reference }, root).properties ?? {};
+      const found = resolveSchema({ $ref: reference }, root);
+      return [word, { ...found, properties, required: found.required?.filter((name) => name !== propertyName) }];
+    }),
+  );
+}
+
+/** Whether the word alone is a value, too. */
+export const isWordAlone = (schema: JsonSchema): boolean => !schema.oneOf;
+
+/** What is wrong with a value that is a text, a number or a list of them; empty for what is right or not given. */
+export function describeInvalid(value: unknown, schema: JsonSchema): string {
+  if (value === undefined) return "";
+  const { errors, valid } = new Validator(schema as never, "2020-12").validate(value);
+  return valid ? "" : (errors.at(-1)?.error ?? "This value is not valid.");
+}
+
+/** The range of a number or the length of a text, in words. */
+export function describeLimits(schema: JsonSchema): string {
+  const low = schema.minimum ?? schema.exclusiveMinimum;
+  const high = schema.maximum ?? schema.exclusiveMaximum;
+  const above = schema.exclusiveMinimum != null ? "above " : "";
+  if (low != null && high != null) return `${above}${low} to ${high}.`;
+  if (low != null) return `${above || "at least "}${low}.`;
+  if (high != null) return `At most ${high}.`;
+  return "";
+}
+
+/** `learning_rate` is `Learning rate`. */
+export function labelOf(name: string): string {
+  const words = name.replaceAll("_", " ");
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
+/** A value as a placeholder shows it. */
+export const textOf = (value: unknown): string =>
+  value == null ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);

@@ -1,0 +1,166 @@
+// One job: state and actions, curves as they grow, logs, checkpoints, samples, results, and what it was started with.
+
+import type { JobDetail } from "../../api/schema";
+import { useLogin } from "../../api/login";
+import { ActionButton } from "../../components/action";
+import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
+import { Empty } from "../../components/notes";
+import { Page, Queried, Section } from "../../components/page";
+import { Progress, StateBadge } from "../../components/state";
+import { Facts, Table } from "../../components/table";
+import { Charts, useCurveStyle } from "./charts";
+import { useCurves } from "./curves";
+import { JobLog } from "./log";
+import { isOver, stepsOf, useJob, useJobAction, useJobEvents, verbsOf, type JobVerb } from "./queries";
+import "./jobs.css";
+
+export default function JobPage({ job }: { job: string }) {
+  const query = useJob(job);
+  const over = isOver(query.data?.state);
+  useJobEvents(job, over);
+  return (
+    <Page title={query.data?.name ?? "Job"} actions={query.data && <Actions job={query.data} />}>
+      <Queried query={query}>
+        {(found) => (
+          <div className="stack">
+            {found.as_of != null && (
+              <p className="stale" role="status">
+                Prefect does not answer. This is the state of {formatTime(found.as_of)}.
+              </p>
+            )}
+            <Summary job={found} />
+            <Curves job={found} over={over} />
+            <Section title="Log">
+              <JobLog job={found.id} nodes={found.trainings.map((one) => one.node)} over={over} />
+            </Section>
+            {found.nodes.length > 0 && <Results job={found} />}
+            <Section title="Parameters">
+              <pre className="json" tabIndex={0} aria-label="Parameters as JSON">
+                {JSON.stringify(found.parameters, null, 2)}
+              </pre>
+            </Section>
+          </div>
+        )}
+      </Queried>
+    </Page>
+  );
+}
+
+const QUESTIONS: Record<JobVerb, string> = {
+  pause: "",
+  resume: "",
+  cancel: "Cancel this job? Its training saves first, so that it can be resumed.",
+};
+
+function Actions({ job }: { job: JobDetail }) {
+  const { allows } = useLogin();
+  if (!allows("run")) return null;
+  return verbsOf(job.state).map((verb) => <Action key={verb} job={job.id} verb={verb} />);
+}
+
+function Action({ job, verb }: { job: string; verb: JobVerb }) {
+  const mutation = useJobAction(job, verb);
+  return (
+    <ActionButton
+      mutation={mutation}
+      variables={undefined}
+      confirm={QUESTIONS[verb] || undefined}
+      danger={verb === "cancel"}
+    >
+      {verb.charAt(0).toUpperCase() + verb.slice(1)}
+    </ActionButton>
+  );
+}
+
+function Summary({ job }: { job: JobDetail }) {
+  return (
+    <Section title="State">
+      <p aria-live="polite">
+        <StateBadge state={job.state} detail={job.detail} /> {job.message}
+      </p>
+      {job.trainings.map((one) => (
+        <div key={one.node}>
+          <span>
+            {one.node}: step {stepsOf(one)}
+          </span>
+          <Progress value={one.step} max={one.total_steps} label={`Steps of ${one.node}`} />
+        </div>
+      ))}
+      <Facts
+        facts={[
+          ["Id", <code>{job.id}</code>],
+          ["Stage", job.stage],
+          ["Method", job.method],
+          ["Backend", job.backend],
+          ["Base model", job.base_model],
+          ["Tenant", job.tenant],
+          ["Loss", formatNumber(job.loss)],
+          ["Created", formatTime(job.created)],
+          ["Started", formatTime(job.started)],
+          ["Time", formatDuration(job.seconds)],
+          ["Attempts", String(job.attempts)],
+          ["Tags", job.tags.join(", ")],
+          ["Run", job.url ? <a href={job.url}>in Prefect</a> : job.run_id],
+        ]}
+      />
+    </Section>
+  );
+}
+
+function Curves({ job, over }: { job: JobDetail; over: boolean }) {
+  const { curves, state } = useCurves(job.id, over);
+  const [style, controls] = useCurveStyle();
+  const hasPoints = curves.some((one) => one.points.length > 0);
+  return (
+    <Section
+      title="Curves"
+      actions={
+        <>
+          {controls}
+          <span className="quiet" role="status">
+            {state}
+          </span>
+        </>
+      }
+    >
+      {hasPoints ? (
+        <Charts job={job.id} curves={curves} style={style} />
+      ) : (
+        <Empty title="No step yet">
+          <p>
+            {over ? "The job ended before its first step." : "The curves begin with the first step of the training."}
+          </p>
+        </Empty>
+      )}
+    </Section>
+  );
+}
+
+/** How each node ended and what it gave. */
+function Results({ job }: { job: JobDetail }) {
+  return (
+    <Section title="Nodes">
+      <Table
+        caption="Nodes of the run"
+        rows={job.nodes}
+        rowKey={(node) => node.id}
+        columns={[
+          { title: "Node", cell: (node) => node.id },
+          { title: "State", cell: (node) => <StateBadge state={node.state} /> },
+          { title: "Time", numeric: true, cell: (node) => formatDuration(node.seconds) },
+          {
+            title: "Results",
+            cell: (node) =>
+              Object.entries(node.outputs ?? {}).map(([port, output]) => (
+                <div key={port}>
+                  {port}: {output.rows != null && `${output.rows} rows, `}
+                  {formatBytes(output.bytes)} <code title={output.sha256}>{output.sha256.slice(0, 12)}</code>
+                </div>
+              )),
+          },
+          { title: "Message", cell: (node) => node.message },
+        ]}
+      />
+    </Section>
+  );
+}

@@ -1,0 +1,95 @@
+// What the job would do, before it starts: rows, steps, memory, time, reused results, and why it would be refused.
+
+import { useMutation, type UseMutationResult } from "@tanstack/react-query";
+import { client, dataOf } from "../../api/client";
+import type { ChainPlan } from "../../api/schema";
+import { formatBytes, formatDuration, formatNumber } from "../../components/format";
+import { Loading, ProblemNote } from "../../components/notes";
+import { Section } from "../../components/page";
+import { Table } from "../../components/table";
+
+type Values = Record<string, unknown>;
+export type Planning = UseMutationResult<ChainPlan, Error, Values>;
+
+export const usePlan = (): Planning =>
+  useMutation({
+    mutationFn: (draft: Values) =>
+      dataOf(client.POST("/api/v1/plan", { body: { target: "training-job", parameters: draft } as never })),
+  });
+
+export function Estimate({ draft, plan }: { draft: Values; plan: Planning }) {
+  return (
+    <Section
+      title="Estimate"
+      actions={
+        <button
+          type="button"
+          disabled={!draft.dataset || plan.isPending}
+          aria-busy={plan.isPending}
+          onClick={() => plan.mutate(draft)}
+        >
+          Estimate
+        </button>
+      }
+    >
+      {plan.isPending ? (
+        <Loading what="Planning" />
+      ) : plan.error ? (
+        <ProblemNote error={plan.error} />
+      ) : plan.data ? (
+        <Shown plan={plan.data} />
+      ) : (
+        <p className="quiet">Steps, memory and time of the job, and whether this machine would refuse it.</p>
+      )}
+    </Section>
+  );
+}
+
+function Shown({ plan }: { plan: ChainPlan }) {
+  return (
+    <div aria-live="polite">
+      {plan.refusals.length > 0 ? (
+        <div className="problem">
+          <p>
+            <strong>This machine would refuse the job.</strong>
+          </p>
+          <ul>
+            {plan.refusals.map((one, index) => (
+              <li key={index}>{String(one.line)}</li>
+            ))}
+          </ul>
+        </div>
+      ) : (
+        <p>This machine would accept the job.</p>
+      )}
+      <Table
+        caption="Estimate of each node"
+        rows={plan.nodes}
+        rowKey={(node) => node.id}
+        columns={[
+          { title: "Node", cell: (node) => `${node.id}${node.reused ? ", reused" : ""}` },
+          { title: "Rows", numeric: true, cell: ({ estimate }) => formatNumber(estimate.rows) },
+          { title: "Steps", numeric: true, cell: ({ estimate }) => formatNumber(estimate.steps) },
+          { title: "Tokens", numeric: true, cell: ({ estimate }) => formatNumber(estimate.tokens) },
+          { title: "Trainable", numeric: true, cell: ({ estimate }) => formatNumber(estimate.trainable_parameters) },
+          { title: "Memory", numeric: true, cell: ({ estimate }) => formatBytes(estimate.memory_bytes) },
+          { title: "Disk", numeric: true, cell: ({ estimate }) => formatBytes(estimate.disk_bytes) },
+          { title: "Time", numeric: true, cell: ({ estimate }) => formatDuration(estimate.seconds) },
+          { title: "Queue", numeric: true, cell: ({ estimate }) => formatDuration(estimate.queue_s) },
+          {
+            title: "Notes",
+            cell: (node) =>
+              [node.problem, ...(node.advice ?? []), ...node.estimate.basis]
+                .filter(Boolean)
+                .map((text, index) => <div key={index}>{text}</div>),
+          },
+        ]}
+      />
+      {plan.decisions.map((one) => (
+        <p key={one.node}>
+          {one.node}: {JSON.stringify(one)}
+        </p>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,189 @@
+// Every job, the newest first, with filters that are part of the address.
+
+import { useState } from "react";
+import { Link, useLocation, useSearchParams } from "wouter";
+import type { Job, JobList } from "../../api/schema";
+import { useLogin } from "../../api/login";
+import { formatDuration, formatNumber, formatTime } from "../../components/format";
+import { Empty } from "../../components/notes";
+import { Page, Queried } from "../../components/page";
+import { Pager, useCursor } from "../../components/pager";
+import { Progress, StateBadge } from "../../components/state";
+import { Table } from "../../components/table";
+import { stepsOf, useJobs, type JobFilter } from "./queries";
+import "./jobs.css";
+
+const MOST_COMPARED = 5;
+const FILTERS = {
+  state: ["pending", "running", "paused", "completed", "failed", "canceled"],
+  stage: ["cpt", "sft", "reward", "dpo", "kto", "ppo", "grpo", "distill"],
+  backend: ["native", "trl", "unsloth", "axolotl", "deepspeed", "mlx", "llamacpp", "script"],
+} as const;
+
+export default function JobsPage() {
+  const [search, setSearch] = useSearchParams();
+  const [chosen, setChosen] = useState<readonly string[]>([]);
+  const [, navigate] = useLocation();
+  const { allows } = useLogin();
+  const filter = Object.fromEntries(
+    ["state", "stage", "backend", "text"].flatMap((name) => (search.get(name) ? [[name, search.get(name)]] : [])),
+  ) as JobFilter;
+  const pages = useCursor(JSON.stringify(filter));
+  const jobs = useJobs({ ...filter, ...(pages.cursor ? { cursor: pages.cursor } : {}) });
+  const setFilter = (name: string, value: string) =>
+    setSearch(
+      (before) => {
+        const next = new URLSearchParams(before);
+        if (value) next.set(name, value);
+        else next.delete(name);
+        return next;
+      },
+      { replace: true },
+    );
+  const isFiltered = Object.keys(filter).length > 0;
+  return (
+    <Page
+      title="Jobs"
+      actions={
+        <>
+          <button
+            type="button"
+            disabled={chosen.length < 2}
+            onClick={() => navigate(`/jobs/compare?${chosen.map((id) => `job=${id}`).join("&")}`)}
+          >
+            Compare {chosen.length > 0 && chosen.length}
+          </button>
+          {allows("run") && (
+            <Link href="/jobs/new" className="button primary">
+              New job
+            </Link>
+          )}
+        </>
+      }
+    >
+      <search className="filters">
+        <div>
+          <label htmlFor="text">Text</label>
+          <input
+            id="text"
+            type="search"
+            maxLength={200}
+            placeholder="name, id, model, message"
+            value={filter.text ?? ""}
+            onChange={(event) => setFilter("text", event.target.value)}
+          />
+        </div>
+        {Object.entries(FILTERS).map(([name, choices]) => (
+          <div key={name}>
+            <label htmlFor={name}>{name.charAt(0).toUpperCase() + name.slice(1)}</label>
+            <select id={name} value={search.get(name) ?? ""} onChange={(event) => setFilter(name, event.target.value)}>
+              <option value="">all</option>
+              {choices.map((one) => (
+                <option key={one}>{one}</option>
+              ))}
+            </select>
+          </div>
+        ))}
+      </search>
+      <Queried query={jobs}>
+        {(found) => (
+          <>
+            {found.as_of != null && (
+              <p className="stale" role="status">
+                Prefect does not answer. These are the states of {formatTime(found.as_of)}.
+              </p>
+            )}
+            {found.jobs.length === 0 ? (
+              <NoJobs isFiltered={isFiltered} onClear={() => setSearch({})} />
+            ) : (
+              <JobTable found={found} chosen={chosen} onChoose={setChosen} />
+            )}
+            <Pager
+              label="jobs"
+              shown={pages.page || found.next ? `Page ${pages.page + 1}` : ""}
+              hasPrevious={pages.page > 0}
+              hasNext={Boolean(found.next)}
+              onPrevious={pages.previous}
+              onNext={() => pages.next(found.next!)}
+            />
+          </>
+        )}
+      </Queried>
+    </Page>
+  );
+}
+
+function NoJobs({ isFiltered, onClear }: { isFiltered: boolean; onClear: () => void }) {
+  if (isFiltered)
+    return (
+      <Empty title="No job matches">
+        <button type="button" onClick={onClear}>
+          Show all jobs
+        </button>
+      </Empty>
+    );
+  return (
+    <Empty title="No job yet">
+      <p>
+        <Link href="/jobs/new">Train on a file</Link>, or start from a template on <Link href="/chains">Chains</Link>.
+      </p>
+    </Empty>
+  );
+}
+
+interface JobTableProps {
+  found: JobList;
+  chosen: readonly string[];
+  onChoose: (chosen: readonly string[]) => void;
+}
+
+function JobTable({ found, chosen, onChoose }: JobTableProps) {
+  const toggle = (job: Job) =>
+    onChoose(chosen.includes(job.id) ? chosen.filter((id) => id !== job.id) : [...chosen, job.id]);
+  return (
+    <Table
+      caption="Jobs, the newest first"
+      rows={found.jobs}
+      rowKey={(job) => job.id}
+      columns={[
+        {
+          title: "Compare",
+          cell: (job) => (
+            <input
+              type="checkbox"
+              aria-label={`Compare ${job.name} ${job.id}`}
+              checked={chosen.includes(job.id)}
+              disabled={!chosen.includes(job.id) && chosen.length >= MOST_COMPARED}
+              onChange={() => toggle(job)}
+            />
+          ),
+        },
+        {
+          title: "Job",
+          cell: (job) => (
+            <>
+              <Link href={`/jobs/${job.id}`}>{job.name}</Link>
+              <br />
+              <code className="quiet">{job.id}</code>
+            </>
+          ),
+        },
+        { title: "State", cell: (job) => <StateBadge state={job.state} detail={job.detail} /> },
+        {
+          title: "Steps",
+          cell: (job) => (
+            <>
+              {stepsOf(job)}
+              <Progress value={job.step} max={job.total_steps} label={`Steps of ${job.name}`} />
+            </>
+          ),
+        },
+        { title: "Loss", numeric: true, cell: (job) => formatNumber(job.loss) },
+        { title: "Training", cell: (job) => [job.stage, job.method, job.backend].filter(Boolean).join(" · ") },
+        { title: "Base model", cell: (job) => job.base_model },
+        { title: "Time", numeric: true, cell: (job) => formatDuration(job.seconds) },
+        { title: "Created", cell: (job) => formatTime(job.created) },
+      ]}
+    />
+  );
+}

@@ -1,0 +1,89 @@
+// Start a training on a data set: a form from the schema, a preview of the data, an estimate before the start.
+
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useEffect, useState } from "react";
+import { useLocation } from "wouter";
+import { client, dataOf, Problem, type ProblemReason } from "../../api/client";
+import type { JobSpec } from "../../api/schema";
+import { SchemaForm } from "../../components/form";
+import { ProblemNote } from "../../components/notes";
+import { Page, Queried, Section } from "../../components/page";
+import type { JsonSchema } from "../../components/schema";
+import { DataPreview } from "./preview";
+import { Estimate, usePlan } from "./estimate";
+import { problemsOfJob } from "./problems";
+import "./jobs.css";
+
+const DRAFT = "trainyard.new-job";
+const FIRST = ["name", "dataset", "base_model", "stage", "method", "hyperparameters", "backend"];
+
+type Values = Record<string, unknown>;
+
+/** What was filled in, kept for a reload of the page until the job is started. */
+function useDraft(): [Values, (next: Values) => void] {
+  const [draft, setDraft] = useState<Values>(() => JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}"));
+  useEffect(() => sessionStorage.setItem(DRAFT, JSON.stringify(draft)), [draft]);
+  return [draft, setDraft];
+}
+
+export default function NewJobPage() {
+  const schema = useQuery({
+    queryKey: ["schema", "job"],
+    queryFn: () => dataOf(client.GET("/api/v1/schema", { params: { query: { name: "job" } } })),
+    staleTime: Infinity,
+  });
+  return (
+    <Page title="New job">
+      <Queried query={schema}>{(found) => <JobForm schema={found as JsonSchema} />}</Queried>
+    </Page>
+  );
+}
+
+function JobForm({ schema }: { schema: JsonSchema }) {
+  const [draft, setDraft] = useDraft();
+  const [, navigate] = useLocation();
+  const queries = useQueryClient();
+  const start = useMutation({
+    mutationFn: (spec: Values) => dataOf(client.POST("/api/v1/jobs", { body: spec as unknown as JobSpec })),
+    onSuccess: async (started) => {
+      sessionStorage.removeItem(DRAFT);
+      await queries.invalidateQueries({ queryKey: ["jobs"] });
+      navigate(`/jobs/${started.id}`);
+    },
+  });
+  const plan = usePlan();
+  const refused = start.error ?? plan.error;
+  const problems = problemsOfJob([
+    ...(refused instanceof Problem ? refused.errors : []),
+    ...((plan.data?.refusals ?? []) as unknown as ProblemReason[]),
+  ]);
+  const rest = Object.keys(schema.properties ?? {}).filter((name) => !FIRST.includes(name));
+  return (
+    <form
+      className="stack"
+      onSubmit={(event) => {
+        event.preventDefault();
+        start.mutate(draft);
+      }}
+    >
+      <Section title="Training">
+        <SchemaForm schema={schema} value={draft} onChange={setDraft} problems={problems} only={FIRST} />
+        <details>
+          <summary>More settings</summary>
+          <SchemaForm schema={schema} value={draft} onChange={setDraft} problems={problems} only={rest} />
+        </details>
+      </Section>
+      <DataPreview draft={draft} />
+      <Estimate draft={draft} plan={plan} />
+      <div className="actions">
+        <button className="primary" disabled={start.isPending} aria-busy={start.isPending}>
+          Start the job
+        </button>
+        <button type="button" onClick={() => setDraft({})}>
+          Clear
+        </button>
+      </div>
+      {start.error && <ProblemNote error={start.error} />}
+    </form>
+  );
+}

@@ -1,0 +1,125 @@
+// A data set as the training would see it: its rows through the chat template, what is learned, lengths, problems.
+
+import { useMutation } from "@tanstack/react-query";
+import { client, dataOf } from "../../api/client";
+import type { DataPreview as Preview } from "../../api/schema";
+import { formatDuration, formatNumber, formatPercent } from "../../components/format";
+import { Loading, ProblemNote } from "../../components/notes";
+import { Section } from "../../components/page";
+import { Facts, Table } from "../../components/table";
+
+const SHOWN_ROWS = 5;
+
+type Values = Record<string, unknown>;
+
+/** The fields of a draft that decide how its data is read. */
+function queryOf(draft: Values): Record<string, string | number> | null {
+  const dataset = (draft.dataset ?? {}) as Values;
+  if (typeof dataset.path !== "string") return null;
+  const settings = (draft.hyperparameters ?? {}) as Values;
+  return {
+    path: dataset.path,
+    rows: SHOWN_ROWS,
+    ...(typeof dataset.format === "string" && dataset.format !== "auto" ? { format: dataset.format } : {}),
+    ...(typeof draft.base_model === "string" ? { base_model: draft.base_model } : {}),
+    ...(typeof settings.max_length === "number" ? { max_length: settings.max_length } : {}),
+  };
+}
+
+export function DataPreview({ draft }: { draft: Values }) {
+  const query = queryOf(draft);
+  const preview = useMutation({
+    mutationFn: (given: Record<string, string | number>) =>
+      dataOf(client.GET("/api/v1/data/preview", { params: { query: given as never } })),
+  });
+  return (
+    <Section
+      title="Data"
+      actions={
+        <button
+          type="button"
+          disabled={!query || preview.isPending}
+          aria-busy={preview.isPending}
+          onClick={() => query && preview.mutate(query)}
+        >
+          Preview the data
+        </button>
+      }
+    >
+      {preview.isPending ? (
+        <Loading what="Reading and rendering the rows" />
+      ) : preview.error ? (
+        <ProblemNote error={preview.error} />
+      ) : preview.data ? (
+        <Shown preview={preview.data} />
+      ) : (
+        <p className="quiet">
+          {query ? "Rows, token counts and problems before anything starts." : "Name a data set first."}
+        </p>
+      )}
+    </Section>
+  );
+}
+
+function Shown({ preview }: { preview: Preview }) {
+  const { raw, lengths } = preview;
+  return (
+    <>
+      <Facts
+        facts={[
+          ["Format", raw.format],
+          ["Rows read", `${preview.looked_at}${preview.complete ? ", all" : ""}`],
+          ["Rows", formatNumber(preview.estimated_rows)],
+          ["Tokens", formatNumber(preview.estimated_tokens)],
+          ["Tokens of a row, mean", formatNumber(lengths.mean)],
+          ["Tokens of a row, longest", formatNumber(lengths.longest)],
+          ["Learned", formatPercent(lengths.learned_share)],
+          ["Cut", formatNumber(lengths.truncated)],
+          ["Duplicates", formatNumber(lengths.duplicates)],
+          ["Model", preview.model],
+          ["Template", preview.template],
+          ["Time with default settings", formatDuration(preview.seconds)],
+        ]}
+      />
+      {Object.keys(preview.dropped).length > 0 && (
+        <Table
+          caption="Rows that are left out"
+          rows={Object.entries(preview.dropped)}
+          rowKey={([reason]) => reason}
+          columns={[
+            { title: "Left out because", cell: ([reason]) => reason },
+            { title: "Rows", numeric: true, cell: ([, count]) => formatNumber(count) },
+          ]}
+        />
+      )}
+      <Table
+        caption="Lengths of the rows in tokens"
+        rows={lengths.histogram}
+        rowKey={(bin) => bin.longest}
+        columns={[
+          { title: "Up to tokens", numeric: true, cell: (bin) => formatNumber(bin.longest) },
+          { title: "Rows", numeric: true, cell: (bin) => formatNumber(bin.rows) },
+          {
+            title: "Share",
+            cell: (bin) => <progress value={bin.rows} max={preview.looked_at} aria-label={`${bin.rows} rows`} />,
+          },
+        ]}
+      />
+      <h3>As the model reads it; underlined is learned</h3>
+      {preview.rendered.map((row, index) => (
+        <div key={index}>
+          <p className="quiet">
+            {row.source} {row.side} {row.tokens} tokens, {row.learned_tokens} learned
+          </p>
+          <p className="sample" tabIndex={0} role="group" aria-label={`Row ${index + 1}`}>
+            {row.parts.map((part, at) => (
+              <span key={at} className={part.learned ? "learned" : undefined}>
+                {part.text}
+              </span>
+            ))}
+          </p>
+        </div>
+      ))}
+    </>
+  );
+}
