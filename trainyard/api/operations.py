@@ -182,7 +182,7 @@ OPERATIONS: dict[str, Operation] = {
         route="GET /api/v1/chains/{chain}/diff", tenants=True,
     ),
     "schema": Operation(
-        "The settings of a node, a job, a night or the machine; with --json, the JSON Schema for an editor.",
+        "The settings of a node, template, job, night or the machine; with --json, the JSON Schema for an editor.",
         "chains:SchemaInput", "chains.describe:show_schema", "chains:schema_text", READ,
         example="trainyard schema trainer",
         route="GET /api/v1/schema", tenants=True,
