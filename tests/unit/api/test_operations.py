@@ -25,7 +25,8 @@ from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
 CHAINS = {f"chains {verb}" for verb in ("list", "create", "show", "update", "delete", "run", "runs")}
-JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
+JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel", "retry")}
+JOBS |= {"jobs checkpoints", "jobs verify", "jobs samples"}
 CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
 
 
