@@ -83,6 +83,21 @@ export function useJobAction(job: string, verb: JobVerb) {
   });
 }
 
+/** Start a new job with the parameters of one that has ended; a completed one is trained again. */
+export function useRetry(job: Pick<Job, "id" | "state">) {
+  const queries = useQueryClient();
+  return useMutation({
+    mutationFn: () =>
+      dataOf(
+        client.POST("/api/v1/jobs/{job}/retry", {
+          params: { path: { job: job.id } },
+          body: { refresh: job.state === "completed", watch: false },
+        }),
+      ),
+    onSettled: () => queries.invalidateQueries({ queryKey: ["jobs"] }),
+  });
+}
+
 /** `120 of 400`. */
 export const stepsOf = (job: Pick<Job, "step" | "total_steps">) =>
   job.total_steps ? `${job.step} of ${job.total_steps}` : job.step ? String(job.step) : "";
