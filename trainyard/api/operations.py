@@ -209,6 +209,28 @@ OPERATIONS: dict[str, Operation] = {
         "chains:ChainRunsInput", "chains.stored:list_chain_runs", "chains:chain_runs_text", READ,
         route="GET /api/v1/chains/{chain}/runs", tenants=True,
     ),
+    "chains palette": Operation(
+        "What chains are made of: the types of nodes with the schemas of their settings, and the ports.",
+        NOTHING, "editing.drafts:show_palette", "editing:palette_text", READ,
+        route="GET /api/v1/chains/palette", tenants=True,
+    ),
+    "chains expand": Operation(
+        "A template, file or draft as a whole chain: ids, links and settings written out, and what is wrong with it.",
+        "editing.drafts:ExpandInput", "editing.drafts:expand", "editing:expanded_text", READ,
+        example="trainyard chains expand qa-pipeline -p documents=docs > chain.yaml",
+        tenants=True,
+    ),
+    "chains links": Operation(
+        "Where a link from a node of a chain may lead: for each port and node yes, or why not.",
+        "editing.drafts:LinksInput", "editing.drafts:show_links", "editing:links_text", READ,
+        tenants=True,
+    ),
+    "chains diff": Operation(
+        "The settings in which two revisions of a stored chain differ.",
+        "editing.drafts:DiffInput", "editing.revisions:show_difference", "editing:difference_text", READ,
+        example="trainyard chains diff guide --before 1",
+        route="GET /api/v1/chains/{chain}/diff", tenants=True,
+    ),
     "schema": Operation(
         "The settings of a node, a job, a night or the machine; with --json, the JSON Schema for an editor.",
         "chains:SchemaInput", "chains.describe:show_schema", "chains:schema_text", READ,
@@ -333,6 +355,16 @@ OPERATIONS: dict[str, Operation] = {
         "One job: state, trainers, checkpoints, nodes and what it was started with.",
         "jobs:JobInput", "jobs:show_job", "jobs:job_detail_text", READ,
         route="GET /api/v1/jobs/{job}", tenants=True, stream="live.streams:follow_job",
+    ),
+    "jobs nodes": Operation(
+        "The nodes of a run as they are now: state, progress, what each has left.",
+        "jobs:JobInput", "monitoring.nodes:list_nodes", "editing:nodes_text", READ,
+        route="GET /api/v1/jobs/{job}/nodes", tenants=True,
+    ),
+    "jobs node": Operation(
+        "One node of a run: its settings, its lines and what it has left.",
+        "jobs:NodeInput", "monitoring.nodes:show_node", "editing:node_text", READ,
+        route="GET /api/v1/jobs/{job}/nodes/{node}", tenants=True,
     ),
     "jobs logs": Operation(
         "A job's log, with what its trainers printed; with --follow, as it comes.",

@@ -75,6 +75,8 @@ class Wiring:
     produces: dict[str, tuple[Port, ...]] = field(default_factory=dict)
     missing: list[Missing] = field(default_factory=list)
     ambiguous: list[Ambiguous] = field(default_factory=list)
+    after: dict[str, Offers] = field(default_factory=dict)
+    """What each node hands on: its own and what reached it."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class PortNode:
 def wire(nodes: Sequence[PortNode]) -> Wiring:
     """Link every input of nodes that are given in topological order. Time is linear in nodes and links."""
     wiring = Wiring()
-    after: dict[str, dict[Channel, Offer]] = {}
+    after = wiring.after
     position = {node.id: index for index, node in enumerate(nodes)}
     for node in nodes:
         offers = merge([after[need] for need in node.needs if need in after], wiring.inputs, position)

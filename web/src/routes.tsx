@@ -12,6 +12,10 @@ export interface PageRoute {
 
 export const PAGES: PageRoute[] = [
   { path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" },
+  { path: "/chains", component: lazy(() => import("./pages/chains")), menu: "Chains" },
+  { path: "/chains/new", component: lazy(() => import("./pages/chains/editor")) },
+  { path: "/chains/:chain/edit", component: lazy(() => import("./pages/chains/editor")) },
+  { path: "/chains/:chain", component: lazy(() => import("./pages/chains/stored")) },
   { path: "/jobs", component: lazy(() => import("./pages/jobs")), menu: "Jobs" },
   { path: "/jobs/new", component: lazy(() => import("./pages/jobs/new")) },
   { path: "/jobs/compare", component: lazy(() => import("./pages/jobs/compare")) },

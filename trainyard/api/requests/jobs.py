@@ -21,6 +21,10 @@ class JobInput(Request):
     )
 
 
+class NodeInput(JobInput):
+    node: Annotated[str, Argument("NODE")] = Field(min_length=1, max_length=200, description="Id of the node.")
+
+
 class CreateInput(Request):
     file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
         None, description="A job: a data set and a trainer."

@@ -8,6 +8,7 @@ const SHAPES: Record<string, string> = {
   failed: "✕",
   canceled: "–",
   cached: "◆",
+  reused: "◆",
   skipped: "·",
 };
 

@@ -1,0 +1,73 @@
+"""Jobs, sessions and streams of one tenant do not exist for another one: a real server, tokens of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.flows.real_stack import Stack, standing, until
+from trainyard.api.operations import OPERATIONS, route_of
+from trainyard.api.stack import running
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.xdist_group("stack faults")]
+
+ROWS = '{"prompt": "a?", "completion": "b"}\n' * 20
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
+    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
+        for tenant in ("blue", "red"):
+            data = stack.settings.home / "tenants" / tenant
+            data.mkdir(parents=True)
+            (data / "own.jsonl").write_text(ROWS)
+        yield stack
+
+
+def client_of(stack: Stack, tenant: str) -> httpx.Client:
+    token = stack.json("tokens", "create", "--name", tenant, "--scope", "run", "--tenant", tenant)["token"]
+    api = running(stack.settings, "api")
+    assert api is not None
+    return httpx.Client(base_url=f"{api.url}/api/v1", headers={"authorization": f"Bearer {token}"}, timeout=60)
+
+
+def paths_of(kind: str, found: str) -> list[tuple[str, str]]:
+    """Every route that names a job, or a session."""
+    routes = [route_of(name) for name in OPERATIONS]
+    values = {kind: found, "op_seq": "1", "name": "forward-1-logits"}
+    return [(method, path.removeprefix("/api/v1").format(**values)) for method, path in routes if f"{{{kind}}}" in path]
+
+
+def body_of(path: str) -> dict[str, Any]:
+    """What a route of a session needs, so that it is refused for its session alone."""
+    needed: dict[str, dict[str, Any]] = {
+        "backward": {"forward_id": "x"}, "save": {"name": "x"}, "load": {"name": "x"}, "generate": {"prompts": ["a"]},
+        "logprobs": {"rows": ["a"]}, "forward": {"rows": [{"text": "a"}]},
+    }  # fmt: skip
+    return needed.get(path.rpartition("/")[2], {})
+
+
+def test_what_one_tenant_started_does_not_exist_for_another(stack: Stack) -> None:
+    with client_of(stack, "blue") as blue, client_of(stack, "red") as red:
+        job = blue.post("/jobs", json={"dataset": {"path": "own.jsonl"}, "hyperparameters": {"max_steps": 2}})
+        assert job.status_code == 202, job.text
+        session = blue.post("/sessions", json={"stage": "sft", "method": "lora"})
+        assert session.status_code == 202, session.text
+        ids = {"job": job.json()["id"], "session": session.json()["id"]}
+        until(lambda: blue.get(f"/jobs/{ids['job']}").status_code == 200, 60, "the job in the index")
+        for kind, found in ids.items():
+            for method, path in paths_of(kind, found):
+                answer = red.request(method, path, **({} if method == "GET" else {"json": body_of(path)}))
+                assert (answer.status_code, found in answer.text) == (404, True), (method, path, answer.text)
+                assert "blue" not in answer.text
+        for stream in ("", "/logs", "/metrics"):
+            answer = red.get(f"/jobs/{ids['job']}{stream}", headers={"accept": "text/event-stream"})
+            assert answer.status_code == 404, stream
+        assert red.get("/jobs").json()["jobs"] == []
+        assert red.get("/sessions").json()["sessions"] == []
+        assert [one["id"] for one in blue.get("/jobs").json()["jobs"] if one["id"] == ids["job"]] == [ids["job"]]
+        assert blue.post(f"/sessions/{ids['session']}/close", json={}).status_code in (200, 409)

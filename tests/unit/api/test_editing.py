@@ -1,0 +1,178 @@
+"""What an editor of chains asks for: the palette, drafts written out, links, and the difference of revisions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainyard import here
+from trainyard.api.context import Caller, Context
+from trainyard.api.invocation import carry_out, request_of
+from trainyard.errors import Denied, InvalidInput, NotFound, Refused
+from trainyard.settings import settings
+from trainyard.spec.graph import resolve
+from trainyard.spec.templates import TEMPLATES, build_template
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "qa-pipeline": {"documents": "docs", "steps": {"control": True}, "training": {"method": "qlora", "epochs": 2}},
+    "alignment-pipeline": {"sft": "sft.jsonl", "preference": "pairs.jsonl", "alignment": {"loss": "ipo"}},
+    "rag-tuning": {"documents": "docs", "publish": {"targets": [{"type": "vllm", "url": "http://127.0.0.1:1/v1"}]}},
+    "code-tuning": {"repository": ".", "learn_from": "commits"},
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "one.md").write_text("# A\n\nThe depot has nine tracks.\n")
+    monkeypatch.chdir(tmp_path)
+
+
+def links_of(spec: dict[str, Any], node: str) -> dict[tuple[str, str], Any]:
+    return {(one.port.value, one.target): one for one in here.chains.links(target=spec, node=node).links}
+
+
+def chain(*nodes: tuple[str, str, list[str]], **configs: dict[str, Any]) -> dict[str, Any]:
+    listed = [{"id": one, "type": kind, "needs": needs, "config": configs.get(one, {})} for one, kind, needs in nodes]
+    return {"name": "draft", "nodes": listed}
+
+
+DRAFT = chain(
+    ("docs", "data_source", []), ("writer", "ai_generator", ["docs"]), ("check", "validator", ["writer"]),
+    ("trainer", "trainer", ["check"]), ("judge", "evaluator", ["trainer"]), ("publish", "deployer", ["judge"]),
+    docs={"path": "docs"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_is_written_out_as_the_same_chain(name: str) -> None:
+    expanded = here.chains.expand(target=name, parameters=PARAMETERS[name])
+    meant = resolve(build_template(name, PARAMETERS[name]))
+    assert resolve(expanded.spec).digest == meant.digest
+    assert yaml.safe_load(expanded.text) == expanded.spec
+    assert here.chains.expand(text=expanded.text).spec == expanded.spec
+    assert [one.id for one in expanded.nodes] == [one.id for one in meant.nodes]
+    assert all(isinstance(node["needs"], list) for node in expanded.spec["nodes"])
+    by_id = {one.id: one for one in expanded.nodes}
+    assert all(by_id[one.id].inputs == one.inputs and by_id[one.id].makes == one.produces for one in meant.nodes)
+
+
+def test_settings_at_their_default_are_left_out() -> None:
+    spec = chain(("trainer", "trainer", []), trainer={"method": "lora", "hyperparameters": {"seed": 42, "epochs": 2}})
+    (node,) = here.chains.expand(target=spec).spec["nodes"]
+    assert node["config"] == {"hyperparameters": {"epochs": 2.0}}
+
+
+def test_a_draft_that_is_not_valid_keeps_its_nodes_and_links() -> None:
+    spec = chain(
+        ("docs", "data_source", []), ("trainer", "trainer", ["docs"]), ("x", "trainr", []),
+        docs={"path": "pairs.jsonl", "colour": 1}, trainer={"stage": "dpo", "hyperparameters": {"epochs": -1}},
+    )  # fmt: skip
+    expanded = here.chains.expand(target=spec)
+    assert not expanded.check.ok
+    found = {(one["node"], one["field"]) for one in expanded.check.reasons}
+    assert {("docs", "config.colour"), ("trainer", "config.hyperparameters.epochs")} <= found
+    docs, trainer, unknown = expanded.nodes
+    assert not docs.valid
+    assert docs.makes == ("sft", "preference", "labelled", "text")
+    assert trainer.inputs["preference"][0].node_id == "docs"
+    assert unknown.takes == unknown.makes == ()
+    assert expanded.spec["nodes"][0]["config"] == {"path": "pairs.jsonl", "colour": 1}
+
+
+def test_a_wrong_call_of_a_template_has_its_reasons_and_no_nodes() -> None:
+    expanded = here.chains.expand(target="qa-pipeline")
+    assert [one["field"] for one in expanded.check.reasons] == ["parameters.documents"]
+    assert expanded.nodes == ()
+
+
+@pytest.mark.parametrize("text", ["nodes: [x", "[1, 2]", "3", "a: &b 1"])
+def test_a_text_that_is_no_chain_is_refused(text: str) -> None:
+    with pytest.raises(Refused):
+        here.chains.expand(text=text)
+
+
+def test_a_caller_over_a_network_names_no_file() -> None:
+    context = Context(settings(), say=lambda _: None, caller=Caller("laptop", remote=True))
+    with pytest.raises(Denied, match="only be named on the machine"):
+        carry_out("chains expand", request_of("chains expand", {"target": "./chain.yaml"}), context)
+    with pytest.raises(InvalidInput, match="either a target or a text"):
+        carry_out("chains expand", request_of("chains expand", {}), context)
+
+
+def test_links_are_those_that_the_target_would_take() -> None:
+    links = links_of(DRAFT, "docs")
+    assert links["documents", "writer"].allowed
+    assert links["documents", "writer"].linked
+    assert links["documents", "check"].allowed, "a validator takes documents next to rows, for their grounding"
+    refused = links["documents", "publish"]
+    assert (refused.allowed, refused.code) == (False, "R-PORT")
+    assert refused.because == "A deployer publishes an adapter or a model, and it is offered documents."
+    assert links_of(DRAFT, "trainer")["adapter", "publish"].allowed
+    circle = links_of(DRAFT, "judge")["report", "writer"]
+    assert circle.code == "E-SPEC-GRAPH"
+    assert "writer → check → trainer → judge" in circle.because
+
+
+def test_a_link_that_would_be_ambiguous_or_unused_is_refused() -> None:
+    two = chain(
+        ("a", "data_source", []), ("b", "data_source", []), ("trainer", "trainer", ["a"]),
+        a={"sets": {"sft": {"path": "a.jsonl"}}}, b={"sets": {"sft": {"path": "b.jsonl"}, "text": {"path": "t.txt"}}},
+    )  # fmt: skip
+    links = links_of(two, "b")
+    assert links["sft", "trainer"].because == "The nodes 'a' and 'b' make sft and are equally near."
+    assert "learns from sft rows, and it is offered text" in links["text", "trainer"].because
+    assert "takes nothing" in links["sft", "a"].because
+    assert "takes sft of 'check'" in links_of(DRAFT, "writer")["sft", "trainer"].because
+
+
+def test_an_unlinked_validator_may_lead_to_a_trainer() -> None:
+    draft = chain(("check", "validator", []), ("trainer", "trainer", []))
+    links = links_of(draft, "check")
+    assert links["sft", "trainer"].allowed
+    assert not links["preference", "trainer"].allowed
+
+
+def test_links_of_an_unknown_node_are_refused() -> None:
+    with pytest.raises(NotFound, match="no node 'nobody'"):
+        here.chains.links(target=DRAFT, node="nobody")
+
+
+def test_what_may_be_linked_is_what_the_check_accepts() -> None:
+    """Make each link that is allowed: no reason about ports or circles is new."""
+    about = ("R-PORT", "R-CONTROL", "E-SPEC-GRAPH")
+    before = here.chains.expand(target=DRAFT).check.reasons
+    assert not [one for one in before if one["code"] in about]
+    for node in DRAFT["nodes"]:
+        for link in here.chains.links(target=DRAFT, node=node["id"]).links:
+            changed = [
+                {**one, "needs": sorted({*one["needs"], node["id"]})} if one["id"] == link.target else one
+                for one in DRAFT["nodes"]
+            ]
+            found = here.chains.expand(target={**DRAFT, "nodes": changed}).check.reasons
+            if link.allowed:
+                assert not [one for one in found if one["code"] in about], (link, found)
+
+
+def test_the_palette_has_every_type_with_its_schema() -> None:
+    palette = here.chains.palette()
+    assert [one.type for one in palette.nodes][:2] == ["data_source", "ai_generator"]
+    assert all(one.text and one.settings["properties"] for one in palette.nodes)
+    assert {one.group for one in palette.ports} == {"documents", "dataset", "adapter", "model", "report"}
+
+
+def test_two_revisions_differ_in_what_was_changed() -> None:
+    (Path("rows.jsonl")).write_text('{"prompt": "a", "completion": "b"}\n' * 9)
+    body = chain(("data", "data_source", []), ("trainer", "trainer", ["data"]), data={"path": "rows.jsonl"})
+    stored = here.chains.create(spec=body)
+    body["nodes"][1]["config"] = {"hyperparameters": {"epochs": 2}}
+    here.chains.update(chain=stored.id, spec=body, if_match=stored.etag)
+    found = here.chains.diff(chain=stored.id, before=1)
+    assert [(one.name, one.before, one.after) for one in found.changes] == [
+        ("nodes.trainer.config.hyperparameters.epochs", None, 2)
+    ]
+    with pytest.raises(NotFound, match="no revision 9"):
+        here.chains.diff(chain=stored.id, before=9)

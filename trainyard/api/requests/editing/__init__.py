@@ -1,0 +1,1 @@
+"""Requests of an editor of chains."""

@@ -1,0 +1,1 @@
+"""What an editor of chains asks: the palette, a draft written out, and where a link may lead."""

@@ -1,0 +1,174 @@
+"""The nodes of a run as they are now: from the run's own files while it is running, and its record at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from trainyard.api.context import Context
+from trainyard.api.live import found
+from trainyard.api.records import NodeResult, NodeState, read_chain, read_events, read_result
+from trainyard.api.requests import jobs as requests
+from trainyard.api.responses import Response
+from trainyard.compute.events import Event
+from trainyard.errors import NotFound
+from trainyard.spec.axes.data import Port
+from trainyard.spec.chain import ResolvedChain, ResolvedNode, Source
+from trainyard.spec.states import JobState
+from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
+from trainyard.stores.schema import read_versioned
+from trainyard.stores.whole import MANIFEST
+
+MOST_LINES = 500
+"""Lines of one node, the last ones."""
+STATES = {
+    "started": NodeState.RUNNING, "progress": NodeState.RUNNING, "finished": NodeState.COMPLETED,
+    "reused": NodeState.REUSED, "failed": NodeState.FAILED, "stopped": NodeState.CANCELED,
+    "skipped": NodeState.SKIPPED,
+}  # fmt: skip
+"""Event of a run -> the state of its node from then on."""
+ENDED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
+LEVELS = {"warning": 30, "failed": 40}
+
+
+class RunNode(Response):
+    """One node of a run."""
+
+    id: str
+    type: str
+    needs: tuple[str, ...]
+    inputs: dict[Port, tuple[Source, ...]]
+    makes: tuple[Port, ...]
+    state: NodeState
+    seconds: float = 0.0
+    fraction: float | None = None
+    """How much is done while it is running, 0 … 1."""
+    message: str = ""
+    outputs: dict[Port, Reference] = Field({})
+    """What it left."""
+
+
+class RunNodes(Response):
+    id: str
+    run_id: str
+    name: str
+    state: JobState
+    detail: str
+    message: str
+    chain: str = ""
+    digest: str = ""
+    url: str = ""
+    nodes: tuple[RunNode, ...]
+    """Empty until the run begins."""
+
+
+class NodeLine(Response):
+    time: float
+    text: str
+    level: int = 20
+
+
+class NodeDetail(RunNode):
+    config: dict[str, Any]
+    """Complete, every default written out."""
+    facts: dict[str, Any]
+    lines: tuple[NodeLine, ...]
+    """What it reported, the last lines of it; a trainer's own output is in `jobs logs`."""
+    trains: bool
+    """Whether it is a trainer, with metrics and a log of its own."""
+
+
+def list_nodes(given: requests.JobInput, context: Context) -> RunNodes:
+    """Every node of a run and its state. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
+    row, _ = found.find_job(given.job, context)
+    folder = context.settings.runs / row["run_id"]
+    chain = read_chain(folder)
+    own = {name: row.get(name, "") for name in ("id", "run_id", "name", "state", "detail", "message", "url")}
+    if chain is None:
+        return RunNodes(**own, nodes=())
+    progress = follow_events(read_events(folder))
+    ends = ends_of(folder, row)
+    store = ArtifactStore(context.settings.artifacts)
+    nodes = tuple(node_now(node, progress.get(node.id, []), ends.get(node.id), row, store) for node in in_order(chain))
+    return RunNodes(**own, chain=chain.name, digest=chain.digest, nodes=nodes)
+
+
+def show_node(given: requests.NodeInput, context: Context) -> NodeDetail:
+    """One node with its config, its lines and what it left. Raises `NotFound` (`E-NOT-FOUND`)."""
+    row, _ = found.find_job(given.job, context)
+    folder = context.settings.runs / row["run_id"]
+    chain = read_chain(folder)
+    if chain is None or given.node not in chain.by_id:
+        names = ", ".join(chain.order) if chain else "none before it begins"
+        raise NotFound(
+            f"The run {row['name']} has no node {given.node!r}.", why=f"It has: {names}.", do="Name one of them.",
+            code="E-NOT-FOUND",
+        )  # fmt: skip
+    node, end = chain.node(given.node), ends_of(folder, row).get(given.node)
+    events = follow_events(read_events(folder)).get(given.node, [])
+    now = node_now(node, events, end, row, ArtifactStore(context.settings.artifacts))
+    facts = end.facts if end else next((one["facts"] for one in reversed(events) if one.get("facts")), {})
+    return NodeDetail(
+        **dict(now), config=node.config.model_dump(mode="json"), facts=facts,
+        lines=tuple(map(line_of, events[-MOST_LINES:])), trains=node.type == "trainer",
+    )  # fmt: skip
+
+
+def in_order(chain: ResolvedChain) -> list[ResolvedNode]:
+    return [chain.node(one) for one in chain.order]
+
+
+def follow_events(events: Iterable[Event]) -> dict[str, list[Event]]:
+    """Node -> its events."""
+    by_node: dict[str, list[Event]] = {}
+    for event in events:
+        by_node.setdefault(str(event.get("node", "")), []).append(event)
+    return by_node
+
+
+def ends_of(folder: Path, row: Mapping[str, Any]) -> dict[str, NodeResult]:
+    """How the nodes ended, if the run has ended and was not continued since."""
+    result = read_result(folder) if row["state"] in ENDED else None
+    return {one.id: one for one in result.nodes} if result else {}
+
+
+def node_now(
+    node: ResolvedNode, events: list[Event], end: NodeResult | None, row: Mapping[str, Any], store: ArtifactStore
+) -> RunNode:
+    told = [event for event in events if event["event"] in STATES]
+    state = STATES[told[-1]["event"]] if told else NodeState.PENDING
+    if state is NodeState.RUNNING and row["state"] in (JobState.PAUSED, *ENDED):
+        state = NodeState.CANCELED  # its process is gone, or about to go
+    started = next((event["time"] for event in reversed(told) if event["event"] == "started"), None)
+    last = events[-1] if events else {}
+    given: dict[str, Any] = {
+        "state": state, "message": str(last.get("message") or last.get("text") or ""),
+        "seconds": round(last["time"] - started, 3) if started is not None else 0.0,
+        "fraction": last.get("fraction") if state is NodeState.RUNNING else None,
+    }  # fmt: skip
+    if state in (NodeState.COMPLETED, NodeState.REUSED):
+        given["outputs"] = outputs_of(store, str(told[-1]["key"]))
+    if end is not None:
+        given = {"state": end.state, "message": end.message, "seconds": end.seconds, "outputs": end.outputs}
+    return RunNode(
+        id=node.id, type=node.type, needs=node.needs, inputs=node.inputs, makes=node.produces, **given
+    )  # fmt: skip
+
+
+def outputs_of(store: ArtifactStore, key: str) -> dict[Port, Reference]:
+    """What a finished result contains, as its manifest says; nothing if it was removed since."""
+    manifest = store.folder(key) / MANIFEST
+    if not manifest.is_file():
+        return {}
+    return NodeOutput.model_validate(read_versioned("artifact", manifest.read_bytes(), manifest)["output"]).outputs
+
+
+def line_of(event: Event) -> NodeLine:
+    """An event as a line of a log."""
+    kind = event["event"]
+    text = str(event.get("text") or event.get("message") or "")
+    words = text if kind in ("note", "warning", "progress") and text else f"{kind}: {text}" if text else kind
+    return NodeLine(time=event["time"], text=words, level=LEVELS.get(kind, 20))

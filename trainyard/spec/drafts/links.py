@@ -1,0 +1,123 @@
+"""Where a link from one node's port may lead: for every other node yes, or the reason of the table why not.
+
+Adding one link changes what reaches its target alone, so that one wiring of the draft answers for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainyard.errors import Reason
+from trainyard.spec.axes.data import Port
+from trainyard.spec.chain import ResolvedChain, ResolvedNode, Source
+from trainyard.spec.compat.context import View, apply_rows
+from trainyard.spec.compat.data import DATA_ROWS
+from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
+from trainyard.spec.drafts.reading import DraftNode, DraftWiring, wire_draft
+from trainyard.spec.graph import complete_config, cycle_reason
+from trainyard.spec.ports import (
+    ROW_PORTS,
+    Offer,
+    Offers,
+    PortNode,
+    Wiring,
+    channel_of,
+    channel_of_source,
+    find_ambiguous,
+    find_missing,
+    merge,
+    take,
+)
+
+LINK_ROWS = tuple(row for row in (*DATA_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS) if row.scope == "spec")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link that somebody may want to make."""
+
+    port: Port
+    target: str
+    linked: bool
+    """The target needs the source already."""
+    reason: Reason | None
+    """Why not; None if it may be made."""
+
+
+def list_links(nodes: Sequence[DraftNode], source: str, base_model: str) -> Iterator[Link]:
+    """The links from each port of a node to every other node. Raises `KeyError` for a node that is not there."""
+    draft = wire_draft(nodes)
+    needs = {one.id: one.needs for one in nodes}
+    before = paths_to(source, needs)
+    made = ports_made(draft, source)
+    for target, node in draft.nodes.items():
+        if target == source:
+            continue
+        for port in made:
+            reason = (
+                cycle_reason(before[target]) if target in before else refusal(draft, node, source, port, base_model)
+            )
+            yield Link(port, target, source in node.needs, reason)
+
+
+def ports_made(draft: DraftWiring, node_id: str) -> tuple[Port, ...]:
+    """The ports that a node makes; a validator that nothing reaches yet may come to make each of the rows."""
+    made = draft.wiring.produces[node_id]
+    if made or draft.nodes[node_id].type != "validator":
+        return made
+    offers = {channel_of(port): Offer((Source(node_id=node_id, port=port),), 1, False) for port in ROW_PORTS}
+    draft.wiring.after[node_id] = {**draft.wiring.after[node_id], **offers}
+    return ROW_PORTS
+
+
+def paths_to(source: str, needs: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Node before the source -> a path from it to the source."""
+    found: dict[str, list[str]] = {}
+    pending = [[source]]
+    while pending:
+        path = pending.pop()
+        for need in needs.get(path[0], ()):
+            if need not in found and need != source:
+                found[need] = [need, *path]
+                pending.append(found[need])
+    return found
+
+
+def refusal(draft: DraftWiring, node: PortNode, source: str, port: Port, base_model: str) -> Reason | None:
+    """Why a node would not take a port of the source if it were linked to it; None if it would."""
+    if node.type == "data_source":
+        because = f"The data_source {node.id!r} reads files and takes nothing from other nodes."
+        return Reason("R-PORT", node.id, "needs", because, "Link the two to a node that takes both.")
+    after, position = draft.wiring.after, {one: at for at, one in enumerate(draft.nodes)}
+    needs = tuple(dict.fromkeys((*node.needs, source)))
+    offers = merge([after[one] for one in needs if one in after], draft.wiring.inputs, position)
+    if two := [one for one in find_ambiguous(node, offers) if source in one.candidates and one.port == port]:
+        return row_reason(node, Wiring(ambiguous=two), base_model)
+    taken = [one for sources in take(node, offers).values() for one in sources]
+    if any(one.node_id == source and one.port == port for one in taken):
+        return None
+    only = offer_of(draft, source, port)
+    if missing := list(find_missing(node, only, take(node, only))):
+        return row_reason(node, Wiring(missing=missing), base_model)
+    others = ", ".join(dict.fromkeys(f"{one.port.value} of {one.node_id!r}" for one in taken))
+    because = f"The {node.type} {node.id!r} takes {others}, and would not take {port.value} of {source!r}."
+    return Reason("R-PORT", node.id, "needs", because, "Remove the link of the other first.")
+
+
+def offer_of(draft: DraftWiring, source: str, port: Port) -> Offers:
+    """What the source itself offers on one port, and nothing that reached it."""
+    own = [one for offer in draft.wiring.after[source].values() for one in offer.sources]
+    known = next(one for one in own if one.node_id == source and one.port == port)
+    alone = Source(node_id=source, port=port, control=known.control)
+    return {channel_of_source(alone): Offer((alone,), 1)}
+
+
+def row_reason(node: PortNode, wiring: Wiring, base_model: str) -> Reason | None:
+    """The reason that the table gives for a node whose links are these."""
+    config = complete_config(node.config, {}, {}, "default", base_model)
+    alone = ResolvedNode.model_construct(id=node.id, type=node.type, config=config, inputs={})  # type: ignore[arg-type]
+    chain = ResolvedChain.model_construct(name="draft", tenant="default", nodes=(alone,), order=(node.id,), digest="")
+    usual = apply_rows(LINK_ROWS, "spec", View(chain, Wiring()), frozenset())
+    found = [one for one in apply_rows(LINK_ROWS, "spec", View(chain, wiring), frozenset()) if one not in usual]
+    return found[0] if found else None

@@ -1,0 +1,69 @@
+"""What an editor offers: each type of node with the config that it starts with, and each port with its group.
+
+A new node is valid at once where its type has defaults; a data source starts with a path to be corrected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.data import Port
+from trainyard.spec.nodes import NODE_CONFIGS
+from trainyard.spec.ports import ROW_PORTS
+from trainyard.spec.training import TrainerConfig
+
+PortGroup = Literal["documents", "dataset", "adapter", "model", "report"]
+"""Ports that look the same in an editor: each has a colour."""
+
+GROUPS: dict[Port, PortGroup] = {
+    Port.DOCUMENTS: "documents",
+    **dict.fromkeys(ROW_PORTS, "dataset"),
+    Port.ADAPTER: "adapter",
+    Port.MODEL: "model",
+    Port.REPORT: "report",
+}  # type: ignore[dict-item]
+
+STARTS: dict[str, dict[str, Any]] = {"data_source": {"path": "documents"}}
+"""Type -> config of a new node, where its defaults alone are not valid."""
+
+TAKES: dict[str, tuple[Port, ...]] = {
+    "data_source": (),
+    "ai_generator": (Port.DOCUMENTS,),
+    "validator": (Port.DOCUMENTS, *ROW_PORTS),
+    "evaluator": (*ROW_PORTS, Port.ADAPTER, Port.MODEL),
+    "deployer": (Port.ADAPTER, Port.MODEL, Port.REPORT),
+}
+"""Type -> the ports that a node of it may take; a trainer's depend on its stage."""
+
+
+@dataclass(frozen=True)
+class PaletteNode:
+    """One type of node."""
+
+    type: str
+    text: str
+    config: Mapping[str, Any]
+
+
+def list_palette() -> list[PaletteNode]:
+    """Every type of node, in the order of a chain."""
+    return [
+        PaletteNode(name, (model.__doc__ or "").partition("\n")[0], STARTS.get(name, {}))
+        for name, model in NODE_CONFIGS.items()
+    ]
+
+
+def starting_config(node_type: str) -> Strict:
+    """The config of a new node of that type."""
+    return NODE_CONFIGS[node_type].model_validate(STARTS.get(node_type, {}))
+
+
+def ports_taken(config: Strict, node_type: str) -> tuple[Port, ...]:
+    """The ports that a node may take, whatever reaches it now."""
+    if isinstance(config, TrainerConfig):
+        facts = config.stage.facts
+        return tuple(dict.fromkeys((*facts.ports, *facts.instead, Port.ADAPTER, Port.MODEL)))
+    return TAKES[node_type]

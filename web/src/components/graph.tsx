@@ -1,0 +1,270 @@
+// A chain as a graph: typed coloured ports, links, and the state of each node. Read only here; the editor builds on it.
+
+import "@xyflow/react/dist/base.css";
+import "../styles/graph.css";
+import dagre from "@dagrejs/dagre";
+import {
+  Background,
+  Controls,
+  Handle,
+  Position,
+  ReactFlow,
+  ReactFlowProvider,
+  useReactFlow,
+  useUpdateNodeInternals,
+  type Edge,
+  type Node,
+  type NodeProps,
+} from "@xyflow/react";
+import { memo, useEffect, useMemo } from "react";
+import { StateBadge } from "./state";
+
+/** What a graph needs of a node; the answers of `chains expand` and `jobs nodes` have it. */
+export interface GraphNode {
+  id: string;
+  type: string;
+  needs: readonly string[];
+  takes?: readonly string[];
+  makes: readonly string[];
+  inputs: Record<string, readonly { node_id: string; port: string }[]>;
+  state?: string;
+  fraction?: number | null;
+  /** Reasons against the node, and how many required settings it lacks. */
+  problems?: number;
+  valid?: boolean;
+}
+
+export interface NodeData extends Record<string, unknown> {
+  type: string;
+  takes: string[];
+  makes: string[];
+  state: string;
+  percent: number | null;
+  problems: number;
+  valid: boolean;
+}
+
+export type FlowNode = Node<NodeData, "chain">;
+export type Place = { x: number; y: number };
+
+export const NODE_WIDTH = 190;
+const ROW_HEIGHT = 22;
+const HEAD_HEIGHT = 62;
+const DATASETS = ["sft", "preference", "labelled", "text"];
+export const ORDER_IN = "order-in";
+export const ORDER_OUT = "order-out";
+
+/** The group of a port, which has a colour and a handle of its own on the taking side. */
+export const groupOf = (port: string): string => (DATASETS.includes(port) ? "dataset" : port);
+
+export const groupsOf = (ports: readonly string[]): string[] => [...new Set(ports.map(groupOf))];
+
+export const heightOf = (node: { takes: number; makes: number }) =>
+  HEAD_HEIGHT + Math.max(1, node.takes, node.makes) * ROW_HEIGHT;
+
+function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
+  const rows = Math.max(1, data.takes.length, data.makes.length);
+  const measure = useUpdateNodeInternals();
+  const ports = `${data.takes.join()}>${data.makes.join()}`;
+  useEffect(() => measure(id), [measure, id, ports]); // xyflow knows no port that came after the first measure
+  return (
+    <div
+      className={`chain-node${selected ? " is-selected" : ""}${data.problems ? " has-problem" : ""}${data.state ? ` node-${data.state}` : ""}`}
+    >
+      <div className="chain-node-head">
+        <strong title={id}>{id}</strong>
+        <span className="quiet">{data.type}</span>
+        <span className="chain-node-state">
+          {data.state ? (
+            <StateBadge state={data.state} detail={data.percent == null ? "" : `${data.percent} %`} />
+          ) : null}
+          {data.problems > 0 && (
+            <span className="badge-bad">
+              {data.problems} {data.valid ? (data.problems === 1 ? "problem" : "problems") : "required or wrong"}
+            </span>
+          )}
+        </span>
+      </div>
+      <div className="chain-node-ports" style={{ height: rows * ROW_HEIGHT }}>
+        {data.takes.map((group, row) => (
+          <Handle
+            key={group}
+            id={group}
+            type="target"
+            position={Position.Left}
+            className={`port port-${group}`}
+            style={{ top: HEAD_HEIGHT + (row + 0.5) * ROW_HEIGHT }}
+            isConnectableStart={false}
+          />
+        ))}
+        <ul className="ports-in">
+          {data.takes.map((group) => (
+            <li key={group}>{group}</li>
+          ))}
+        </ul>
+        <ul className="ports-out">
+          {data.makes.map((port) => (
+            <li key={port}>{port}</li>
+          ))}
+        </ul>
+        {data.makes.map((port, row) => (
+          <Handle
+            key={port}
+            id={port}
+            type="source"
+            position={Position.Right}
+            className={`port port-${groupOf(port)}`}
+            style={{ top: HEAD_HEIGHT + (row + 0.5) * ROW_HEIGHT }}
+          />
+        ))}
+        <Handle id={ORDER_IN} type="target" position={Position.Left} className="port-order" isConnectable={false} />
+        <Handle id={ORDER_OUT} type="source" position={Position.Right} className="port-order" isConnectable={false} />
+      </div>
+    </div>
+  );
+}
+
+/** xyflow compares by identity: a node whose data is the same object is not rendered again while another one moves. */
+export const NODE_TYPES = { chain: memo(NodeView) };
+
+export function dataOf(node: GraphNode): NodeData {
+  const taken = Object.values(node.inputs).flatMap((sources) => sources.map((one) => one.port));
+  return {
+    type: node.type,
+    takes: groupsOf(node.takes ?? taken),
+    makes: [...node.makes],
+    state: node.state ?? "",
+    percent: node.state === "running" && node.fraction != null ? Math.round(node.fraction * 100) : null,
+    problems: node.problems ?? 0,
+    valid: node.valid ?? true,
+  };
+}
+
+/** One line for each port that a node takes from one before it; a grey one where a link only orders the two. */
+export function edgesOf(nodes: readonly GraphNode[], editable: boolean): Edge[] {
+  const known = new Map(nodes.map((node) => [node.id, node]));
+  const edges: Edge[] = [];
+  for (const node of nodes) {
+    const direct = new Set<string>();
+    for (const source of new Map(
+      Object.values(node.inputs)
+        .flat()
+        .map((one) => [`${one.node_id}:${one.port}`, one]),
+    ).values()) {
+      const before = known.get(source.node_id);
+      if (!before?.makes.includes(source.port)) continue;
+      const linked = node.needs.includes(source.node_id);
+      if (linked) direct.add(source.node_id);
+      edges.push({
+        id: `${source.node_id}:${source.port}->${node.id}`,
+        source: source.node_id,
+        target: node.id,
+        sourceHandle: source.port,
+        targetHandle: groupOf(source.port),
+        className: `link link-${groupOf(source.port)}${linked ? "" : " link-through"}`,
+        deletable: linked && editable,
+        selectable: linked && editable,
+        focusable: linked && editable,
+        ariaLabel: `${source.node_id} gives ${source.port} to ${node.id}`,
+      });
+    }
+    for (const need of node.needs) {
+      if (!known.has(need) || direct.has(need)) continue;
+      edges.push({
+        id: `${need}->${node.id}`,
+        source: need,
+        target: node.id,
+        sourceHandle: ORDER_OUT,
+        targetHandle: ORDER_IN,
+        className: "link link-order",
+        deletable: editable,
+        selectable: editable,
+        focusable: editable,
+        ariaLabel: `${node.id} runs after ${need}`,
+      });
+    }
+  }
+  return edges;
+}
+
+/** Places from left to right in the order of the links (dagre). */
+export function layOut(
+  nodes: readonly { id: string; needs: readonly string[]; takes: number; makes: number }[],
+): Record<string, Place> {
+  const graph = new dagre.graphlib.Graph();
+  graph.setGraph({ rankdir: "LR", nodesep: 36, ranksep: 50 });
+  graph.setDefaultEdgeLabel(() => ({}));
+  const known = new Set(nodes.map((node) => node.id));
+  for (const node of nodes) graph.setNode(node.id, { width: NODE_WIDTH, height: heightOf(node) });
+  for (const node of nodes) {
+    for (const need of node.needs) if (known.has(need)) graph.setEdge(need, node.id);
+  }
+  dagre.layout(graph);
+  return Object.fromEntries(
+    nodes.map((node) => {
+      const { x, y } = graph.node(node.id);
+      return [node.id, { x: x - NODE_WIDTH / 2, y: y - heightOf(node) / 2 }];
+    }),
+  );
+}
+
+interface ChainGraphProps {
+  nodes: readonly GraphNode[];
+  selected?: string;
+  onSelect?: (id: string) => void;
+  label: string;
+}
+
+/** A chain with the states of its nodes, such as those of a run. */
+export function ChainGraph(props: ChainGraphProps) {
+  return (
+    <ReactFlowProvider>
+      <Graph {...props} />
+    </ReactFlowProvider>
+  );
+}
+
+function Graph({ nodes, selected, onSelect, label }: ChainGraphProps) {
+  const flow = useReactFlow();
+  const shape = nodes.map((node) => `${node.id}<${node.needs.join()}`).join(";");
+  const places = useMemo(() => {
+    const sized = nodes.map((node) => {
+      const data = dataOf(node);
+      return { id: node.id, needs: node.needs, takes: data.takes.length, makes: data.makes.length };
+    });
+    return layOut(sized);
+    // eslint-disable-next-line
+  }, [shape]);
+  useEffect(() => {
+    const handle = window.setTimeout(() => void flow.fitView({ padding: 0.1, maxZoom: 1 }), 50);
+    return () => window.clearTimeout(handle);
+  }, [flow, shape]);
+  const shown: FlowNode[] = nodes.map((node) => ({
+    id: node.id,
+    type: "chain",
+    position: places[node.id] ?? { x: 0, y: 0 },
+    data: dataOf(node),
+    selected: node.id === selected,
+    ariaLabel: `${node.id}, ${node.type}${node.state ? `, ${node.state}` : ""}`,
+  }));
+  return (
+    <div className="graph-frame" role="region" aria-label={label}>
+      <ReactFlow
+        nodes={shown}
+        edges={edgesOf(nodes, false)}
+        nodeTypes={NODE_TYPES}
+        nodesDraggable={false}
+        nodesConnectable={false}
+        elementsSelectable={Boolean(onSelect)}
+        onNodeClick={(_, node) => onSelect?.(node.id)}
+        onSelectionChange={({ nodes: [first] }) => first && first.id !== selected && onSelect?.(first.id)}
+        proOptions={{ hideAttribution: true }}
+        minZoom={0.1}
+        fitView
+      >
+        <Background />
+        <Controls showInteractive={false} />
+      </ReactFlow>
+    </div>
+  );
+}

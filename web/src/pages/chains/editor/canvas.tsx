@@ -1,0 +1,294 @@
+// The canvas: nodes with typed ports, links that the service allows, and the state of the run on the same nodes.
+
+import {
+  applyEdgeChanges,
+  applyNodeChanges,
+  Background,
+  Controls,
+  MiniMap,
+  Panel,
+  ReactFlow,
+  useReactFlow,
+  type Connection,
+  type Edge,
+  type EdgeChange,
+  type FinalConnectionState,
+  type NodeChange,
+  type OnConnectStartParams,
+} from "@xyflow/react";
+import { useCallback, useEffect, useRef, useState, type DragEvent } from "react";
+import type { LinkAnswer } from "../../../api/schema";
+import { dataOf, edgesOf, NODE_TYPES, type FlowNode, type GraphNode, type NodeData } from "../../../components/graph";
+import { linked, unlinked, without, type DraftStore } from "./draft";
+import { askLinks } from "./server";
+
+export const DRAGGED_TYPE = "application/x-trainyard-node";
+
+interface CanvasProps {
+  store: DraftStore;
+  nodes: readonly GraphNode[];
+  version: number;
+  selection: ReadonlySet<string>;
+  onSelect: (ids: ReadonlySet<string>) => void;
+  onAdd: (type: string, at: { x: number; y: number }) => void;
+  readOnly: boolean;
+}
+
+export interface Refusal {
+  code: string;
+  because: string;
+  instead: string;
+}
+
+interface Linking {
+  node: string;
+  port: string;
+  answers: LinkAnswer[] | null;
+}
+
+const refusalOf = (linking: Linking | null, target: string): Refusal | null => {
+  if (!linking?.answers) return null;
+  if (linking.node === target) {
+    return { code: "E-SPEC-GRAPH", because: "A node cannot need itself.", instead: "Link it to another node." };
+  }
+  const answer = linking.answers.find((one) => one.target === target && one.port === linking.port);
+  if (answer) return answer.allowed ? null : answer;
+  return { code: "", because: `The service does not know ${target} yet.`, instead: "Try again." };
+};
+
+export function Canvas({ store, nodes, version, selection, onSelect, onAdd, readOnly }: CanvasProps) {
+  const flow = useReactFlow();
+  const [flowNodes, setFlowNodes] = useState<FlowNode[]>([]);
+  const [edges, setEdges] = useState<Edge[]>([]);
+  const linking = useRef<Linking | null>(null);
+  const [hint, setHint] = useState<{ text: Refusal | null; target: string } | null>(null);
+  const [refusal, setRefusal] = useState<Refusal | null>(null);
+  const dataCache = useRef(new Map<string, { key: string; data: NodeData }>());
+
+  // Positions belong to the canvas while somebody drags; the store learns them at the end of the drag.
+  useEffect(() => {
+    const { places } = store.get();
+    setFlowNodes((before) => {
+      const known = new Map(before.map((one) => [one.id, one]));
+      return nodes.map((node) => {
+        const old = known.get(node.id);
+        const data = cached(dataCache.current, node);
+        const position = places[node.id] ?? old?.position ?? { x: 0, y: 0 };
+        const selected = selection.has(node.id);
+        const same =
+          old &&
+          old.data === data &&
+          old.selected === selected &&
+          old.position.x === position.x &&
+          old.position.y === position.y;
+        if (same) return old;
+        return { ...old, id: node.id, type: "chain" as const, data, position, selected, ariaLabel: labelOf(node) };
+      });
+    });
+    setEdges((before) => {
+      const chosen = new Set(before.filter((one) => one.selected).map((one) => one.id));
+      return edgesOf(nodes, !readOnly).map((edge) => ({ ...edge, selected: chosen.has(edge.id) }));
+    });
+  }, [nodes, version, selection, store, readOnly]);
+
+  const onNodesChange = useCallback(
+    (changes: NodeChange<FlowNode>[]) => {
+      const own = changes.filter((one) => one.type !== "select" && one.type !== "remove");
+      if (own.length) setFlowNodes((before) => applyNodeChanges(own, before));
+      const chosen = changes.filter((one) => one.type === "select");
+      if (chosen.length) {
+        const next = new Set(selectionRef.current);
+        for (const one of chosen) {
+          if (one.selected) next.add(one.id);
+          else next.delete(one.id);
+        }
+        selectionRef.current = next;
+        onSelect(next);
+      }
+      const moved = changes.filter((one) => one.type === "position" && one.position && one.dragging === false);
+      if (moved.length) {
+        store.move(
+          Object.fromEntries(
+            moved.map((one) => [(one as { id: string }).id, (one as { position: { x: number; y: number } }).position]),
+          ),
+        );
+      }
+    },
+    [onSelect, store],
+  );
+  const selectionRef = useRef(selection);
+  selectionRef.current = selection;
+
+  const onEdgesChange = useCallback((changes: EdgeChange[]) => {
+    const own = changes.filter((one) => one.type !== "remove");
+    if (own.length) setEdges((before) => applyEdgeChanges(own, before));
+  }, []);
+
+  const isValidConnection = useCallback((given: Connection | Edge) => {
+    const reason = refusalOf(linking.current, given.target);
+    return reason === null;
+  }, []);
+
+  const onConnectStart = (_: unknown, { nodeId, handleId }: OnConnectStartParams) => {
+    if (!nodeId || !handleId) return;
+    setRefusal(null);
+    const started: Linking = { node: nodeId, port: handleId, answers: null };
+    linking.current = started;
+    askLinks(store.get().draft, nodeId).then(
+      (answers) => {
+        started.answers = answers;
+        mark(answers, handleId);
+      },
+      (error: unknown) => {
+        started.answers = [];
+        setRefusal({ code: "", because: String((error as Error).message), instead: "" });
+      },
+    );
+  };
+
+  /** Show at once which nodes would refuse the link. */
+  const mark = (answers: LinkAnswer[], port: string) => {
+    const refused = new Set(answers.filter((one) => one.port === port && !one.allowed).map((one) => one.target));
+    setFlowNodes((before) => before.map((one) => (refused.has(one.id) ? { ...one, className: "is-refused" } : one)));
+  };
+
+  const onConnectEnd = async (event: MouseEvent | TouchEvent, ended: FinalConnectionState) => {
+    const started = linking.current;
+    const target = ended.toNode?.id ?? nodeAt(event);
+    setHint(null);
+    setFlowNodes((before) => before.map((one) => (one.className ? { ...one, className: undefined } : one)));
+    if (!started || !target || target === started.node) {
+      linking.current = null;
+      return;
+    }
+    if (!started.answers) started.answers = await askLinks(store.get().draft, started.node).catch(() => []);
+    const reason = refusalOf(started, target);
+    if (reason) setRefusal(reason);
+    else store.changeNodes("", linked(store.get().draft.nodes, started.node, target));
+    linking.current = null;
+  };
+
+  const onDelete = ({ nodes: gone, edges: cut }: { nodes: { id: string }[]; edges: Edge[] }) => {
+    const ids = new Set(gone.map((one) => one.id));
+    let next = without(store.get().draft.nodes, ids);
+    for (const edge of cut)
+      if (!ids.has(edge.source) && !ids.has(edge.target)) next = unlinked(next, edge.source, edge.target);
+    store.changeNodes("", next);
+  };
+
+  const onDrop = (event: DragEvent) => {
+    const type = event.dataTransfer.getData(DRAGGED_TYPE);
+    if (!type) return;
+    event.preventDefault();
+    onAdd(type, flow.screenToFlowPosition({ x: event.clientX - 95, y: event.clientY - 30 }));
+  };
+
+  return (
+    <div className="editor-canvas" role="region" aria-label="Canvas of the chain">
+      <ReactFlow
+        nodes={flowNodes}
+        edges={edges}
+        nodeTypes={NODE_TYPES}
+        onNodesChange={onNodesChange}
+        onEdgesChange={onEdgesChange}
+        onConnectStart={onConnectStart}
+        onConnectEnd={(event, ended) => void onConnectEnd(event, ended)}
+        isValidConnection={isValidConnection}
+        onDelete={onDelete}
+        onDrop={onDrop}
+        onDragOver={(event) => {
+          event.preventDefault();
+          event.dataTransfer.dropEffect = "move";
+        }}
+        nodesDraggable={!readOnly}
+        nodesConnectable={!readOnly}
+        deleteKeyCode={readOnly ? null : DELETE_KEYS}
+        connectionRadius={40}
+        minZoom={0.1}
+        onlyRenderVisibleElements={false}
+        proOptions={HIDE}
+        onInit={(instance) => nodes.length > 0 && window.setTimeout(() => void instance.fitView(FIT), 60)}
+      >
+        <Background />
+        <Controls showInteractive={false} fitViewOptions={FIT} />
+        {nodes.length > 12 && <MiniMap pannable zoomable ariaLabel="The whole chain, small" />}
+        <LinkHint linking={linking} hint={hint} setHint={setHint} />
+        <Panel position="top-center">
+          <div aria-live="assertive">
+            {refusal && (
+              <div className="link-hint is-refused" role="status">
+                <strong>The link is refused.</strong> {refusal.because} {refusal.instead}{" "}
+                {refusal.code && <code>{refusal.code}</code>}{" "}
+                <button type="button" onClick={() => setRefusal(null)}>
+                  Close
+                </button>
+              </div>
+            )}
+          </div>
+        </Panel>
+      </ReactFlow>
+    </div>
+  );
+}
+
+const DELETE_KEYS = ["Delete", "Backspace"];
+const HIDE = { hideAttribution: true };
+const FIT = { padding: 0.15, maxZoom: 1 };
+
+function cached(cache: Map<string, { key: string; data: NodeData }>, node: GraphNode): NodeData {
+  const data = dataOf(node);
+  const key = JSON.stringify(data);
+  const known = cache.get(node.id);
+  if (known?.key === key) return known.data;
+  cache.set(node.id, { key, data });
+  return data;
+}
+
+const labelOf = (node: GraphNode) =>
+  `${node.id}, ${node.type}${node.state ? `, ${node.state}` : ""}${node.problems ? `, ${node.problems} problems` : ""}`;
+
+/** The node under the pointer, so that a link may end anywhere on it. */
+function nodeAt(event: MouseEvent | TouchEvent): string | null {
+  const point = "changedTouches" in event ? event.changedTouches[0] : event;
+  const element = point && document.elementFromPoint(point.clientX, point.clientY);
+  return element?.closest(".react-flow__node")?.getAttribute("data-id") ?? null;
+}
+
+interface LinkHintProps {
+  linking: { current: Linking | null };
+  hint: { text: Refusal | null; target: string } | null;
+  setHint: (hint: { text: Refusal | null; target: string } | null) => void;
+}
+
+/** While a link is dragged over a node: whether the node takes it, and if not, why. */
+function LinkHint({ linking, hint, setHint }: LinkHintProps) {
+  useEffect(() => {
+    let shown = "";
+    const look = (event: PointerEvent) => {
+      const started = linking.current;
+      if (!started?.answers) return;
+      const target = nodeAt(event);
+      if ((target ?? "") === shown) return;
+      shown = target ?? "";
+      setHint(target && target !== started.node ? { target, text: refusalOf(started, target) } : null);
+    };
+    window.addEventListener("pointermove", look);
+    return () => window.removeEventListener("pointermove", look);
+  }, [linking, setHint]);
+  if (!hint) return null;
+  return (
+    <Panel position="bottom-center">
+      <div className={`link-hint${hint.text ? " is-refused" : ""}`} role="status">
+        {hint.text ? (
+          <>
+            <strong>✕ {hint.target}:</strong> {hint.text.because} {hint.text.instead} <code>{hint.text.code}</code>
+          </>
+        ) : (
+          <>
+            <strong>✓ {hint.target}</strong> takes it.
+          </>
+        )}
+      </div>
+    </Panel>
+  );
+}

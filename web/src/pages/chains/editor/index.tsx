@@ -1,0 +1,503 @@
+// The visual editor of a chain: what is on the canvas is a spec, which the service checks, stores and runs.
+
+import { ReactFlowProvider, useReactFlow } from "@xyflow/react";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useCallback, useEffect, useMemo, useState } from "react";
+import { Link, useLocation, useSearchParams } from "wouter";
+import { client, dataOf, Problem } from "../../../api/client";
+import { useLogin } from "../../../api/login";
+import type { ChainDetail, ExpandedChain, Palette } from "../../../api/schema";
+import { dataOf as nodeDataOf, layOut, type GraphNode } from "../../../components/graph";
+import { Loading, ProblemNote } from "../../../components/notes";
+import { Page } from "../../../components/page";
+import { StateBadge } from "../../../components/state";
+import { Canvas } from "./canvas";
+import { copies, DraftStore, freeId, useDraft, without, type Draft, type DraftNode } from "./draft";
+import { Inspector, Reasons } from "./inspector";
+import { PaletteList } from "./palette";
+import { expand, reasonsOf, useCheck, usePalette, useRunNodes } from "./server";
+import { YamlDialog } from "./yaml";
+
+interface EditorPageProps {
+  /** Id of a stored chain; none for a new one. */
+  chain?: string;
+}
+
+export default function EditorPage({ chain }: EditorPageProps) {
+  const [search] = useSearchParams();
+  const template = search.get("template") ?? "";
+  const palette = usePalette();
+  const start = useQuery({
+    queryKey: ["editor", chain ?? "", template],
+    queryFn: () => readStart(chain, template),
+    staleTime: Infinity,
+    gcTime: 0,
+  });
+  const error = palette.error ?? start.error;
+  if (error && !start.data) {
+    return (
+      <Page title="Chain editor">
+        <ProblemNote error={error} onRetry={() => void Promise.all([palette.refetch(), start.refetch()])} />
+      </Page>
+    );
+  }
+  if (!palette.data || !start.data) {
+    return (
+      <Page title="Chain editor">
+        <Loading />
+      </Page>
+    );
+  }
+  return (
+    <ReactFlowProvider key={`${chain} ${template}`}>
+      <Editor stored={start.data.stored} opened={start.data.expanded} palette={palette.data} template={template} />
+    </ReactFlowProvider>
+  );
+}
+
+/** A stored chain or a template, written out as nodes with ids and links. */
+async function readStart(chain: string | undefined, template: string) {
+  const stored = chain
+    ? await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } } }))
+    : undefined;
+  if (stored) return { stored, expanded: await expand({ target: stored.body }) };
+  if (template) {
+    // The one required parameter of each template is a path: the editor asks for it at its field.
+    const parameters = STARTING[template] ?? {};
+    return { stored: undefined, expanded: await expand({ target: template, parameters }) };
+  }
+  return { stored: undefined, expanded: null };
+}
+
+const STARTING: Record<string, Record<string, unknown>> = {
+  "qa-pipeline": { documents: "documents" },
+  "alignment-pipeline": { sft: "sft.jsonl", preference: "preference.jsonl" },
+  "rag-tuning": { documents: "documents" },
+  "code-tuning": { repository: "." },
+};
+
+interface EditorProps {
+  stored: ChainDetail | undefined;
+  opened: ExpandedChain | null;
+  palette: Palette;
+  template: string;
+}
+
+function Editor({ stored: first, opened, palette, template }: EditorProps) {
+  const flow = useReactFlow();
+  const { allows } = useLogin();
+  const readOnly = !allows("run");
+  const [stored, setStored] = useState(first);
+  const [search, setSearch] = useSearchParams();
+  const run = search.get("run") ?? "";
+  // The store lives as long as the page of this chain, and begins with what an earlier visit kept.
+  const [store, hadDraft] = useMemo(() => {
+    const made = new DraftStore(`trainyard.draft.${first?.id ?? (template || "new")}`, draftOf(opened));
+    return [made, made.restore()] as const;
+  }, [first?.id, template, opened]);
+  const [restored, setRestored] = useState(hadDraft);
+  const state = useDraft(store);
+  const { draft, version } = state;
+  const check = useCheck(draft);
+  const runNodes = useRunNodes(run);
+  const [selection, setSelection] = useState<ReadonlySet<string>>(new Set());
+  const [clipboard, setClipboard] = useState<DraftNode[]>([]);
+  const [showYaml, setShowYaml] = useState(false);
+
+  const nodes = useMemo(() => graphNodes(draft, check.data, runNodes.data), [draft, check.data, runNodes.data]);
+  const layoutAll = useCallback(() => {
+    store.place(layoutOf(nodes));
+    window.setTimeout(() => void flow.fitView({ padding: 0.15, maxZoom: 1 }), 60);
+  }, [store, nodes, flow]);
+  // A chain without places gets some, once the service has said what ports its nodes have.
+  const isUnplaced = draft.nodes.length > 0 && draft.nodes.every((node) => !state.places[node.id]) && check.isCurrent;
+  useEffect(() => {
+    if (isUnplaced) layoutAll();
+  }, [isUnplaced, layoutAll]);
+
+  const add = useCallback(
+    (type: string, at?: { x: number; y: number }) => {
+      const { draft: now, places } = store.get();
+      const id = freeId(now.nodes, type);
+      const config = structuredClone(palette.nodes.find((one) => one.type === type)?.config ?? {});
+      const place = at ?? { x: now.nodes.length * 60, y: now.nodes.length * 40 };
+      store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: place });
+      setSelection(new Set([id]));
+      if (!at) window.setTimeout(() => void flow.fitView({ padding: 0.15, maxZoom: 1 }), 60);
+    },
+    [store, palette, flow],
+  );
+  const paste = (copied: DraftNode[]) => {
+    const { draft: now, places } = store.get();
+    const added = copies(now.nodes, copied);
+    const moved = added.map((node, index) => {
+      const from = places[copied[index]!.id] ?? { x: 0, y: 0 };
+      return [node.id, { x: from.x + 40, y: from.y + 60 }] as const;
+    });
+    store.changeNodes("", [...now.nodes, ...added], { ...places, ...Object.fromEntries(moved) });
+    setSelection(new Set(added.map((node) => node.id)));
+  };
+  const selected = draft.nodes.filter((node) => selection.has(node.id));
+  const actions: Record<string, () => void> = {
+    z: () => store.undo(),
+    Z: () => store.redo(),
+    y: () => store.redo(),
+    c: () => setClipboard(selected),
+    v: () => paste(clipboard),
+  };
+  const onKeyDown = (event: React.KeyboardEvent) => {
+    const inField = (event.target as HTMLElement).closest("input, textarea, select, dialog");
+    const action = (event.ctrlKey || event.metaKey) && !inField ? actions[event.key] : undefined;
+    if (!action || readOnly) return;
+    event.preventDefault();
+    action();
+  };
+
+  const save = useSave(store, stored, setStored, () => setRestored(false));
+  const start = useRun(setSearch, save);
+  const reasons = reasonsOf(check.data);
+  const [only] = selected.length === 1 ? selected : [];
+  return (
+    <Page
+      title={stored ? `${draft.name ?? stored.name}` : "New chain"}
+      actions={
+        <>
+          <button type="button" disabled={readOnly || state.past.length === 0} onClick={() => store.undo()}>
+            Undo
+          </button>
+          <button type="button" disabled={readOnly || state.future.length === 0} onClick={() => store.redo()}>
+            Redo
+          </button>
+          <button type="button" disabled={selected.length === 0} onClick={() => setClipboard(selected)}>
+            Copy
+          </button>
+          <button type="button" disabled={readOnly || clipboard.length === 0} onClick={() => paste(clipboard)}>
+            Paste
+          </button>
+          <button
+            type="button"
+            disabled={readOnly || selected.length === 0}
+            onClick={() => store.changeNodes("", without(draft.nodes, selection))}
+          >
+            Delete
+          </button>
+          <button type="button" disabled={draft.nodes.length === 0} onClick={layoutAll}>
+            Arrange
+          </button>
+          <button type="button" onClick={() => setShowYaml(true)}>
+            YAML
+          </button>
+          <button
+            type="button"
+            disabled={readOnly || save.isPending || (stored !== undefined && !state.dirty)}
+            aria-busy={save.isPending}
+            onClick={() => save.mutate(undefined)}
+          >
+            Save
+          </button>
+          <button
+            type="button"
+            className="primary"
+            disabled={readOnly || start.isPending || draft.nodes.length === 0}
+            aria-busy={start.isPending}
+            onClick={() => start.mutate({ stored, dirty: state.dirty })}
+          >
+            {state.dirty || !stored ? "Save and run" : "Run"}
+          </button>
+        </>
+      }
+    >
+      <div className="editor-page" onKeyDown={onKeyDown}>
+        <StatusLine
+          stored={stored}
+          dirty={state.dirty}
+          restored={restored}
+          check={check.data}
+          isCurrent={check.isCurrent}
+          run={run}
+          runNodes={runNodes.data}
+          onDiscard={() => {
+            store.open(draftOf(opened));
+            setRestored(false);
+          }}
+          onCloseRun={() => setSearch({})}
+        />
+        {check.error && <ProblemNote error={check.error} onRetry={() => void check.refetch()} />}
+        {save.error && <SaveProblem error={save.error} stored={stored} onOverwrite={(etag) => save.mutate(etag)} />}
+        {start.error && !save.error && <ProblemNote error={start.error} />}
+        {runNodes.error && <ProblemNote error={runNodes.error} />}
+        <div className="editor">
+          <PaletteList palette={palette} onAdd={add} readOnly={readOnly} />
+          <Canvas
+            store={store}
+            nodes={nodes}
+            version={version}
+            selection={selection}
+            onSelect={setSelection}
+            onAdd={add}
+            readOnly={readOnly}
+          />
+          <aside className="editor-inspector" aria-label="Selected node">
+            {only ? (
+              <Inspector
+                store={store}
+                node={only}
+                expanded={check.data}
+                palette={palette}
+                run={run && runNodes.data?.nodes.some((one) => one.id === only.id) ? run : ""}
+                onSelect={setSelection}
+                readOnly={readOnly}
+              />
+            ) : (
+              <ChainSettings store={store} draft={draft} readOnly={readOnly} />
+            )}
+          </aside>
+        </div>
+        {reasons.length > 0 && (
+          <section className="panel" aria-label="Problems">
+            <h2>Problems ({reasons.length})</h2>
+            <Reasons reasons={reasons} onSelect={(node) => setSelection(new Set([node]))} />
+          </section>
+        )}
+      </div>
+      {showYaml && (
+        <YamlDialog
+          name={draft.name ?? "chain"}
+          text={check.data?.text ?? ""}
+          readOnly={readOnly}
+          onClose={() => setShowYaml(false)}
+          onImport={(imported) => {
+            store.change("", draftOf(imported), {});
+            setShowYaml(false);
+          }}
+        />
+      )}
+    </Page>
+  );
+}
+
+const draftOf = (expanded: ExpandedChain | null): Draft =>
+  expanded ? (structuredClone(expanded.spec) as unknown as Draft) : { name: "chain", nodes: [] };
+
+function graphNodes(
+  draft: Draft,
+  expanded: ExpandedChain | undefined,
+  run: { nodes: readonly { id: string; state: string; fraction?: number | null }[] } | undefined,
+): GraphNode[] {
+  const known = new Map(expanded?.nodes.map((node) => [node.id, node]));
+  const states = new Map(run?.nodes.map((node) => [node.id, node]));
+  const problems = new Map<string, number>();
+  for (const one of reasonsOf(expanded)) if (one.node) problems.set(one.node, (problems.get(one.node) ?? 0) + 1);
+  return draft.nodes.map((node) => {
+    const answer = known.get(node.id);
+    const own = answer?.type === node.type ? answer : undefined;
+    return {
+      id: node.id,
+      type: node.type,
+      needs: node.needs,
+      takes: own?.takes ?? [],
+      makes: own?.makes ?? [],
+      inputs: own?.inputs ?? {},
+      valid: own?.valid ?? true,
+      problems: problems.get(node.id) ?? 0,
+      state: states.get(node.id)?.state,
+      fraction: states.get(node.id)?.fraction,
+    };
+  });
+}
+
+function layoutOf(nodes: readonly GraphNode[]) {
+  return layOut(
+    nodes.map((node) => {
+      const data = nodeDataOf(node);
+      return { id: node.id, needs: node.needs, takes: data.takes.length, makes: data.makes.length };
+    }),
+  );
+}
+
+/** Store the draft: as a new chain, or as a revision on top of the one that was opened. */
+function useSave(
+  store: DraftStore,
+  stored: ChainDetail | undefined,
+  setStored: (stored: ChainDetail) => void,
+  onDone: () => void,
+) {
+  const queries = useQueryClient();
+  const [, navigate] = useLocation();
+  return useMutation({
+    mutationFn: (etag: string | undefined): Promise<ChainDetail> => {
+      const body = store.get().draft as never;
+      if (!stored) return dataOf(client.POST("/api/v1/chains", { body })) as Promise<ChainDetail>;
+      const header = { "If-Match": `"${etag ?? stored.etag}"` };
+      return dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path: { chain: stored.id }, header }, body }));
+    },
+    onSuccess: (saved) => {
+      store.markSaved();
+      onDone();
+      void queries.invalidateQueries({ queryKey: ["chains"] });
+      if (!stored) {
+        const { places } = store.get();
+        store.forget();
+        localStorage.setItem(`trainyard.draft.${saved.id}`, JSON.stringify({ draft: null, places }));
+        navigate(`/chains/${saved.id}/edit`, { replace: true });
+      }
+      setStored(saved);
+    },
+  });
+}
+
+function useRun(setSearch: ReturnType<typeof useSearchParams>[1], save: ReturnType<typeof useSave>) {
+  const [, navigate] = useLocation();
+  return useMutation({
+    mutationFn: async ({ stored, dirty }: { stored: ChainDetail | undefined; dirty: boolean }) => {
+      const chain = stored && !dirty ? stored : await save.mutateAsync(undefined);
+      const started = await dataOf(
+        client.POST("/api/v1/chains/{chain}/run", {
+          params: { path: { chain: chain.id } },
+          body: { revision: chain.revision } as never,
+        }),
+      );
+      return { chain, run: (started as { id: string }).id };
+    },
+    onSuccess: ({ chain, run }, { stored }) => {
+      if (stored) setSearch({ run });
+      else navigate(`/chains/${chain.id}/edit?run=${run}`, { replace: true });
+    },
+  });
+}
+
+const countOf = (problems: number) => (problems === 1 ? "1 problem" : `${problems} problems`);
+
+interface StatusLineProps {
+  stored: ChainDetail | undefined;
+  dirty: boolean;
+  restored: boolean;
+  check: ExpandedChain | undefined;
+  isCurrent: boolean;
+  run: string;
+  runNodes: { state: string; detail: string; message: string; url: string } | undefined;
+  onDiscard: () => void;
+  onCloseRun: () => void;
+}
+
+function StatusLine({
+  stored,
+  dirty,
+  restored,
+  check,
+  isCurrent,
+  run,
+  runNodes,
+  onDiscard,
+  onCloseRun,
+}: StatusLineProps) {
+  return (
+    <div className="actions" role="status" aria-label="State of the draft">
+      <span>
+        {stored ? (
+          <Link href={`/chains/${stored.id}`}>
+            {stored.name}, revision {stored.revision}
+          </Link>
+        ) : (
+          "not stored yet"
+        )}
+        {dirty ? ", changed" : ""}
+      </span>
+      {restored && (
+        <span>
+          Unsaved changes of an earlier visit are shown.{" "}
+          <button type="button" onClick={onDiscard}>
+            Discard them
+          </button>
+        </span>
+      )}
+      <span className={check?.check.ok ? "state-completed" : "state-failed"}>
+        {!isCurrent
+          ? "checking …"
+          : check?.check.ok
+            ? "✓ would run here"
+            : `✕ ${countOf(check?.check.reasons?.length ?? 0)}`}
+      </span>
+      {run && (
+        <span>
+          Run <Link href={`/jobs/${run}`}>{run}</Link>{" "}
+          {runNodes && <StateBadge state={runNodes.state} detail={runNodes.detail} />}{" "}
+          {runNodes?.url && (
+            <a href={runNodes.url} target="_blank" rel="noreferrer">
+              Prefect
+            </a>
+          )}{" "}
+          <button type="button" onClick={onCloseRun}>
+            Hide the run
+          </button>
+        </span>
+      )}
+    </div>
+  );
+}
+
+function SaveProblem({
+  error,
+  stored,
+  onOverwrite,
+}: {
+  error: Error;
+  stored: ChainDetail | undefined;
+  onOverwrite: (etag: string) => void;
+}) {
+  const newest = useQuery({
+    queryKey: ["chains", stored?.id, "etag"],
+    queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain: stored!.id } } })),
+    enabled: error instanceof Problem && error.status === 409 && stored !== undefined,
+    gcTime: 0,
+  });
+  return (
+    <>
+      <ProblemNote error={error} />
+      {newest.data && (
+        <div className="actions">
+          <button type="button" onClick={() => window.location.reload()}>
+            Read revision {newest.data.revision}
+          </button>
+          <button type="button" className="danger" onClick={() => onOverwrite(newest.data.etag)}>
+            Store mine as revision {newest.data.revision + 1}
+          </button>
+        </div>
+      )}
+    </>
+  );
+}
+
+function ChainSettings({ store, draft, readOnly }: { store: DraftStore; draft: Draft; readOnly: boolean }) {
+  const set = (name: "name" | "description", text: string) =>
+    store.change(`chain ${name}`, { ...store.get().draft, [name]: text });
+  return (
+    <>
+      <h2>Chain</h2>
+      <div className="setting">
+        <label htmlFor="chain-name">Name</label>
+        <input
+          id="chain-name"
+          value={draft.name ?? ""}
+          disabled={readOnly}
+          onChange={(event) => set("name", event.target.value)}
+        />
+      </div>
+      <div className="setting">
+        <label htmlFor="chain-description">Description</label>
+        <textarea
+          id="chain-description"
+          rows={3}
+          value={draft.description ?? ""}
+          disabled={readOnly}
+          onChange={(event) => set("description", event.target.value)}
+        />
+      </div>
+      <p className="quiet">
+        {draft.nodes.length === 0
+          ? "Drag a node from the palette onto the canvas, or press its button."
+          : "Select a node to see its links and settings. Drag from a port on the right of a node to another node."}
+      </p>
+    </>
+  );
+}

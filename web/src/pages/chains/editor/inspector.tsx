@@ -1,0 +1,191 @@
+// What is selected: its id, links, settings and problems; while a run is shown, its state, lines and results.
+
+import { useQuery } from "@tanstack/react-query";
+import { useEffect, useId, useState } from "react";
+import { Link } from "wouter";
+import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
+import { NodeResult } from "../node_result";
+import { configured, linked, renamed, unlinked, without, type DraftNode, type DraftStore } from "./draft";
+import { askLinks, reasonsOf, type CheckReason } from "./server";
+import { Settings, type Schema } from "./settings";
+
+interface InspectorProps {
+  store: DraftStore;
+  node: DraftNode;
+  expanded: ExpandedChain | undefined;
+  palette: Palette;
+  run: string;
+  onSelect: (ids: ReadonlySet<string>) => void;
+  readOnly: boolean;
+}
+
+export function Inspector({ store, node, expanded, palette, run, onSelect, readOnly }: InspectorProps) {
+  const entry = palette.nodes.find((one) => one.type === node.type);
+  const schema = entry?.settings as Schema | undefined;
+  const reasons = reasonsOf(expanded).filter((one) => one.node === node.id);
+  const problems = reasons.map((one) => ({ ...one, field: one.field.replace(/^config\.?/, "") }));
+  const elsewhere = reasons.filter((one) => !one.field.startsWith("config."));
+  return (
+    <>
+      <h2>{node.id}</h2>
+      <p className="quiet">{entry?.text ?? `${node.type} is not a type of node.`}</p>
+      {run && <NodeResult run={run} node={node.id} />}
+      {elsewhere.length > 0 && <Reasons reasons={elsewhere} />}
+      <IdField key={node.id} store={store} node={node} onSelect={onSelect} readOnly={readOnly} />
+      <Links store={store} node={node} readOnly={readOnly} />
+      {schema && (
+        <section aria-label={`Settings of ${node.id}`}>
+          <h3>Settings</h3>
+          <Settings
+            root={schema}
+            schema={schema}
+            value={node.config}
+            onChange={(config) =>
+              store.changeNodes(`config ${node.id}`, configured(store.get().draft.nodes, node.id, config))
+            }
+            problems={problems}
+            disabled={readOnly}
+          />
+        </section>
+      )}
+      {!readOnly && (
+        <button
+          type="button"
+          className="danger"
+          onClick={() => {
+            store.changeNodes("", without(store.get().draft.nodes, new Set([node.id])));
+            onSelect(new Set());
+          }}
+        >
+          Delete {node.id}
+        </button>
+      )}
+      <p>
+        <Link href="/chains">Chains</Link>
+      </p>
+    </>
+  );
+}
+
+export function Reasons({ reasons, onSelect }: { reasons: readonly CheckReason[]; onSelect?: (node: string) => void }) {
+  return (
+    <ul className="reasons">
+      {reasons.map((one, index) => (
+        <li key={index} className="wrong">
+          {one.node && onSelect ? (
+            <button type="button" onClick={() => onSelect(one.node!)}>
+              {one.node}
+            </button>
+          ) : (
+            one.node
+          )}
+          {one.node && ": "}
+          {one.field && <code>{one.field}</code>} {one.because} {one.instead} <code>{one.code}</code>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function IdField({
+  store,
+  node,
+  onSelect,
+  readOnly,
+}: Pick<InspectorProps, "store" | "node" | "onSelect" | "readOnly">) {
+  const id = useId();
+  const [text, setText] = useState(node.id);
+  const [wrong, setWrong] = useState("");
+  useEffect(() => setText(node.id), [node.id]);
+  const apply = () => {
+    const { nodes } = store.get().draft;
+    if (text === node.id) return setWrong("");
+    if (nodes.some((one) => one.id === text)) return setWrong(`There is a node ${text} already.`);
+    if (!text) return setWrong("Write an id.");
+    setWrong("");
+    const { [node.id]: place, ...places } = store.get().places;
+    store.changeNodes("", renamed(nodes, node.id, text), place ? { ...places, [text]: place } : places);
+    onSelect(new Set([text]));
+  };
+  return (
+    <div className="setting">
+      <label htmlFor={id}>Id</label>
+      <input
+        id={id}
+        value={text}
+        disabled={readOnly}
+        onChange={(event) => setText(event.target.value)}
+        onBlur={apply}
+        onKeyDown={(event) => event.key === "Enter" && apply()}
+        aria-invalid={Boolean(wrong) || undefined}
+      />
+      {wrong && (
+        <p className="wrong" role="alert">
+          {wrong}
+        </p>
+      )}
+    </div>
+  );
+}
+
+/** The keyboard's way to link: what the node takes from and what it gives to, with the service's reasons. */
+function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" | "readOnly">) {
+  const { draft } = store.get();
+  const id = useId();
+  const [refused, setRefused] = useState<LinkAnswer | null>(null);
+  useEffect(() => setRefused(null), [node.id]);
+  const links = useQuery({
+    queryKey: ["links", node.id, draft],
+    queryFn: () => askLinks(draft, node.id),
+    enabled: !readOnly,
+    gcTime: 5_000,
+  });
+  const answers = (links.data ?? []).filter((one) => !one.linked);
+  const give = (value: string) => {
+    const answer = answers.find((one) => `${one.port} ${one.target}` === value);
+    if (!answer) return;
+    setRefused(answer.allowed ? null : answer);
+    if (answer.allowed) store.changeNodes("", linked(draft.nodes, node.id, answer.target));
+  };
+  const after = draft.nodes.filter((one) => one.needs.includes(node.id));
+  return (
+    <section aria-label={`Links of ${node.id}`}>
+      <h3>Links</h3>
+      <ul>
+        {node.needs.map((need) => (
+          <li key={need}>
+            from {need}{" "}
+            {!readOnly && (
+              <button type="button" onClick={() => store.changeNodes("", unlinked(draft.nodes, need, node.id))}>
+                Remove link from {need}
+              </button>
+            )}
+          </li>
+        ))}
+        {after.map((one) => (
+          <li key={one.id}>to {one.id}</li>
+        ))}
+        {node.needs.length + after.length === 0 && <li className="quiet">none</li>}
+      </ul>
+      {!readOnly && (
+        <div className="setting">
+          <label htmlFor={id}>Link to</label>
+          <select id={id} value="" onChange={(event) => give(event.target.value)}>
+            <option value="">choose a node …</option>
+            {answers.map((one) => (
+              <option key={`${one.port} ${one.target}`} value={`${one.port} ${one.target}`}>
+                {one.port} to {one.target}
+                {one.allowed ? "" : " (refused)"}
+              </option>
+            ))}
+          </select>
+          {refused && (
+            <p className="wrong" role="alert">
+              {refused.because} {refused.instead} <code>{refused.code}</code>
+            </p>
+          )}
+        </div>
+      )}
+    </section>
+  );
+}

@@ -1,0 +1,66 @@
+// What the editor asks the service: the palette, whether the draft would run, and where a link may lead.
+
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
+import { useEffect, useState } from "react";
+import { client, dataOf } from "../../../api/client";
+import type { ExpandedChain, LinkAnswer, Palette, RunNodes } from "../../../api/schema";
+import type { Draft } from "./draft";
+
+/** How long a change waits for the next one before the draft is checked. */
+const CHECK_AFTER_MS = 200;
+const RUN_EVERY_MS = 1000;
+const ENDED = ["completed", "failed", "canceled"];
+
+export interface CheckReason {
+  code: string;
+  node: string | null;
+  field: string;
+  because: string;
+  instead: string;
+}
+
+export const usePalette = () =>
+  useQuery({
+    queryKey: ["palette"],
+    queryFn: (): Promise<Palette> => dataOf(client.GET("/api/v1/chains/palette")),
+    staleTime: Infinity,
+  });
+
+/** Write a draft, a template's call or a text out, with ids, links and ports. */
+export const expand = (given: {
+  target?: Record<string, unknown> | string;
+  parameters?: Record<string, unknown>;
+  text?: string;
+}): Promise<ExpandedChain> => dataOf(client.POST("/api/v1/chains/expand", { body: given as never }));
+
+/** What the service says about the draft as it is now; the earlier answer while it is asked. */
+export function useCheck(draft: Draft) {
+  const [settled, setSettled] = useState(draft);
+  useEffect(() => {
+    const handle = window.setTimeout(() => setSettled(draft), CHECK_AFTER_MS);
+    return () => window.clearTimeout(handle);
+  }, [draft]);
+  const query = useQuery({
+    queryKey: ["expand", settled],
+    queryFn: () => expand({ target: settled as unknown as Record<string, unknown> }),
+    placeholderData: keepPreviousData,
+    gcTime: 10_000,
+  });
+  return { ...query, isCurrent: settled === draft && !query.isPlaceholderData && !query.isPending };
+}
+
+export const askLinks = async (draft: Draft, node: string): Promise<LinkAnswer[]> =>
+  (await dataOf(client.POST("/api/v1/chains/links", { body: { target: draft as never, node } }))).links;
+
+/** The nodes of a run, each second until it has ended. */
+export const useRunNodes = (run: string) =>
+  useQuery({
+    queryKey: ["jobs", run, "nodes"],
+    enabled: run !== "",
+    queryFn: (): Promise<RunNodes> =>
+      dataOf(client.GET("/api/v1/jobs/{job}/nodes", { params: { path: { job: run } } })),
+    refetchInterval: ({ state }) => (state.data && ENDED.includes(state.data.state) ? false : RUN_EVERY_MS),
+  });
+
+export const reasonsOf = (expanded: ExpandedChain | undefined): CheckReason[] =>
+  (expanded?.check.reasons ?? []) as unknown as CheckReason[];

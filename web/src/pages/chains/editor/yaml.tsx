@@ -1,0 +1,69 @@
+// The chain as YAML, the same text that `trainyard run` takes: to read, download, or replace by another one.
+
+import { useMutation } from "@tanstack/react-query";
+import { useEffect, useRef, useState } from "react";
+import type { ExpandedChain } from "../../../api/schema";
+import { ProblemNote } from "../../../components/notes";
+import { expand } from "./server";
+
+interface YamlDialogProps {
+  name: string;
+  text: string;
+  readOnly: boolean;
+  onClose: () => void;
+  onImport: (imported: ExpandedChain) => void;
+}
+
+export function YamlDialog({ name, text, readOnly, onClose, onImport }: YamlDialogProps) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const [edited, setEdited] = useState(text);
+  const read = useMutation({ mutationFn: () => expand({ text: edited }), onSuccess: onImport });
+  useEffect(() => dialog.current?.showModal(), []);
+  const download = () => {
+    const address = URL.createObjectURL(new Blob([text], { type: "application/yaml" }));
+    const link = document.createElement("a");
+    link.href = address;
+    link.download = `${name}.yaml`;
+    link.click();
+    URL.revokeObjectURL(address);
+  };
+  return (
+    <dialog ref={dialog} aria-label="The chain as YAML" onClose={onClose}>
+      <h2>YAML</h2>
+      <label htmlFor="yaml-text">A chain, a job or the call of a template</label>
+      <textarea
+        id="yaml-text"
+        className="code"
+        spellCheck={false}
+        readOnly={readOnly}
+        value={edited}
+        onChange={(event) => setEdited(event.target.value)}
+      />
+      <p>
+        <label htmlFor="yaml-file">From a file</label>
+        <input
+          id="yaml-file"
+          type="file"
+          accept=".yaml,.yml,.json"
+          disabled={readOnly}
+          onChange={async (event) => {
+            const [file] = event.target.files ?? [];
+            if (file) setEdited(await file.text());
+          }}
+        />
+      </p>
+      {read.error && <ProblemNote error={read.error} />}
+      <div className="actions">
+        <button type="button" disabled={readOnly || read.isPending} onClick={() => read.mutate()}>
+          Put it on the canvas
+        </button>
+        <button type="button" onClick={download} disabled={!text}>
+          Download {name}.yaml
+        </button>
+        <button type="button" onClick={() => dialog.current?.close()}>
+          Close
+        </button>
+      </div>
+    </dialog>
+  );
+}

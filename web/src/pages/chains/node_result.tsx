@@ -1,0 +1,62 @@
+// One node of a run: state, what it has left, and what it reported.
+
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "wouter";
+import { client, dataOf } from "../../api/client";
+import type { NodeDetail } from "../../api/schema";
+import { formatBytes, formatDuration, formatTime } from "../../components/format";
+import { Queried } from "../../components/page";
+import { StateBadge } from "../../components/state";
+
+const EVERY_MS = 1000;
+const RUNNING = ["pending", "running"];
+
+export function NodeResult({ run, node }: { run: string; node: string }) {
+  const detail = useQuery({
+    queryKey: ["jobs", run, "nodes", node],
+    queryFn: (): Promise<NodeDetail> =>
+      dataOf(client.GET("/api/v1/jobs/{job}/nodes/{node}", { params: { path: { job: run, node } } })),
+    refetchInterval: ({ state }) => (state.data && !RUNNING.includes(state.data.state) ? false : EVERY_MS),
+    retry: false,
+  });
+  return (
+    <section aria-label={`${node} in this run`}>
+      <h3>In this run</h3>
+      <Queried query={detail}>{(found) => <Result run={run} found={found} />}</Queried>
+    </section>
+  );
+}
+
+function Result({ run, found }: { run: string; found: NodeDetail }) {
+  const outputs = Object.entries(found.outputs ?? {});
+  return (
+    <>
+      <p aria-live="polite">
+        <StateBadge state={found.state} /> {found.seconds > 0 && formatDuration(found.seconds)} {found.message}
+      </p>
+      {outputs.length > 0 && (
+        <ul>
+          {outputs.map(([port, one]) => (
+            <li key={port}>
+              {port}: {one.rows != null && `${one.rows.toLocaleString("en-US")} rows, `}
+              {formatBytes(one.bytes)} <code title={one.sha256}>{one.sha256.slice(0, 12)}</code>
+            </li>
+          ))}
+        </ul>
+      )}
+      <p>
+        <Link href={`/jobs/${run}`}>{found.trains ? "Curves and log of the run" : "The run"}</Link>
+      </p>
+      <details>
+        <summary>Lines ({found.lines.length})</summary>
+        <div className="node-lines" role="log" aria-label={`Lines of ${found.id}`} tabIndex={0}>
+          {found.lines.map((line, index) => (
+            <div key={index} className={line.level >= 30 ? "wrong" : undefined}>
+              <span className="quiet">{formatTime(line.time)}</span> {line.text}
+            </div>
+          ))}
+        </div>
+      </details>
+    </>
+  );
+}

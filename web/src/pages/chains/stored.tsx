@@ -1,0 +1,211 @@
+// A stored chain: its graph, its revisions with what differs between two of them, and its runs.
+
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useState } from "react";
+import { Link, useLocation } from "wouter";
+import { client, dataOf } from "../../api/client";
+import { useLogin } from "../../api/login";
+import type { ChainDetail } from "../../api/schema";
+import { ActionButton } from "../../components/action";
+import { formatDuration, formatTime } from "../../components/format";
+import { ChainGraph, type GraphNode } from "../../components/graph";
+import { Empty } from "../../components/notes";
+import { Page, Queried, Section } from "../../components/page";
+import { StateBadge } from "../../components/state";
+import { Facts, Table } from "../../components/table";
+import { expand } from "./editor/server";
+
+export default function StoredChainPage({ chain }: { chain: string }) {
+  const { allows } = useLogin();
+  const queries = useQueryClient();
+  const [, navigate] = useLocation();
+  const stored = useQuery({
+    queryKey: ["chains", chain],
+    queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } } })),
+  });
+  const start = useMutation({
+    mutationFn: () => dataOf(client.POST("/api/v1/chains/{chain}/run", { params: { path: { chain } } })),
+    onSuccess: (run) => navigate(`/chains/${chain}/edit?run=${(run as { id: string }).id}`),
+  });
+  const remove = useMutation({
+    mutationFn: () => dataOf(client.DELETE("/api/v1/chains/{chain}", { params: { path: { chain } } })),
+    onSuccess: () => {
+      void queries.invalidateQueries({ queryKey: ["chains"] });
+      navigate("/chains");
+    },
+  });
+  return (
+    <Page
+      title={stored.data ? `Chain ${stored.data.name}` : "Chain"}
+      actions={
+        <>
+          <Link href={`/chains/${chain}/edit`}>Open in the editor</Link>
+          {allows("run") && (
+            <>
+              <ActionButton mutation={start} variables={undefined}>
+                Run
+              </ActionButton>
+              <ActionButton
+                mutation={remove}
+                variables={undefined}
+                danger
+                confirm={`Delete ${stored.data?.name ?? chain} with all its revisions?`}
+              >
+                Delete
+              </ActionButton>
+            </>
+          )}
+        </>
+      }
+    >
+      <Queried query={stored}>
+        {(found) => (
+          <>
+            <Section title="Newest revision">
+              <Facts
+                facts={[
+                  ["Id", found.id],
+                  ["Revision", found.revision],
+                  ["Description", found.description],
+                  ["Tenant", found.tenant],
+                  ["Author", found.author],
+                  ["Stored", formatTime(found.created)],
+                  ["Digest", <code key="digest">{found.digest.slice(0, 12)}</code>],
+                ]}
+              />
+              <Shape stored={found} />
+            </Section>
+            <Runs chain={chain} />
+            <Revisions stored={found} />
+          </>
+        )}
+      </Queried>
+    </Page>
+  );
+}
+
+function Shape({ stored }: { stored: ChainDetail }) {
+  const expanded = useQuery({
+    queryKey: ["expand", stored.etag, stored.id],
+    queryFn: () => expand({ target: stored.body }),
+  });
+  return (
+    <Queried query={expanded}>
+      {({ nodes, spec }) => {
+        const needs = new Map((spec.nodes as { id: string; needs: string[] }[]).map((one) => [one.id, one.needs]));
+        const shown: GraphNode[] = nodes.map((one) => ({ ...one, needs: needs.get(one.id) ?? [] }));
+        return <ChainGraph nodes={shown} label={`Nodes of ${stored.name}`} />;
+      }}
+    </Queried>
+  );
+}
+
+function Runs({ chain }: { chain: string }) {
+  const runs = useQuery({
+    queryKey: ["chains", chain, "runs"],
+    queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}/runs", { params: { path: { chain } } })),
+    refetchInterval: 3000,
+  });
+  return (
+    <Section title="Runs">
+      <Queried query={runs}>
+        {({ runs }) =>
+          runs.length === 0 ? (
+            <Empty title="No run yet">
+              <p>Press Run, or open the chain in the editor and run it there.</p>
+            </Empty>
+          ) : (
+            <Table
+              caption="Runs of the chain"
+              rows={runs}
+              rowKey={(one) => one.run_id}
+              columns={[
+                { title: "Run", cell: (one) => <Link href={`/jobs/${one.id}`}>{one.name}</Link> },
+                { title: "Revision", cell: (one) => one.revision, numeric: true },
+                { title: "State", cell: (one) => <StateBadge state={one.state} detail={one.detail} /> },
+                { title: "Created", cell: (one) => formatTime(one.created) },
+                { title: "Time", cell: (one) => formatDuration(one.seconds), numeric: true },
+                {
+                  title: "",
+                  cell: (one) => (
+                    <Link href={`/chains/${chain}/edit?run=${one.id}`} aria-label={`Show ${one.name} on the canvas`}>
+                      On the canvas
+                    </Link>
+                  ),
+                },
+              ]}
+            />
+          )
+        }
+      </Queried>
+    </Section>
+  );
+}
+
+function Revisions({ stored }: { stored: ChainDetail }) {
+  const [before, setBefore] = useState(Math.max(1, stored.revision - 1));
+  const [after, setAfter] = useState(stored.revision);
+  const difference = useQuery({
+    queryKey: ["chains", stored.id, "diff", before, after],
+    queryFn: () =>
+      dataOf(
+        client.GET("/api/v1/chains/{chain}/diff", { params: { path: { chain: stored.id }, query: { before, after } } }),
+      ),
+    staleTime: Infinity,
+  });
+  const revisions = [...stored.revisions].reverse();
+  const choice = (label: string, value: number, set: (revision: number) => void) => (
+    <label>
+      {label}{" "}
+      <select value={value} onChange={(event) => set(Number(event.target.value))}>
+        {revisions.map((one) => (
+          <option key={one.revision}>{one.revision}</option>
+        ))}
+      </select>
+    </label>
+  );
+  return (
+    <Section title="Revisions">
+      <Table
+        caption="Revisions"
+        rows={revisions}
+        rowKey={(one) => one.revision}
+        columns={[
+          { title: "Revision", cell: (one) => one.revision, numeric: true },
+          { title: "Stored", cell: (one) => formatTime(one.created) },
+          { title: "Author", cell: (one) => one.author },
+          { title: "Digest", cell: (one) => <code>{one.digest.slice(0, 12)}</code> },
+        ]}
+      />
+      {stored.revision > 1 && (
+        <>
+          <div className="actions">
+            {choice("Difference of", before, setBefore)}
+            {choice("and", after, setAfter)}
+          </div>
+          <Queried query={difference}>
+            {({ changes }) =>
+              changes.length === 0 ? (
+                <p className="quiet">The two do not differ.</p>
+              ) : (
+                <Table
+                  caption={`Settings that differ between revision ${before} and ${after}`}
+                  rows={changes}
+                  rowKey={(one) => one.name}
+                  columns={[
+                    { title: "Setting", cell: (one) => <code>{one.name}</code> },
+                    { title: `Revision ${before}`, cell: (one) => shown(one.before) },
+                    { title: `Revision ${after}`, cell: (one) => shown(one.after) },
+                  ]}
+                />
+              )
+            }
+          </Queried>
+        </>
+      )}
+    </Section>
+  );
+}
+
+const shown = (value: unknown): string =>
+  value == null ? "–" : typeof value === "string" ? value : JSON.stringify(value);
