@@ -385,7 +385,7 @@ OPERATIONS: dict[str, Operation] = {
         route="POST /api/v1/jobs/{job}/cancel", tenants=True,
     ),
     "jobs retry": Operation(
-        "Start a job again from its first step, as a new job with the same parameters.",
+        "Start a new job with the parameters of an earlier one; its newest checkpoint is used, if it left one.",
         "jobs:RetryInput", "monitoring.retrying:retry_job", "chains:run_text", RUN,
         route="POST /api/v1/jobs/{job}/retry", status=202, tenants=True,
     ),
