@@ -42,6 +42,11 @@ OPERATIONS: dict[str, Operation] = {
         NOTHING, "stack:env", "stack:env_text", ADMIN, example='eval "$(trainyard env)"',
         local="It prints the string that opens this machine's Prefect server.",
     ),
+    "settings": Operation(
+        "The settings of this machine: value, default, and whether it is from the environment or trainyard.toml.",
+        NOTHING, "machine.settings:show_settings", "stack:settings_text", ADMIN,
+        route="GET /api/v1/settings",
+    ),
     "doctor": Operation(
         "Look at versions, server, worker, models, disk and devices, and say what to do about what is wrong.",
         NOTHING, "doctor:examine", "stack:doctor_text", READ,
@@ -156,23 +161,23 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "chains palette": Operation(
         "What chains are made of: the types of nodes with the schemas of their settings, and the ports.",
-        NOTHING, "editing.drafts:show_palette", "editing:palette_text", READ,
+        NOTHING, "editing.drafts:show_palette", "editing.drafts:palette_text", READ,
         route="GET /api/v1/chains/palette", tenants=True,
     ),
     "chains expand": Operation(
         "A template, file or draft as a whole chain: ids, links and settings written out, and what is wrong with it.",
-        "editing.drafts:ExpandInput", "editing.drafts:expand", "editing:expanded_text", READ,
+        "editing.drafts:ExpandInput", "editing.drafts:expand", "editing.drafts:expanded_text", READ,
         example="trainyard chains expand qa-pipeline -p documents=docs > chain.yaml",
         tenants=True,
     ),
     "chains links": Operation(
         "Where a link from a node of a chain may lead: for each port and node yes, or why not.",
-        "editing.drafts:LinksInput", "editing.drafts:show_links", "editing:links_text", READ,
+        "editing.drafts:LinksInput", "editing.drafts:show_links", "editing.drafts:links_text", READ,
         tenants=True,
     ),
     "chains diff": Operation(
         "The settings in which two revisions of a stored chain differ.",
-        "editing.drafts:DiffInput", "editing.revisions:show_difference", "editing:difference_text", READ,
+        "editing.drafts:DiffInput", "editing.revisions:show_difference", "editing.drafts:difference_text", READ,
         example="trainyard chains diff guide --before 1",
         route="GET /api/v1/chains/{chain}/diff", tenants=True,
     ),
@@ -291,6 +296,38 @@ OPERATIONS: dict[str, Operation] = {
         "trainers:InstallInput", "backends:install_backends", "trainers:backends_text", ADMIN,
         route="POST /api/v1/backends/install",
     ),
+    "backends cancel": Operation(
+        "Stop an installation that is running in the background; what is half made is removed.",
+        "trainers:CancelInstallInput", "backends:cancel_install", "trainers:backends_text", ADMIN,
+        route="POST /api/v1/backends/cancel",
+    ),
+    "backends test": Operation(
+        "Train two steps on a trainer, as a job: whether it works here, from its data to its adapter.",
+        "trainers:BackendTestInput", "machine.smoke:try_backend", "chains:run_text", RUN,
+        example="trainyard backends test native --watch",
+        route="POST /api/v1/backends/test", status=202, tenants=True,
+    ),
+    "scripts list": Operation(
+        "The training scripts of this home, and whether chains may run them.",
+        NOTHING, "machine.scripts:list_scripts", "trainers:scripts_text", READ,
+        route="GET /api/v1/scripts",
+    ),
+    "scripts show": Operation(
+        "A training script of this home; `built-in` is the one that needs none.",
+        "trainers:ScriptNameInput", "machine.scripts:show_script", "trainers:script_text", READ,
+        route="GET /api/v1/scripts/{name}",
+    ),
+    "scripts save": Operation(
+        "Write a training script of this home, if it is valid Python and nobody else was faster.",
+        "trainers:SaveScriptInput", "machine.scripts:save_script", "trainers:saved_script_text", ADMIN,
+        example="trainyard scripts save mine train.py",
+        route="PUT /api/v1/scripts/{name}",
+    ),
+    "scripts draft": Operation(
+        "The script that would carry out a trainer of a chain, with its resolved spec; nothing is written.",
+        "trainers:DraftScriptInput", "machine.scripts:draft_script", "trainers:draft_text", READ,
+        route="POST /api/v1/scripts/draft", heavy=True,
+    ),
     "jobs create": Operation(
         "Start one training on one data set, from a file or from parameters.",
         "jobs:CreateInput", "jobs:create_job", "chains:run_text", RUN,
@@ -309,12 +346,12 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "jobs nodes": Operation(
         "The nodes of a run as they are now: state, progress, what each has left.",
-        "jobs:JobInput", "monitoring.nodes:list_nodes", "editing:nodes_text", READ,
+        "jobs:JobInput", "monitoring.nodes:list_nodes", "editing.drafts:nodes_text", READ,
         route="GET /api/v1/jobs/{job}/nodes", tenants=True,
     ),
     "jobs node": Operation(
         "One node of a run: its settings, its lines and what it has left.",
-        "jobs:NodeInput", "monitoring.nodes:show_node", "editing:node_text", READ,
+        "jobs:NodeInput", "monitoring.nodes:show_node", "editing.drafts:node_text", READ,
         route="GET /api/v1/jobs/{job}/nodes/{node}", tenants=True,
     ),
     "jobs logs": Operation(
@@ -528,6 +565,7 @@ def route_of(name: str) -> tuple[str, str]:
 GROUPS: dict[str, str] = {
     "adapters": "The registry of deployed adapter versions.",
     "chains": "Chains that are stored here, as numbered revisions that never change.",
+    "scripts": "Training scripts of your own, for the backend script.",
     "data": "Data sets, before anything is trained on them.",
     "artifacts": "What the nodes of runs left: sets of rows, adapters, reports.",
     "evaluations": "Reports of evaluators: is an adapter better than what it is compared with.",

@@ -30,4 +30,10 @@ export const PAGES: PageRoute[] = [
   { path: "/nights", component: lazy(() => import("./pages/nights")), menu: "Nights" },
   { path: "/nights/graph", component: lazy(() => import("./pages/nights/graph")) },
   { path: "/nights/:tenant/:night", component: lazy(() => import("./pages/nights/night")) },
+  { path: "/backends", component: lazy(() => import("./pages/backends")), menu: "Backends" },
+  { path: "/gpus", component: lazy(() => import("./pages/gpus")), menu: "GPUs" },
+  { path: "/sweeps", component: lazy(() => import("./pages/sweeps")), menu: "Sweeps" },
+  { path: "/sweeps/:name", component: lazy(() => import("./pages/sweeps/detail")) },
+  { path: "/scripts", component: lazy(() => import("./pages/scripts")), menu: "Scripts" },
+  { path: "/settings", component: lazy(() => import("./pages/settings")), menu: "Settings" },
 ];

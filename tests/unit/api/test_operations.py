@@ -25,7 +25,10 @@ from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
 CHAINS = {f"chains {verb}" for verb in ("list", "create", "show", "update", "delete", "run", "runs")}
+CHAINS |= {f"chains {verb}" for verb in ("palette", "expand", "links", "diff")}
+SCRIPTS = ("list", "show", "save", "draft")
 JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
+JOBS |= {f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node")}
 CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
 
 
@@ -69,7 +72,8 @@ def test_the_verbs_are_the_promised_ones() -> None:
     work |= {f"sessions {verb}" for verb in {*verbs, "create", "list", "show", "close", "resume", "result", "output"}}
     corpora = {"corpus engineering", "corpus apprenticeship", "corpus status"}
     work |= {"tokens create", "tokens list", "tokens revoke", "audit list", "audit verify"}
-    work |= {f"adapters {verb}" for verb in adapters}
+    work |= {f"adapters {verb}" for verb in adapters} | {f"scripts {verb}" for verb in SCRIPTS}
+    work |= {"settings", "backends cancel", "backends test"}
     work |= records
     assert set(OPERATIONS) == stack | work | proofs | trainers | JOBS | CHAINS | graph | nights | corpora | sweeps
 

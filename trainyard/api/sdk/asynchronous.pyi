@@ -23,11 +23,18 @@ from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
 from trainyard.api.verbs.doctor import Diagnosis
+from trainyard.api.verbs.editing.drafts import ExpandedChain, LinkAnswers, Palette
+from trainyard.api.verbs.editing.revisions import RevisionDiff
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
 from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
+from trainyard.api.verbs.machine.settings import MachineSettingList
+from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
 from trainyard.api.verbs.monitoring.gpus import GpuList
+from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
+from trainyard.api.verbs.monitoring.samples import JobSamples
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
 from trainyard.api.verbs.proof import Proof
 from trainyard.api.verbs.serving.chat import ChatOutput
@@ -62,6 +69,10 @@ class AsyncChainsOperations:
     async def delete(self, *, chain: str) -> DeletedChain: ...  # run
     async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
     async def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
+    async def palette(self) -> Palette: ...  # read
+    async def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
+    async def links(self, *, target: str | dict[str, Any], node: str) -> LinkAnswers: ...  # read
+    async def diff(self, *, chain: str, before: int, after: int | None = ...) -> RevisionDiff: ...  # read
 
 class AsyncAdaptersOperations:
     async def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
@@ -77,17 +88,31 @@ class AsyncAdaptersOperations:
 
 class AsyncBackendsOperations:
     async def __call__(self, *, imports: bool = ...) -> BackendTable: ...  # read
-    async def install(self, *, names: tuple[BackendName | ServerName, ...] = ...) -> BackendTable: ...  # admin
+    async def install(self, *, names: tuple[BackendName | ServerName, ...] = ..., background: bool = ...) -> BackendTable: ...  # admin
+    async def cancel(self, *, name: BackendName | ServerName) -> BackendTable: ...  # admin
+    async def test(self, *, name: BackendName, watch: bool = ...) -> RunResult: ...  # run
+
+class AsyncScriptsOperations:
+    async def list(self) -> TrainingScriptList: ...  # read
+    async def show(self, *, name: str) -> TrainingScriptText: ...  # read
+    async def save(self, *, name: str, file: Path | None = ..., text: str = ..., if_match: str = ...) -> TrainingScriptText: ...  # admin
+    async def draft(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., node: str | None = ...) -> ScriptDraft: ...  # read
 
 class AsyncJobsOperations:
     async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
     async def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     async def show(self, *, job: str) -> JobDetail: ...  # read
+    async def nodes(self, *, job: str) -> RunNodes: ...  # read
+    async def node(self, *, job: str, node: str) -> NodeDetail: ...  # read
     async def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
-    async def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    async def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., until_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
     async def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     async def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
     async def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
+    async def retry(self, *, job: str, refresh: bool = ..., watch: bool = ...) -> RunResult: ...  # run
+    async def checkpoints(self, *, job: str, node: str | None = ...) -> CheckpointList: ...  # read
+    async def verify(self, *, job: str, node: str | None = ..., checkpoint: str | None = ...) -> VerifiedCheckpoints: ...  # read
+    async def samples(self, *, job: str, node: str | None = ..., step: int | None = ..., limit: int = ...) -> JobSamples: ...  # read
 
 class AsyncSessionsOperations:
     async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
@@ -145,6 +170,7 @@ class AsyncOperations:
     async def down(self) -> DownOutput: ...  # admin
     async def demo(self) -> DemoResult: ...  # admin
     async def env(self) -> EnvOutput: ...  # admin
+    async def settings(self) -> MachineSettingList: ...  # admin
     async def doctor(self) -> Diagnosis: ...  # read
     async def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # run
     async def gc(self, *, days: int = ..., dry_run: bool = ...) -> Collected: ...  # admin
@@ -171,6 +197,8 @@ class AsyncOperations:
     def adapters(self) -> AsyncAdaptersOperations: ...
     @property
     def backends(self) -> AsyncBackendsOperations: ...
+    @property
+    def scripts(self) -> AsyncScriptsOperations: ...
     @property
     def jobs(self) -> AsyncJobsOperations: ...
     @property

@@ -23,11 +23,18 @@ from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
 from trainyard.api.verbs.doctor import Diagnosis
+from trainyard.api.verbs.editing.drafts import ExpandedChain, LinkAnswers, Palette
+from trainyard.api.verbs.editing.revisions import RevisionDiff
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
 from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
+from trainyard.api.verbs.machine.settings import MachineSettingList
+from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
 from trainyard.api.verbs.monitoring.gpus import GpuList
+from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
+from trainyard.api.verbs.monitoring.samples import JobSamples
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
 from trainyard.api.verbs.proof import Proof
 from trainyard.api.verbs.serving.chat import ChatOutput
@@ -61,6 +68,10 @@ class ChainsOperations:
     def delete(self, *, chain: str) -> DeletedChain: ...  # run
     def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
     def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
+    def palette(self) -> Palette: ...  # read
+    def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
+    def links(self, *, target: str | dict[str, Any], node: str) -> LinkAnswers: ...  # read
+    def diff(self, *, chain: str, before: int, after: int | None = ...) -> RevisionDiff: ...  # read
 
 class AdaptersOperations:
     def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
@@ -76,17 +87,31 @@ class AdaptersOperations:
 
 class BackendsOperations:
     def __call__(self, *, imports: bool = ...) -> BackendTable: ...  # read
-    def install(self, *, names: tuple[BackendName | ServerName, ...] = ...) -> BackendTable: ...  # admin
+    def install(self, *, names: tuple[BackendName | ServerName, ...] = ..., background: bool = ...) -> BackendTable: ...  # admin
+    def cancel(self, *, name: BackendName | ServerName) -> BackendTable: ...  # admin
+    def test(self, *, name: BackendName, watch: bool = ...) -> RunResult: ...  # run
+
+class ScriptsOperations:
+    def list(self) -> TrainingScriptList: ...  # read
+    def show(self, *, name: str) -> TrainingScriptText: ...  # read
+    def save(self, *, name: str, file: Path | None = ..., text: str = ..., if_match: str = ...) -> TrainingScriptText: ...  # admin
+    def draft(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., node: str | None = ...) -> ScriptDraft: ...  # read
 
 class JobsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
     def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     def show(self, *, job: str) -> JobDetail: ...  # read
+    def nodes(self, *, job: str) -> RunNodes: ...  # read
+    def node(self, *, job: str, node: str) -> NodeDetail: ...  # read
     def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
-    def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., until_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
     def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
     def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
+    def retry(self, *, job: str, refresh: bool = ..., watch: bool = ...) -> RunResult: ...  # run
+    def checkpoints(self, *, job: str, node: str | None = ...) -> CheckpointList: ...  # read
+    def verify(self, *, job: str, node: str | None = ..., checkpoint: str | None = ...) -> VerifiedCheckpoints: ...  # read
+    def samples(self, *, job: str, node: str | None = ..., step: int | None = ..., limit: int = ...) -> JobSamples: ...  # read
 
 class SessionsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
@@ -144,6 +169,7 @@ class Operations:
     def down(self) -> DownOutput: ...  # admin
     def demo(self) -> DemoResult: ...  # admin
     def env(self) -> EnvOutput: ...  # admin
+    def settings(self) -> MachineSettingList: ...  # admin
     def doctor(self) -> Diagnosis: ...  # read
     def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # run
     def gc(self, *, days: int = ..., dry_run: bool = ...) -> Collected: ...  # admin
@@ -170,6 +196,8 @@ class Operations:
     def adapters(self) -> AdaptersOperations: ...
     @property
     def backends(self) -> BackendsOperations: ...
+    @property
+    def scripts(self) -> ScriptsOperations: ...
     @property
     def jobs(self) -> JobsOperations: ...
     @property

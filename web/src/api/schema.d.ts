@@ -237,6 +237,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/backends/cancel": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Stop an installation that is running in the background; what is half made is removed. */
+        post: operations["backends_cancel"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/backends/install": {
         parameters: {
             query?: never;
@@ -248,6 +265,23 @@ export interface paths {
         put?: never;
         /** Make the environment of a trainer that cannot share ours; whole, or not at all. */
         post: operations["backends_install"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/backends/test": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Train two steps on a trainer, as a job: whether it works here, from its data to its adapter. */
+        post: operations["backends_test"];
         delete?: never;
         options?: never;
         head?: never;
@@ -292,6 +326,57 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/chains/expand": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A template, file or draft as a whole chain: ids, links and settings written out, and what is wrong with it. */
+        post: operations["chains_expand"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/chains/links": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Where a link from a node of a chain may lead: for each port and node yes, or why not. */
+        post: operations["chains_links"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/chains/palette": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What chains are made of: the types of nodes with the schemas of their settings, and the ports. */
+        get: operations["chains_palette"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/chains/templates": {
         parameters: {
             query?: never;
@@ -323,6 +408,23 @@ export interface paths {
         post?: never;
         /** Remove a stored chain with all its revisions; refused while a run of it has not ended. */
         delete: operations["chains_delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/chains/{chain}/diff": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The settings in which two revisions of a stored chain differ. */
+        get: operations["chains_diff"];
+        put?: never;
+        post?: never;
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -764,6 +866,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job}/checkpoints": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The checkpoints of a job: step, size, metric and hash. */
+        get: operations["jobs_checkpoints"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job}/logs": {
         parameters: {
             query?: never;
@@ -790,6 +909,40 @@ export interface paths {
         };
         /** Loss and learning rate of every step of a job. */
         get: operations["jobs_metrics"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/nodes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The nodes of a run as they are now: state, progress, what each has left. */
+        get: operations["jobs_nodes"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/nodes/{node}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One node of a run: its settings, its lines and what it has left. */
+        get: operations["jobs_node"];
         put?: never;
         post?: never;
         delete?: never;
@@ -826,6 +979,57 @@ export interface paths {
         put?: never;
         /** Continue a job that is paused or has ended without a result, from its newest valid checkpoint. */
         post: operations["jobs_resume"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/retry": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Start a job again from its first step, as a new job with the same parameters. */
+        post: operations["jobs_retry"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/samples": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What the model answered to held-out prompts at each evaluation of a job. */
+        get: operations["jobs_samples"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/verify": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Read a job's checkpoints and compare each file with the hash in its manifest. */
+        post: operations["jobs_verify"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1053,6 +1257,58 @@ export interface paths {
         /** The settings of a node, a job, a night or the machine; with --json, the JSON Schema for an editor. */
         get: operations["schema"];
         put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/scripts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The training scripts of this home, and whether chains may run them. */
+        get: operations["scripts_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/scripts/draft": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** The script that would carry out a trainer of a chain, with its resolved spec; nothing is written. */
+        post: operations["scripts_draft"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/scripts/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A training script of this home; `built-in` is the one that needs none. */
+        get: operations["scripts_show"];
+        /** Write a training script of this home, if it is valid Python and nobody else was faster. */
+        put: operations["scripts_save"];
         post?: never;
         delete?: never;
         options?: never;
@@ -1313,6 +1569,23 @@ export interface paths {
         put?: never;
         /** Clear the gradients, and drop a graph that waits. */
         post: operations["sessions_zero_grad"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/settings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The settings of this machine: value, default, and whether it is from the environment or trainyard.toml. */
+        get: operations["settings"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -2007,6 +2280,13 @@ export interface components {
             fix: string;
             /** Imports */
             imports: string;
+            /**
+             * Installable
+             * @default false
+             */
+            installable: boolean;
+            /** @default null */
+            installation: components["schemas"]["Installation"] | null;
             name: components["schemas"]["BackendName"];
             /** Version */
             version: string;
@@ -2017,6 +2297,25 @@ export interface components {
         BackendTable: {
             /** Rows */
             rows: components["schemas"]["BackendRow"][];
+        };
+        /** BackendTestInput */
+        BackendTestInput: {
+            /** @description A trainer. */
+            name: components["schemas"]["BackendName"];
+            /**
+             * Watch
+             * @description Follow it to its end.
+             * @default false
+             */
+            watch: boolean;
+        };
+        /** BackendsCancelBody */
+        BackendsCancelBody: {
+            /**
+             * Name
+             * @description What is being installed.
+             */
+            name: components["schemas"]["BackendName"] | components["schemas"]["ServerName"];
         };
         /** BackendsInput */
         BackendsInput: {
@@ -2030,11 +2329,28 @@ export interface components {
         /** BackendsInstallBody */
         BackendsInstallBody: {
             /**
+             * Background
+             * @description Return at once; `backends` says how far it is.
+             * @default false
+             */
+            background: boolean;
+            /**
              * Names
              * @description Trainers, or vllm; default: all trainers that need one.
              * @default []
              */
             names: (components["schemas"]["BackendName"] | components["schemas"]["ServerName"])[];
+        };
+        /** BackendsTestBody */
+        BackendsTestBody: {
+            /** @description A trainer. */
+            name: components["schemas"]["BackendName"];
+            /**
+             * Watch
+             * @description Follow it to its end.
+             * @default false
+             */
+            watch: boolean;
         };
         /** BackupBody */
         BackupBody: {
@@ -2254,6 +2570,14 @@ export interface components {
             /** Valid */
             valid: number;
         };
+        /** CancelInstallInput */
+        CancelInstallInput: {
+            /**
+             * Name
+             * @description What is being installed.
+             */
+            name: components["schemas"]["BackendName"] | components["schemas"]["ServerName"];
+        };
         /** Card */
         Card: {
             /** Markdown */
@@ -2463,6 +2787,45 @@ export interface components {
             /** Tenant */
             tenant: string;
         };
+        /** ChainsExpandBody */
+        ChainsExpandBody: {
+            /**
+             * Parameters
+             * @description A parameter; dots reach inside.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Target
+             * @description A template's name, or a chain or job file.
+             * @default null
+             */
+            target: string | {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Text
+             * @description A chain or a job as YAML or JSON, in place of a file.
+             * @default
+             */
+            text: string;
+        };
+        /** ChainsLinksBody */
+        ChainsLinksBody: {
+            /**
+             * Node
+             * @description Id of the node at which the link begins.
+             */
+            node: string;
+            /**
+             * Target
+             * @description The chain, which need not be valid.
+             */
+            target: string | {
+                [key: string]: unknown;
+            };
+        };
         /** ChainsRunBody */
         ChainsRunBody: {
             /**
@@ -2650,6 +3013,49 @@ export interface components {
         CheckOutput: {
             /** Files */
             files: components["schemas"]["FileCheck"][];
+        };
+        /**
+         * Checkpoint
+         * @description One checkpoint, as its manifest describes it; its files are not read.
+         */
+        Checkpoint: {
+            /** Bytes */
+            bytes: number;
+            /** Created */
+            created: number | null;
+            /** Files */
+            files: number;
+            /** Metric */
+            metric: number | null;
+            /** Name */
+            name: string;
+            /** Node */
+            node: string;
+            /** Sha256 */
+            sha256: string;
+            /** Step */
+            step: number;
+        };
+        /** CheckpointList */
+        CheckpointList: {
+            /** Checkpoints */
+            checkpoints: components["schemas"]["Checkpoint"][];
+            /** Id */
+            id: string;
+        };
+        /** CheckpointsInput */
+        CheckpointsInput: {
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Node
+             * @description Only this trainer's.
+             * @default null
+             */
+            node: string | null;
         };
         /**
          * Collected
@@ -3301,6 +3707,25 @@ export interface components {
             /** Checks */
             checks: components["schemas"]["Check"][];
         };
+        /** DiffInput */
+        DiffInput: {
+            /**
+             * After
+             * @description Revision; default: the newest.
+             * @default null
+             */
+            after: number | null;
+            /**
+             * Before
+             * @description Revision.
+             */
+            before: number;
+            /**
+             * Chain
+             * @description Id of a stored chain, or its name where only one has it.
+             */
+            chain: string;
+        };
         /**
          * DistillStage
          * @description From whom the model learns, on whose completions, and by which divergence (Agarwal et al. 2023, arXiv
@@ -3414,6 +3839,29 @@ export interface components {
              * @enum {string}
              */
             type: "dpo";
+        };
+        /** DraftScriptInput */
+        DraftScriptInput: {
+            /**
+             * Node
+             * @description Which trainer, if there are several.
+             * @default null
+             */
+            node: string | null;
+            /**
+             * Parameters
+             * @description A parameter; dots reach inside.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Target
+             * @description A template's name, or a chain or job.
+             */
+            target: string | {
+                [key: string]: unknown;
+            };
         };
         /**
          * EarlierFiles
@@ -3853,6 +4301,65 @@ export interface components {
              * @default 1
              */
             weight: number;
+        };
+        /** ExpandInput */
+        ExpandInput: {
+            /**
+             * Parameters
+             * @description A parameter; dots reach inside.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Target
+             * @description A template's name, or a chain or job file.
+             * @default null
+             */
+            target: string | {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Text
+             * @description A chain or a job as YAML or JSON, in place of a file.
+             * @default
+             */
+            text: string;
+        };
+        /**
+         * ExpandedChain
+         * @description A whole chain, valid or not yet.
+         */
+        ExpandedChain: {
+            check: components["schemas"]["FileCheck"];
+            /** Nodes */
+            nodes: components["schemas"]["ExpandedNode"][];
+            /** Spec */
+            spec: {
+                [key: string]: unknown;
+            };
+            /** Text */
+            text: string;
+        };
+        /**
+         * ExpandedNode
+         * @description One node, with its ports.
+         */
+        ExpandedNode: {
+            /** Id */
+            id: string;
+            /** Inputs */
+            inputs: {
+                [key: string]: components["schemas"]["Source"][];
+            };
+            /** Makes */
+            makes: components["schemas"]["Port"][];
+            /** Takes */
+            takes: components["schemas"]["Port"][];
+            /** Type */
+            type: string;
+            /** Valid */
+            valid: boolean;
         };
         /** ExportBody */
         ExportBody: {
@@ -4295,6 +4802,11 @@ export interface components {
         };
         /** GpuList */
         GpuList: {
+            /**
+             * Alerts
+             * @default []
+             */
+            alerts: string[];
             /** Cuda Version */
             cuda_version: string | null;
             /** Driver Version */
@@ -4757,11 +5269,40 @@ export interface components {
         /** InstallInput */
         InstallInput: {
             /**
+             * Background
+             * @description Return at once; `backends` says how far it is.
+             * @default false
+             */
+            background: boolean;
+            /**
              * Names
              * @description Trainers, or vllm; default: all trainers that need one.
              * @default []
              */
             names: (components["schemas"]["BackendName"] | components["schemas"]["ServerName"])[];
+        };
+        /**
+         * Installation
+         * @description The last installation of one trainer that was started in the background.
+         */
+        Installation: {
+            /**
+             * Lines
+             * @default []
+             */
+            lines: string[];
+            /**
+             * Seconds
+             * @default null
+             */
+            seconds: number | null;
+            /** Started */
+            started: number;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "running" | "installed" | "failed";
         };
         /**
          * Interval
@@ -5028,6 +5569,15 @@ export interface components {
             /** Trainings */
             trainings: components["schemas"]["TrainingCurve"][];
         };
+        /** JobSamples */
+        JobSamples: {
+            /** Id */
+            id: string;
+            /** Rounds */
+            rounds: components["schemas"]["SampleRound"][];
+            /** Steps */
+            steps: number[];
+        };
         /**
          * JobSpec
          * @description The body of a training job. Spellings of other tools, such as `hyperparams:`, are read too.
@@ -5191,6 +5741,36 @@ export interface components {
              * @default false
              */
             watch: boolean;
+        };
+        /** JobsRetryBody */
+        JobsRetryBody: {
+            /**
+             * Refresh
+             * @description Make every result again, also those that are finished.
+             * @default false
+             */
+            refresh: boolean;
+            /**
+             * Watch
+             * @description Follow it to its end.
+             * @default false
+             */
+            watch: boolean;
+        };
+        /** JobsVerifyBody */
+        JobsVerifyBody: {
+            /**
+             * Checkpoint
+             * @description Only this one, such as step-0000000120; default: all.
+             * @default null
+             */
+            checkpoint: string | null;
+            /**
+             * Node
+             * @description Only this trainer's.
+             * @default null
+             */
+            node: string | null;
         };
         JsonValue: unknown;
         /**
@@ -5406,7 +5986,7 @@ export interface components {
          * @description What can be removed, in the order of its removal.
          * @enum {string}
          */
-        LeftoverKind: "run" | "training" | "artifact" | "quarantine" | "log" | "environment" | "temporary" | "unfinished removal";
+        LeftoverKind: "run" | "training" | "artifact" | "session" | "curve" | "quarantine" | "log" | "environment" | "temporary" | "unfinished removal";
         /** LengthBin */
         LengthBin: {
             /** Longest */
@@ -5462,6 +6042,56 @@ export interface components {
             median: number;
             /** Truncated */
             truncated: number;
+        };
+        /**
+         * LinkAnswer
+         * @description Whether a link from one port of a node may be made.
+         */
+        LinkAnswer: {
+            /** Allowed */
+            allowed: boolean;
+            /**
+             * Because
+             * @default
+             */
+            because: string;
+            /**
+             * Code
+             * @default
+             */
+            code: string;
+            /**
+             * Instead
+             * @default
+             */
+            instead: string;
+            /** Linked */
+            linked: boolean;
+            port: components["schemas"]["Port"];
+            /** Target */
+            target: string;
+        };
+        /** LinkAnswers */
+        LinkAnswers: {
+            /** Links */
+            links: components["schemas"]["LinkAnswer"][];
+            /** Node */
+            node: string;
+        };
+        /** LinksInput */
+        LinksInput: {
+            /**
+             * Node
+             * @description Id of the node at which the link begins.
+             */
+            node: string;
+            /**
+             * Target
+             * @description The chain, which need not be valid.
+             */
+            target: string | {
+                [key: string]: unknown;
+            };
         };
         /** LoadInput */
         LoadInput: {
@@ -5765,6 +6395,42 @@ export interface components {
              */
             type: "dora" | "lora" | "qlora";
         };
+        /**
+         * MachineSetting
+         * @description One setting as it is in force.
+         */
+        MachineSetting: {
+            /** Default */
+            default: unknown;
+            /** Name */
+            name: string;
+            /**
+             * Source
+             * @enum {string}
+             */
+            source: "environment" | "file" | "argument" | "default";
+            /** Text */
+            text: string;
+            /** Value */
+            value: unknown;
+            /** Variable */
+            variable: string;
+        };
+        /** MachineSettingList */
+        MachineSettingList: {
+            /**
+             * File
+             * Format: path
+             */
+            file: string;
+            /**
+             * Home
+             * Format: path
+             */
+            home: string;
+            /** Settings */
+            settings: components["schemas"]["MachineSetting"][];
+        };
         /** McpBody */
         McpBody: {
             /**
@@ -5893,6 +6559,12 @@ export interface components {
              * @default null
              */
             since_step: number | null;
+            /**
+             * Until Step
+             * @description Only up to this step.
+             * @default null
+             */
+            until_step: number | null;
         };
         /** MigrateBody */
         MigrateBody: {
@@ -6226,6 +6898,78 @@ export interface components {
              */
             preset: string | null;
         };
+        /** NodeDetail */
+        NodeDetail: {
+            /** Config */
+            config: {
+                [key: string]: unknown;
+            };
+            /** Facts */
+            facts: {
+                [key: string]: unknown;
+            };
+            /**
+             * Fraction
+             * @default null
+             */
+            fraction: number | null;
+            /** Id */
+            id: string;
+            /** Inputs */
+            inputs: {
+                [key: string]: components["schemas"]["Source"][];
+            };
+            /** Lines */
+            lines: components["schemas"]["NodeLine"][];
+            /** Makes */
+            makes: components["schemas"]["Port"][];
+            /**
+             * Message
+             * @default
+             */
+            message: string;
+            /** Needs */
+            needs: string[];
+            /** Outputs */
+            outputs?: {
+                [key: string]: components["schemas"]["Reference"];
+            };
+            /**
+             * Seconds
+             * @default 0
+             */
+            seconds: number;
+            state: components["schemas"]["NodeState"];
+            /** Trains */
+            trains: boolean;
+            /** Type */
+            type: string;
+        };
+        /** NodeInput */
+        NodeInput: {
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Node
+             * @description Id of the node.
+             */
+            node: string;
+        };
+        /** NodeLine */
+        NodeLine: {
+            /**
+             * Level
+             * @default 20
+             */
+            level: number;
+            /** Text */
+            text: string;
+            /** Time */
+            time: number;
+        };
         /**
          * NodeResult
          * @description How one node ended and what it left.
@@ -6361,6 +7105,31 @@ export interface components {
             sha256: string;
             /** Shape */
             shape: number[];
+        };
+        /** Palette */
+        Palette: {
+            /** Nodes */
+            nodes: components["schemas"]["PaletteEntry"][];
+            /** Ports */
+            ports: components["schemas"]["PortEntry"][];
+        };
+        /**
+         * PaletteEntry
+         * @description One type of node that can be added.
+         */
+        PaletteEntry: {
+            /** Config */
+            config: {
+                [key: string]: unknown;
+            };
+            /** Settings */
+            settings: {
+                [key: string]: unknown;
+            };
+            /** Text */
+            text: string;
+            /** Type */
+            type: string;
         };
         /**
          * Phase1Report
@@ -6602,6 +7371,11 @@ export interface components {
              */
             eval_reward_margin: number | null;
             /**
+             * Grad Norm
+             * @default null
+             */
+            grad_norm: number | null;
+            /**
              * Learning Rate
              * @default null
              */
@@ -6623,6 +7397,11 @@ export interface components {
              * @default 0
              */
             time: number;
+            /**
+             * Tokens Per Second
+             * @default null
+             */
+            tokens_per_second: number | null;
         };
         /**
          * Port
@@ -6630,6 +7409,18 @@ export interface components {
          * @enum {string}
          */
         Port: "documents" | "sft" | "preference" | "labelled" | "text" | "adapter" | "model" | "report";
+        /**
+         * PortEntry
+         * @description What travels between nodes, and the group whose colour it has.
+         */
+        PortEntry: {
+            /**
+             * Group
+             * @enum {string}
+             */
+            group: "documents" | "dataset" | "adapter" | "model" | "report";
+            port: components["schemas"]["Port"];
+        };
         /**
          * Precision
          * @description The dtype of the matrix products; `auto` measures, and records what it took.
@@ -7249,6 +8040,26 @@ export interface components {
              */
             wait: boolean;
         };
+        /** RetryInput */
+        RetryInput: {
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Refresh
+             * @description Make every result again, also those that are finished.
+             * @default false
+             */
+            refresh: boolean;
+            /**
+             * Watch
+             * @description Follow it to its end.
+             * @default false
+             */
+            watch: boolean;
+        };
         /** Revision */
         Revision: {
             /** Author */
@@ -7259,6 +8070,19 @@ export interface components {
             digest: string;
             /** Revision */
             revision: number;
+        };
+        /** RevisionDiff */
+        RevisionDiff: {
+            /** After */
+            after: number;
+            /** Before */
+            before: number;
+            /** Changes */
+            changes: components["schemas"]["SettingChange"][];
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
         };
         /** RevokeTokenInput */
         RevokeTokenInput: {
@@ -7468,6 +8292,75 @@ export interface components {
              */
             run: string | null;
         };
+        /**
+         * RunNode
+         * @description One node of a run.
+         */
+        RunNode: {
+            /**
+             * Fraction
+             * @default null
+             */
+            fraction: number | null;
+            /** Id */
+            id: string;
+            /** Inputs */
+            inputs: {
+                [key: string]: components["schemas"]["Source"][];
+            };
+            /** Makes */
+            makes: components["schemas"]["Port"][];
+            /**
+             * Message
+             * @default
+             */
+            message: string;
+            /** Needs */
+            needs: string[];
+            /** Outputs */
+            outputs?: {
+                [key: string]: components["schemas"]["Reference"];
+            };
+            /**
+             * Seconds
+             * @default 0
+             */
+            seconds: number;
+            state: components["schemas"]["NodeState"];
+            /** Type */
+            type: string;
+        };
+        /** RunNodes */
+        RunNodes: {
+            /**
+             * Chain
+             * @default
+             */
+            chain: string;
+            /** Detail */
+            detail: string;
+            /**
+             * Digest
+             * @default
+             */
+            digest: string;
+            /** Id */
+            id: string;
+            /** Message */
+            message: string;
+            /** Name */
+            name: string;
+            /** Nodes */
+            nodes: components["schemas"]["RunNode"][];
+            /** Run Id */
+            run_id: string;
+            state: components["schemas"]["JobState"];
+            /**
+             * Url
+             * @default
+             */
+            url: string;
+        };
         /** RunOfChain */
         RunOfChain: {
             /** Created */
@@ -7571,6 +8464,53 @@ export interface components {
             /** Runs */
             runs: components["schemas"]["RunOfChain"][];
         };
+        /**
+         * SampleRound
+         * @description One evaluation's answers.
+         */
+        SampleRound: {
+            /** Node */
+            node: string;
+            /** Samples */
+            samples: components["schemas"]["SampledAnswer"][];
+            /** Step */
+            step: number;
+            /** Time */
+            time: number | null;
+        };
+        /** SampledAnswer */
+        SampledAnswer: {
+            /** Answer */
+            answer: string;
+            /** Prompt */
+            prompt: string;
+        };
+        /** SamplesInput */
+        SamplesInput: {
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Limit
+             * @description At most so many evaluations, the newest first.
+             * @default 10
+             */
+            limit: number;
+            /**
+             * Node
+             * @description Only this trainer's.
+             * @default null
+             */
+            node: string | null;
+            /**
+             * Step
+             * @description Only of this step.
+             * @default null
+             */
+            step: number | null;
+        };
         /** SaveInput */
         SaveInput: {
             /**
@@ -7637,6 +8577,32 @@ export interface components {
             /** Verb */
             verb: string;
         };
+        /** SaveScriptInput */
+        SaveScriptInput: {
+            /**
+             * File
+             * @description The script as it shall be.
+             * @default null
+             */
+            file: string | null;
+            /**
+             * If Match
+             * @description ETag of the script that was edited; empty for a new one.
+             * @default
+             */
+            if_match: string;
+            /**
+             * Name
+             * @description Name of a training script of this home, or built-in.
+             */
+            name: string;
+            /**
+             * Text
+             * @description Its text, in place of a file.
+             * @default
+             */
+            text: string;
+        };
         /**
          * Schedule
          * @description How the learning rate changes over the steps.
@@ -7658,6 +8624,68 @@ export interface components {
          * @enum {string}
          */
         Scope: "read" | "run" | "admin";
+        /**
+         * ScriptDraft
+         * @description What a trainer would run as a script of its own: `python train.py spec.json` next to its rows.
+         */
+        ScriptDraft: {
+            /** Node */
+            node: string;
+            /** Script */
+            script: string;
+            /** Spec */
+            spec: {
+                [key: string]: unknown;
+            };
+            /** Text */
+            text: string;
+        };
+        /** ScriptNameInput */
+        ScriptNameInput: {
+            /**
+             * Name
+             * @description Name of a training script of this home, or built-in.
+             */
+            name: string;
+        };
+        /** ScriptsDraftBody */
+        ScriptsDraftBody: {
+            /**
+             * Node
+             * @description Which trainer, if there are several.
+             * @default null
+             */
+            node: string | null;
+            /**
+             * Parameters
+             * @description A parameter; dots reach inside.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Target
+             * @description A template's name, or a chain or job.
+             */
+            target: string | {
+                [key: string]: unknown;
+            };
+        };
+        /** ScriptsSaveBody */
+        ScriptsSaveBody: {
+            /**
+             * File
+             * @description The script as it shall be.
+             * @default null
+             */
+            file: string | null;
+            /**
+             * Text
+             * @description Its text, in place of a file.
+             * @default
+             */
+            text: string;
+        };
         /**
          * SensitiveRules
          * @description What is done with personal data and secrets in the texts of a row, by kind.
@@ -8361,6 +9389,21 @@ export interface components {
             /** Tuned */
             tuned: number;
         };
+        /** SettingChange */
+        SettingChange: {
+            /**
+             * After
+             * @default null
+             */
+            after: unknown;
+            /**
+             * Before
+             * @default null
+             */
+            before: unknown;
+            /** Name */
+            name: string;
+        };
         /**
          * SettingRow
          * @description One setting of a model, in words.
@@ -8532,6 +9575,21 @@ export interface components {
             seed: number;
             /** Violations */
             violations: string[];
+        };
+        /**
+         * Source
+         * @description Where an input comes from: a port of an earlier node.
+         */
+        Source: {
+            /**
+             * Control
+             * @description The adapter of a control trainer, which only an evaluator takes.
+             * @default false
+             */
+            control: boolean;
+            /** Node Id */
+            node_id: string;
+            port: components["schemas"]["Port"];
         };
         /**
          * SourceSet
@@ -9375,6 +10433,52 @@ export interface components {
             version: string;
         };
         /**
+         * TrainingScript
+         * @description One script.
+         */
+        TrainingScript: {
+            /** Bytes */
+            bytes: number;
+            /** Changed */
+            changed: number | null;
+            /** Name */
+            name: string;
+            /** Sha256 */
+            sha256: string;
+        };
+        /** TrainingScriptList */
+        TrainingScriptList: {
+            /** Can Edit */
+            can_edit: boolean;
+            /** Can Run */
+            can_run: boolean;
+            /**
+             * Folder
+             * Format: path
+             */
+            folder: string;
+            /** Scripts */
+            scripts: components["schemas"]["TrainingScript"][];
+        };
+        /**
+         * TrainingScriptText
+         * @description One script with its text; `etag` goes into the next `scripts save` of it.
+         */
+        TrainingScriptText: {
+            /** Bytes */
+            bytes: number;
+            /** Changed */
+            changed: number | null;
+            /** Etag */
+            etag: string;
+            /** Name */
+            name: string;
+            /** Sha256 */
+            sha256: string;
+            /** Text */
+            text: string;
+        };
+        /**
          * Trial
          * @description One set of values and what its training came to.
          */
@@ -9687,6 +10791,44 @@ export interface components {
             /** Template */
             template: string;
         };
+        /** VerifiedCheckpoint */
+        VerifiedCheckpoint: {
+            /** Damage */
+            damage: string;
+            /** Name */
+            name: string;
+            /** Node */
+            node: string;
+            /** Step */
+            step: number;
+        };
+        /** VerifiedCheckpoints */
+        VerifiedCheckpoints: {
+            /** Checkpoints */
+            checkpoints: components["schemas"]["VerifiedCheckpoint"][];
+            /** Id */
+            id: string;
+        };
+        /** VerifyInput */
+        VerifyInput: {
+            /**
+             * Checkpoint
+             * @description Only this one, such as step-0000000120; default: all.
+             * @default null
+             */
+            checkpoint: string | null;
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Node
+             * @description Only this trainer's.
+             * @default null
+             */
+            node: string | null;
+        };
         /** Worked */
         Worked: {
             /** Trainings */
@@ -9866,8 +11008,11 @@ export type BackedUp = components['schemas']['BackedUp'];
 export type BackendName = components['schemas']['BackendName'];
 export type BackendRow = components['schemas']['BackendRow'];
 export type BackendTable = components['schemas']['BackendTable'];
+export type BackendTestInput = components['schemas']['BackendTestInput'];
+export type BackendsCancelBody = components['schemas']['BackendsCancelBody'];
 export type BackendsInput = components['schemas']['BackendsInput'];
 export type BackendsInstallBody = components['schemas']['BackendsInstallBody'];
+export type BackendsTestBody = components['schemas']['BackendsTestBody'];
 export type BackupBody = components['schemas']['BackupBody'];
 export type BackupInput = components['schemas']['BackupInput'];
 export type BackwardInput = components['schemas']['BackwardInput'];
@@ -9876,6 +11021,7 @@ export type BenchmarkSpec = components['schemas']['BenchmarkSpec'];
 export type Blob = components['schemas']['Blob'];
 export type BucketReport = components['schemas']['BucketReport'];
 export type BucketStatus = components['schemas']['BucketStatus'];
+export type CancelInstallInput = components['schemas']['CancelInstallInput'];
 export type Card = components['schemas']['Card'];
 export type CardInput = components['schemas']['CardInput'];
 export type ChainDetail = components['schemas']['ChainDetail'];
@@ -9885,6 +11031,8 @@ export type ChainRun = components['schemas']['ChainRun'];
 export type ChainRunsInput = components['schemas']['ChainRunsInput'];
 export type ChainSpec = components['schemas']['ChainSpec'];
 export type ChainSummary = components['schemas']['ChainSummary'];
+export type ChainsExpandBody = components['schemas']['ChainsExpandBody'];
+export type ChainsLinksBody = components['schemas']['ChainsLinksBody'];
 export type ChainsRunBody = components['schemas']['ChainsRunBody'];
 export type ChatBody = components['schemas']['ChatBody'];
 export type ChatInput = components['schemas']['ChatInput'];
@@ -9894,6 +11042,9 @@ export type Check = components['schemas']['Check'];
 export type CheckBody = components['schemas']['CheckBody'];
 export type CheckInput = components['schemas']['CheckInput'];
 export type CheckOutput = components['schemas']['CheckOutput'];
+export type Checkpoint = components['schemas']['Checkpoint'];
+export type CheckpointList = components['schemas']['CheckpointList'];
+export type CheckpointsInput = components['schemas']['CheckpointsInput'];
 export type Collected = components['schemas']['Collected'];
 export type CompareInput = components['schemas']['CompareInput'];
 export type Compared = components['schemas']['Compared'];
@@ -9922,9 +11073,11 @@ export type DeployerConfig = components['schemas']['DeployerConfig'];
 export type DeployerNode = components['schemas']['DeployerNode'];
 export type Device = components['schemas']['Device'];
 export type Diagnosis = components['schemas']['Diagnosis'];
+export type DiffInput = components['schemas']['DiffInput'];
 export type DistillStage = components['schemas']['DistillStage'];
 export type DownOutput = components['schemas']['DownOutput'];
 export type DpoStage = components['schemas']['DpoStage'];
+export type DraftScriptInput = components['schemas']['DraftScriptInput'];
 export type EarlierFiles = components['schemas']['EarlierFiles'];
 export type EjectBody = components['schemas']['EjectBody'];
 export type EjectInput = components['schemas']['EjectInput'];
@@ -9938,6 +11091,9 @@ export type EvalSettings = components['schemas']['EvalSettings'];
 export type EvaluatorConfig = components['schemas']['EvaluatorConfig'];
 export type EvaluatorNode = components['schemas']['EvaluatorNode'];
 export type ExactMatchReward = components['schemas']['ExactMatchReward'];
+export type ExpandInput = components['schemas']['ExpandInput'];
+export type ExpandedChain = components['schemas']['ExpandedChain'];
+export type ExpandedNode = components['schemas']['ExpandedNode'];
 export type ExportBody = components['schemas']['ExportBody'];
 export type ExportConfigInput = components['schemas']['ExportConfigInput'];
 export type ExportInput = components['schemas']['ExportInput'];
@@ -9972,6 +11128,7 @@ export type ImportInput = components['schemas']['ImportInput'];
 export type ImportOutput = components['schemas']['ImportOutput'];
 export type ImportedFile = components['schemas']['ImportedFile'];
 export type InstallInput = components['schemas']['InstallInput'];
+export type Installation = components['schemas']['Installation'];
 export type Interval = components['schemas']['Interval'];
 export type Job = components['schemas']['Job'];
 export type JobDetail = components['schemas']['JobDetail'];
@@ -9979,12 +11136,15 @@ export type JobInput = components['schemas']['JobInput'];
 export type JobList = components['schemas']['JobList'];
 export type JobLog = components['schemas']['JobLog'];
 export type JobMetrics = components['schemas']['JobMetrics'];
+export type JobSamples = components['schemas']['JobSamples'];
 export type JobSpec = components['schemas']['JobSpec'];
 export type JobState = components['schemas']['JobState'];
 export type JobsCancelBody = components['schemas']['JobsCancelBody'];
 export type JobsInput = components['schemas']['JobsInput'];
 export type JobsPauseBody = components['schemas']['JobsPauseBody'];
 export type JobsResumeBody = components['schemas']['JobsResumeBody'];
+export type JobsRetryBody = components['schemas']['JobsRetryBody'];
+export type JobsVerifyBody = components['schemas']['JobsVerifyBody'];
 export type JsonValue = components['schemas']['JsonValue'];
 export type JudgeSettings = components['schemas']['JudgeSettings'];
 export type KeyRow = components['schemas']['KeyRow'];
@@ -9997,6 +11157,9 @@ export type LeftoverKind = components['schemas']['LeftoverKind'];
 export type LengthBin = components['schemas']['LengthBin'];
 export type LengthReward = components['schemas']['LengthReward'];
 export type LengthStatistics = components['schemas']['LengthStatistics'];
+export type LinkAnswer = components['schemas']['LinkAnswer'];
+export type LinkAnswers = components['schemas']['LinkAnswers'];
+export type LinksInput = components['schemas']['LinksInput'];
 export type LoadInput = components['schemas']['LoadInput'];
 export type LoadReply = components['schemas']['LoadReply'];
 export type LogLine = components['schemas']['LogLine'];
@@ -10005,6 +11168,8 @@ export type LogprobsReply = components['schemas']['LogprobsReply'];
 export type LogsInput = components['schemas']['LogsInput'];
 export type LoraPlusMethod = components['schemas']['LoraPlusMethod'];
 export type LowRankMethod = components['schemas']['LowRankMethod'];
+export type MachineSetting = components['schemas']['MachineSetting'];
+export type MachineSettingList = components['schemas']['MachineSettingList'];
 export type McpBody = components['schemas']['McpBody'];
 export type McpEnded = components['schemas']['McpEnded'];
 export type McpInput = components['schemas']['McpInput'];
@@ -10026,6 +11191,9 @@ export type NightStatus = components['schemas']['NightStatus'];
 export type NightlyRunBody = components['schemas']['NightlyRunBody'];
 export type NightlySimulateBody = components['schemas']['NightlySimulateBody'];
 export type NightlyWorkerBody = components['schemas']['NightlyWorkerBody'];
+export type NodeDetail = components['schemas']['NodeDetail'];
+export type NodeInput = components['schemas']['NodeInput'];
+export type NodeLine = components['schemas']['NodeLine'];
 export type NodeResult = components['schemas']['NodeResult'];
 export type NodeState = components['schemas']['NodeState'];
 export type Nothing = components['schemas']['Nothing'];
@@ -10034,6 +11202,8 @@ export type Operated = components['schemas']['Operated'];
 export type Optimizer = components['schemas']['Optimizer'];
 export type OutputInput = components['schemas']['OutputInput'];
 export type OutputReference = components['schemas']['OutputReference'];
+export type Palette = components['schemas']['Palette'];
+export type PaletteEntry = components['schemas']['PaletteEntry'];
 export type Phase1Report = components['schemas']['Phase1Report'];
 export type Phase2Report = components['schemas']['Phase2Report'];
 export type PlainStage = components['schemas']['PlainStage'];
@@ -10042,6 +11212,7 @@ export type PlanInput = components['schemas']['PlanInput'];
 export type PlanNode = components['schemas']['PlanNode'];
 export type Point = components['schemas']['Point'];
 export type Port = components['schemas']['Port'];
+export type PortEntry = components['schemas']['PortEntry'];
 export type Precision = components['schemas']['Precision'];
 export type PreferenceLoss = components['schemas']['PreferenceLoss'];
 export type PreviewInput = components['schemas']['PreviewInput'];
@@ -10078,7 +11249,9 @@ export type ResultInput = components['schemas']['ResultInput'];
 export type ResultReply = components['schemas']['ResultReply'];
 export type ResumeInput = components['schemas']['ResumeInput'];
 export type ResumeSessionInput = components['schemas']['ResumeSessionInput'];
+export type RetryInput = components['schemas']['RetryInput'];
 export type Revision = components['schemas']['Revision'];
+export type RevisionDiff = components['schemas']['RevisionDiff'];
 export type RevokeTokenInput = components['schemas']['RevokeTokenInput'];
 export type RewardStage = components['schemas']['RewardStage'];
 export type RollbackInput = components['schemas']['RollbackInput'];
@@ -10087,15 +11260,25 @@ export type RunBody = components['schemas']['RunBody'];
 export type RunChainInput = components['schemas']['RunChainInput'];
 export type RunInput = components['schemas']['RunInput'];
 export type RunNightInput = components['schemas']['RunNightInput'];
+export type RunNode = components['schemas']['RunNode'];
+export type RunNodes = components['schemas']['RunNodes'];
 export type RunOfChain = components['schemas']['RunOfChain'];
 export type RunResult = components['schemas']['RunResult'];
 export type Rung = components['schemas']['Rung'];
 export type RunsOfChain = components['schemas']['RunsOfChain'];
+export type SampleRound = components['schemas']['SampleRound'];
+export type SampledAnswer = components['schemas']['SampledAnswer'];
+export type SamplesInput = components['schemas']['SamplesInput'];
 export type SaveInput = components['schemas']['SaveInput'];
 export type SaveReply = components['schemas']['SaveReply'];
+export type SaveScriptInput = components['schemas']['SaveScriptInput'];
 export type Schedule = components['schemas']['Schedule'];
 export type SchemaInput = components['schemas']['SchemaInput'];
 export type Scope = components['schemas']['Scope'];
+export type ScriptDraft = components['schemas']['ScriptDraft'];
+export type ScriptNameInput = components['schemas']['ScriptNameInput'];
+export type ScriptsDraftBody = components['schemas']['ScriptsDraftBody'];
+export type ScriptsSaveBody = components['schemas']['ScriptsSaveBody'];
 export type SensitiveRules = components['schemas']['SensitiveRules'];
 export type ServeBody = components['schemas']['ServeBody'];
 export type ServeInput = components['schemas']['ServeInput'];
@@ -10118,6 +11301,7 @@ export type SessionsSaveBody = components['schemas']['SessionsSaveBody'];
 export type SessionsStepBody = components['schemas']['SessionsStepBody'];
 export type SessionsZeroGradBody = components['schemas']['SessionsZeroGradBody'];
 export type SetResult = components['schemas']['SetResult'];
+export type SettingChange = components['schemas']['SettingChange'];
 export type SettingRow = components['schemas']['SettingRow'];
 export type SettingSection = components['schemas']['SettingSection'];
 export type SftStage = components['schemas']['SftStage'];
@@ -10127,6 +11311,7 @@ export type ShownSchema = components['schemas']['ShownSchema'];
 export type Side = components['schemas']['Side'];
 export type SimulateInput = components['schemas']['SimulateInput'];
 export type Simulated = components['schemas']['Simulated'];
+export type Source = components['schemas']['Source'];
 export type SourceSet = components['schemas']['SourceSet'];
 export type SqlQuery = components['schemas']['SqlQuery'];
 export type Stage = components['schemas']['Stage'];
@@ -10156,6 +11341,9 @@ export type TrainerNode = components['schemas']['TrainerNode'];
 export type Training = components['schemas']['Training'];
 export type TrainingCurve = components['schemas']['TrainingCurve'];
 export type TrainingReport = components['schemas']['TrainingReport'];
+export type TrainingScript = components['schemas']['TrainingScript'];
+export type TrainingScriptList = components['schemas']['TrainingScriptList'];
+export type TrainingScriptText = components['schemas']['TrainingScriptText'];
 export type Trial = components['schemas']['Trial'];
 export type TrialState = components['schemas']['TrialState'];
 export type UpBody = components['schemas']['UpBody'];
@@ -10165,6 +11353,9 @@ export type UpdateChainInput = components['schemas']['UpdateChainInput'];
 export type ValidatorConfig = components['schemas']['ValidatorConfig'];
 export type ValidatorNode = components['schemas']['ValidatorNode'];
 export type Verified = components['schemas']['Verified'];
+export type VerifiedCheckpoint = components['schemas']['VerifiedCheckpoint'];
+export type VerifiedCheckpoints = components['schemas']['VerifiedCheckpoints'];
+export type VerifyInput = components['schemas']['VerifyInput'];
 export type Worked = components['schemas']['Worked'];
 export type WorkerInput = components['schemas']['WorkerInput'];
 export type ZeroGradInput = components['schemas']['ZeroGradInput'];
@@ -10658,6 +11849,44 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    backends_cancel: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BackendsCancelBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BackendTable"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     backends_install: {
         parameters: {
             query?: never;
@@ -10681,6 +11910,44 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["BackendTable"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    backends_test: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BackendsTestBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunResult"];
                 };
             };
             400: components["responses"]["400"];
@@ -10798,6 +12065,107 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ChainDetail"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    chains_expand: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ChainsExpandBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ExpandedChain"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    chains_links: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ChainsLinksBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LinkAnswers"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    chains_palette: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Palette"];
                 };
             };
             400: components["responses"]["400"];
@@ -10952,6 +12320,45 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["DeletedChain"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    chains_diff: {
+        parameters: {
+            query: {
+                /** @description Revision. */
+                before: number;
+                /** @description Revision; default: the newest. */
+                after?: number;
+            };
+            header?: never;
+            path: {
+                /** @description Id of a stored chain, or its name where only one has it. */
+                chain: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RevisionDiff"];
                 };
             };
             400: components["responses"]["400"];
@@ -11908,6 +13315,43 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    jobs_checkpoints: {
+        parameters: {
+            query?: {
+                /** @description Only this trainer's. */
+                node?: string;
+            };
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CheckpointList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     jobs_logs: {
         parameters: {
             query?: {
@@ -11963,6 +13407,8 @@ export interface operations {
                 max_points?: number;
                 /** @description Only from this step on. */
                 since_step?: number;
+                /** @description Only up to this step. */
+                until_step?: number;
                 /** @description Draw the curves instead of listing the steps. */
                 plot?: boolean;
             };
@@ -11983,6 +13429,76 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["JobMetrics"];
                     "text/event-stream": string;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_nodes: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunNodes"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_node: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+                /** @description Id of the node. */
+                node: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NodeDetail"];
                 };
             };
             400: components["responses"]["400"];
@@ -12065,6 +13581,126 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Job"] | components["schemas"]["RunResult"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_retry: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["JobsRetryBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunResult"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_samples: {
+        parameters: {
+            query?: {
+                /** @description Only this trainer's. */
+                node?: string;
+                /** @description Only of this step. */
+                step?: number;
+                /** @description At most so many evaluations, the newest first. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobSamples"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_verify: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["JobsVerifyBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["VerifiedCheckpoints"];
                 };
             };
             400: components["responses"]["400"];
@@ -12509,6 +14145,149 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ShownSchema"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_list: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingScriptList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_draft: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScriptsDraftBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScriptDraft"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_show: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Name of a training script of this home, or built-in. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingScriptText"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_save: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The ETag of what is changed. */
+                "If-Match"?: string;
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Name of a training script of this home, or built-in. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ScriptsSaveBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingScriptText"];
                 };
             };
             400: components["responses"]["400"];
@@ -13140,6 +14919,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Operated"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    settings: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MachineSettingList"];
                 };
             };
             400: components["responses"]["400"];
