@@ -1150,7 +1150,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Start a job again from its first step, as a new job with the same parameters. */
+        /** Start a new job with the parameters of an earlier one; its newest checkpoint is used, if it left one. */
         post: operations["jobs_retry"];
         delete?: never;
         options?: never;
