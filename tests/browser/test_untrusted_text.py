@@ -48,6 +48,8 @@ def spoil(value: Any, key: str = "", seed: int = 0) -> Any:
 
 
 def answer_spoiled(route: Route) -> None:
+    if "event-stream" in route.request.headers.get("accept", ""):
+        return route.continue_()  # it ends with the page; what it sends is on the page already
     answer = route.fetch()
     if "application/json" not in (answer.headers.get("content-type") or "") or "/login" in route.request.url:
         return route.fulfill(response=answer)
@@ -66,6 +68,9 @@ def spoiled_job(service: DashboardService) -> dict[str, Any]:
     name = "<img src=x onerror=document.executed=2>.jsonl"
     rows = [{"instruction": text, "output": text} for text in CORPUS for _ in range(4)]
     (folder / name).write_text("\n".join(json.dumps(row) for row in rows))
+    scripts = service.stack.settings.home / "script_templates"
+    scripts.mkdir(exist_ok=True)
+    (scripts / "mine.py").write_text(f"'''{CORPUS[0]} {CORPUS[1]}'''")
     run_id = service.stack.start_job(data=name, max_steps=2, save_steps=2, gradient_accumulation=1)
     return service.wait_for_job(run_id, "completed", "failed")
 
@@ -74,7 +79,6 @@ def spoiled_job(service: DashboardService) -> dict[str, Any]:
 def test_real_text_of_others_is_text(
     page: Page, service: DashboardService, spoiled_job: dict[str, Any], path: str
 ) -> None:
-    service.stack.command("scripts", "save", "mine", "--text", f"'''{CORPUS[0]} {CORPUS[1]}'''")
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     page.goto(f"/dashboard{path.format(job=spoiled_job['id'])}")
     expect(page.locator("h1")).to_be_visible()
