@@ -47,7 +47,22 @@ def test_the_commands_are_the_promised_ones() -> None:
         "gpus",
     }
     groups = {name: set(one.list_commands(root)) for name, one in found.items() if isinstance(one, click.Group)}
-    jobs = {"create", "list", "show", "logs", "metrics", "pause", "resume", "cancel"}
+    jobs = {
+        "create",
+        "list",
+        "show",
+        "logs",
+        "metrics",
+        "pause",
+        "resume",
+        "cancel",
+        "retry",
+        "checkpoints",
+        "verify",
+        "samples",
+        "nodes",
+        "node",
+    }
     life = {"create", "list", "show", "close", "resume"}
     verbs = {"forward", "backward", "step", "zero-grad", "generate", "logprobs", "save", "load"}
     assert groups == {
@@ -63,15 +78,18 @@ def test_the_commands_are_the_promised_ones() -> None:
             "merge",
             "push",
             "pull",
+            "ask",
         },
         "backends": {"install", "cancel", "test"},
         "scripts": {"list", "show", "save", "draft"},
-        "chains": {"list", "create", "show", "update", "delete", "run", "runs"},
+        "artifacts": {"list", "show", "rows"},
+        "evaluations": {"list", "show"},
+        "chains": {"list", "create", "show", "update", "delete", "run", "runs", "palette", "expand", "links", "diff"},
         "corpus": {"engineering", "apprenticeship", "status"},
         "data": {"preview"},
-        "graph": {"query", "stats", "export"},
+        "graph": {"query", "stats", "export", "entities", "neighbors"},
         "jobs": jobs,
-        "nightly": {"run", "simulate", "worker", "status"},
+        "nightly": {"run", "simulate", "worker", "status", "list", "show"},
         "renderers": {"verify"},
         "sessions": {*life, *verbs, "result", "output"},
         "starter": {"build"},

@@ -19,7 +19,11 @@ from trainyard.spec.templates import TEMPLATES, build_template
 PARAMETERS: dict[str, dict[str, Any]] = {
     "qa-pipeline": {"documents": "docs", "steps": {"control": True}, "training": {"method": "qlora", "epochs": 2}},
     "alignment-pipeline": {"sft": "sft.jsonl", "preference": "pairs.jsonl", "alignment": {"loss": "ipo"}},
-    "rag-tuning": {"documents": "docs", "publish": {"targets": [{"type": "vllm", "url": "http://127.0.0.1:1/v1"}]}},
+    "rag-tuning": {
+        "documents": "docs",
+        "training": {"rank": 16},
+        "publish": {"targets": [{"type": "vllm", "url": "http://127.0.0.1:1/v1"}]},
+    },
     "code-tuning": {"repository": ".", "learn_from": "commits"},
 }
 
@@ -133,7 +137,7 @@ def test_an_unlinked_validator_may_lead_to_a_trainer() -> None:
     draft = chain(("check", "validator", []), ("trainer", "trainer", []))
     links = links_of(draft, "check")
     assert links["sft", "trainer"].allowed
-    assert not links["preference", "trainer"].allowed
+    assert not links["labelled", "trainer"].allowed
 
 
 def test_links_of_an_unknown_node_are_refused() -> None:

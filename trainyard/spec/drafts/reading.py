@@ -74,7 +74,7 @@ def differing_value(value: Any, dumped: Any) -> Any:
     if isinstance(value, BaseModel):
         return differing(value, dumped)
     if isinstance(value, Mapping):
-        return {key: differing_value(one, dumped[str(key)]) for key, one in value.items()}
+        return {str(key): differing_value(one, dumped[str(key)]) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [differing_value(one, dumped[at]) for at, one in enumerate(value)]
     return dumped
@@ -92,7 +92,8 @@ def wire_draft(nodes: Sequence[DraftNode]) -> DraftWiring:
 
 def parsed_node(node: DraftNode) -> ParsedNode:
     config = readable_config(node.type, node.config)
-    model = NODE_MODELS[node.type].model_construct(type=node.type, id=node.id, needs=node.needs, config=config)
+    fields: dict[str, Any] = {"type": node.type, "id": node.id, "needs": node.needs, "config": config}
+    model = NODE_MODELS[node.type].model_construct(**fields)
     return ParsedNode(node.type, node.id, node.needs, model)
 
 

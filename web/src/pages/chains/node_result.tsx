@@ -38,7 +38,7 @@ function Result({ run, found }: { run: string; found: NodeDetail }) {
         <ul>
           {outputs.map(([port, one]) => (
             <li key={port}>
-              {port}: {one.rows != null && `${one.rows.toLocaleString("en-US")} rows, `}
+              <Link href={`/data/${run}/${found.id}/${port}`}>{port}</Link>: {one.rows != null && `${one.rows.toLocaleString("en-US")} rows, `}
               {formatBytes(one.bytes)} <code title={one.sha256}>{one.sha256.slice(0, 12)}</code>
             </li>
           ))}
