@@ -159,7 +159,7 @@ def at_checkout(context: Context) -> Context:
     return replace(context, settings=context.settings.model_copy(update={"working_folder": checkout()}))
 
 
-def summarize(ended: RunResult, *, ui_url: str, dashboard_url: str, model_url: str, seconds: float) -> DemoResult:
+def summarize(ended: RunResult, *, urls: DemoUrls, seconds: float) -> DemoResult:
     """Read the result of a finished run and ask the model server one question twice.
 
     Raises `TrainyardError` (`E-DEMO`) with the run's own message when it did not complete.
