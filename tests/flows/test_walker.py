@@ -140,6 +140,15 @@ def test_the_tag_refresh_makes_everything_anew(place: Path) -> None:
     assert len(shapes.MADE) == 8
 
 
+def test_a_run_from_a_node_makes_it_and_what_is_after_it_anew(place: Path) -> None:
+    walk_shape(chain_of(DIAMOND, place))
+    shapes.MADE.clear()
+    with tags("refresh-from:b"):
+        state = walk_shape(chain_of(DIAMOND, place))
+    assert sorted(shapes.MADE) == ["b", "d"]
+    assert states_of(state) == {"a": "reused", "b": "completed", "c": "reused", "d": "completed"}
+
+
 def test_changed_bytes_in_the_store_fail_the_node(place: Path) -> None:
     state = walk_shape(chain_of({"a": []}, place))
     output = next(iter(result_of(state).node("a").outputs.values()))

@@ -30,7 +30,8 @@ def result(*, base: dict[str, float] = BETTER, control: dict[str, float] = BETTE
         documents=3, pairs=10, kept=6, heldout=3, dropped={"too_long": 1}, sets=(demo.set_result(row),),
         quotes=demo.Quotes(questions=20, base=0, control=2, tuned=17),
         adapter="default/handbook/v1", prompt="What?", base_answer="No\nidea.", tuned_answer="That.",
-        ui_url="http://127.0.0.1:1", run_url="http://127.0.0.1:1/runs/1", model_url="http://127.0.0.1:2", seconds=1.0,
+        ui_url="http://127.0.0.1:1", dashboard_url="http://127.0.0.1:3/dashboard#login=once_x",
+        run_url="http://127.0.0.1:1/runs/1", model_url="http://127.0.0.1:2", seconds=1.0,
     )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def test_a_run_that_failed_is_told_in_its_own_words() -> None:
         run_id="1", name="n", chain="c", digest="d", state=JobState.FAILED, message="trainer: E-DATA-EMPTY", url="u"
     )
     with pytest.raises(TrainyardError, match=r"E-DEMO: The demo's run did not complete\. Why: trainer: E-DATA-EMPTY"):
-        demo.summarize(run, ui_url="", model_url="", seconds=0)
+        demo.summarize(run, ui_url="", dashboard_url="", model_url="", seconds=0)
 
 
 def test_its_parameters_are_what_the_form_accepts() -> None:

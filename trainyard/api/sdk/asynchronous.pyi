@@ -5,6 +5,7 @@ from httpx import AsyncClient
 from pathlib import Path
 from trainyard.api.planning import ChainPlan
 from trainyard.api.records import RunResult
+from trainyard.api.requests.records.asking import EarlierTurn
 from trainyard.api.responses import Blob, Record
 from trainyard.api.sdk.surface import Call
 from trainyard.api.sdk.wire import Heard, HttpExchange
@@ -37,7 +38,13 @@ from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
 from trainyard.api.verbs.monitoring.samples import JobSamples
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
 from trainyard.api.verbs.proof import Proof
+from trainyard.api.verbs.records.artifacts import ArtifactDetail, ArtifactList, ArtifactRows
+from trainyard.api.verbs.records.asking import AskedAnswer
+from trainyard.api.verbs.records.evaluations import Evaluation, EvaluationList
+from trainyard.api.verbs.records.neighbors import EntityList, Neighbors
+from trainyard.api.verbs.records.nights import NightDetail, NightList
 from trainyard.api.verbs.serving.chat import ChatOutput
+from trainyard.api.verbs.serving.dashboard import DashboardLink
 from trainyard.api.verbs.serving.mcp import McpEnded
 from trainyard.api.verbs.serving.serve import Served
 from trainyard.api.verbs.sessions.calls import BackwardReply, ForwardReply, GenerateReply, LoadReply, LogprobsReply, Operated, ResultReply, SaveReply, StepReply
@@ -48,7 +55,7 @@ from trainyard.api.verbs.versions import Card, DeletedVersion, Merged, Promotion
 from trainyard.night.report import NightReport
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.spec.axes.backends import BackendName, ServerName
-from trainyard.spec.axes.data import DataFormat
+from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
@@ -67,7 +74,7 @@ class AsyncChainsOperations:
     async def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
     async def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # run
     async def delete(self, *, chain: str) -> DeletedChain: ...  # run
-    async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
+    async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
     async def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
     async def palette(self) -> Palette: ...  # read
     async def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
@@ -83,6 +90,7 @@ class AsyncAdaptersOperations:
     async def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # run
     async def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
     async def card(self, *, name: str, out: Path | None = ...) -> Card: ...  # read
+    async def ask(self, *, adapter: str, question: str, turns: tuple[EarlierTurn, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> AskedAnswer: ...  # run
     async def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # run
     async def pull(self, *, source: str, alias: str | None = ..., revision: str | None = ..., token_env: str = ...) -> Pulled: ...  # run
 
@@ -134,9 +142,20 @@ class AsyncSessionsOperations:
 class AsyncDataOperations:
     async def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
+class AsyncArtifactsOperations:
+    async def list(self, *, run: str | None = ..., port: Port | None = ..., sha256: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> ArtifactList: ...  # read
+    async def show(self, *, run: str, node: str, port: Port) -> ArtifactDetail: ...  # read
+    async def rows(self, *, run: str, node: str, port: Port, part: str = ..., offset: int = ..., limit: int = ..., reason: str | None = ..., text: str | None = ..., text_chars: int = ...) -> ArtifactRows: ...  # read
+
+class AsyncEvaluationsOperations:
+    async def list(self, *, run: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> EvaluationList: ...  # read
+    async def show(self, *, run: str, node: str = ...) -> Evaluation: ...  # read
+
 class AsyncGraphOperations:
     async def query(self, *, cypher: str, parameters: dict[str, Any] = ..., graph: str = ...) -> QueryRows: ...  # read
     async def stats(self, *, tenant: str | None = ..., graph: str = ...) -> GraphCounts: ...  # read
+    async def entities(self, *, text: str = ..., kind: str = ..., tenant: str | None = ..., limit: int = ..., offset: int = ..., graph: str = ...) -> EntityList: ...  # read
+    async def neighbors(self, *, key: str, tenant: str | None = ..., limit: int = ..., graph: str = ...) -> Neighbors: ...  # read
     async def export(self, *, tenant: str | None = ..., graph: str = ..., file: Path) -> Exported: ...  # run
 
 class AsyncNightlyOperations:
@@ -144,6 +163,8 @@ class AsyncNightlyOperations:
     async def simulate(self, *, nights: int = ..., seed: int = ..., inject: str | None = ..., processes: int | None = ..., campaign: int | None = ...) -> Simulated: ...  # run
     async def worker(self, *, config: Path | None = ..., preset: str | None = ..., once: bool = ...) -> Worked: ...  # admin
     async def status(self, *, config: Path | None = ..., preset: str | None = ...) -> NightStatus: ...  # read
+    async def list(self, *, tenant: str | None = ..., limit: int = ...) -> NightList: ...  # read
+    async def show(self, *, night: str, tenant: str | None = ...) -> NightDetail: ...  # read
 
 class AsyncCorpusOperations:
     async def engineering(self, *, repo: Path, bucket: str | None = ..., briefs: Path | None = ..., config: Path | None = ...) -> Added: ...  # run
@@ -169,6 +190,7 @@ class AsyncOperations:
     async def up(self, *, no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
     async def down(self) -> DownOutput: ...  # admin
     async def demo(self) -> DemoResult: ...  # admin
+    async def dashboard(self) -> DashboardLink: ...  # admin
     async def env(self) -> EnvOutput: ...  # admin
     async def settings(self) -> MachineSettingList: ...  # admin
     async def doctor(self) -> Diagnosis: ...  # read
@@ -178,7 +200,7 @@ class AsyncOperations:
     async def restore(self, *, file: Path) -> Restored: ...  # admin
     async def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
     async def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
-    async def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
+    async def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> AsyncSweepOperations: ...
     async def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read
@@ -206,6 +228,10 @@ class AsyncOperations:
     async def gpus(self) -> GpuList: ...  # read
     @property
     def data(self) -> AsyncDataOperations: ...
+    @property
+    def artifacts(self) -> AsyncArtifactsOperations: ...
+    @property
+    def evaluations(self) -> AsyncEvaluationsOperations: ...
     @property
     def graph(self) -> AsyncGraphOperations: ...
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from trainyard.api.planning import ChainPlan
 from trainyard.api.records import RunResult
+from trainyard.api.requests.records.asking import EarlierTurn
 from trainyard.api.responses import Blob, Record
 from trainyard.api.verbs.adapters import AdapterRows, Converted
 from trainyard.api.verbs.backends import BackendTable
@@ -37,7 +38,13 @@ from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
 from trainyard.api.verbs.monitoring.samples import JobSamples
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
 from trainyard.api.verbs.proof import Proof
+from trainyard.api.verbs.records.artifacts import ArtifactDetail, ArtifactList, ArtifactRows
+from trainyard.api.verbs.records.asking import AskedAnswer
+from trainyard.api.verbs.records.evaluations import Evaluation, EvaluationList
+from trainyard.api.verbs.records.neighbors import EntityList, Neighbors
+from trainyard.api.verbs.records.nights import NightDetail, NightList
 from trainyard.api.verbs.serving.chat import ChatOutput
+from trainyard.api.verbs.serving.dashboard import DashboardLink
 from trainyard.api.verbs.serving.mcp import McpEnded
 from trainyard.api.verbs.serving.serve import Served
 from trainyard.api.verbs.sessions.calls import BackwardReply, ForwardReply, GenerateReply, LoadReply, LogprobsReply, Operated, ResultReply, SaveReply, StepReply
@@ -48,7 +55,7 @@ from trainyard.api.verbs.versions import Card, DeletedVersion, Merged, Promotion
 from trainyard.night.report import NightReport
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.spec.axes.backends import BackendName, ServerName
-from trainyard.spec.axes.data import DataFormat
+from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
@@ -66,7 +73,7 @@ class ChainsOperations:
     def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
     def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # run
     def delete(self, *, chain: str) -> DeletedChain: ...  # run
-    def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
+    def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
     def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
     def palette(self) -> Palette: ...  # read
     def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
@@ -82,6 +89,7 @@ class AdaptersOperations:
     def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # run
     def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
     def card(self, *, name: str, out: Path | None = ...) -> Card: ...  # read
+    def ask(self, *, adapter: str, question: str, turns: tuple[EarlierTurn, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> AskedAnswer: ...  # run
     def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # run
     def pull(self, *, source: str, alias: str | None = ..., revision: str | None = ..., token_env: str = ...) -> Pulled: ...  # run
 
@@ -133,9 +141,20 @@ class SessionsOperations:
 class DataOperations:
     def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
+class ArtifactsOperations:
+    def list(self, *, run: str | None = ..., port: Port | None = ..., sha256: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> ArtifactList: ...  # read
+    def show(self, *, run: str, node: str, port: Port) -> ArtifactDetail: ...  # read
+    def rows(self, *, run: str, node: str, port: Port, part: str = ..., offset: int = ..., limit: int = ..., reason: str | None = ..., text: str | None = ..., text_chars: int = ...) -> ArtifactRows: ...  # read
+
+class EvaluationsOperations:
+    def list(self, *, run: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> EvaluationList: ...  # read
+    def show(self, *, run: str, node: str = ...) -> Evaluation: ...  # read
+
 class GraphOperations:
     def query(self, *, cypher: str, parameters: dict[str, Any] = ..., graph: str = ...) -> QueryRows: ...  # read
     def stats(self, *, tenant: str | None = ..., graph: str = ...) -> GraphCounts: ...  # read
+    def entities(self, *, text: str = ..., kind: str = ..., tenant: str | None = ..., limit: int = ..., offset: int = ..., graph: str = ...) -> EntityList: ...  # read
+    def neighbors(self, *, key: str, tenant: str | None = ..., limit: int = ..., graph: str = ...) -> Neighbors: ...  # read
     def export(self, *, tenant: str | None = ..., graph: str = ..., file: Path) -> Exported: ...  # run
 
 class NightlyOperations:
@@ -143,6 +162,8 @@ class NightlyOperations:
     def simulate(self, *, nights: int = ..., seed: int = ..., inject: str | None = ..., processes: int | None = ..., campaign: int | None = ...) -> Simulated: ...  # run
     def worker(self, *, config: Path | None = ..., preset: str | None = ..., once: bool = ...) -> Worked: ...  # admin
     def status(self, *, config: Path | None = ..., preset: str | None = ...) -> NightStatus: ...  # read
+    def list(self, *, tenant: str | None = ..., limit: int = ...) -> NightList: ...  # read
+    def show(self, *, night: str, tenant: str | None = ...) -> NightDetail: ...  # read
 
 class CorpusOperations:
     def engineering(self, *, repo: Path, bucket: str | None = ..., briefs: Path | None = ..., config: Path | None = ...) -> Added: ...  # run
@@ -168,6 +189,7 @@ class Operations:
     def up(self, *, no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
     def down(self) -> DownOutput: ...  # admin
     def demo(self) -> DemoResult: ...  # admin
+    def dashboard(self) -> DashboardLink: ...  # admin
     def env(self) -> EnvOutput: ...  # admin
     def settings(self) -> MachineSettingList: ...  # admin
     def doctor(self) -> Diagnosis: ...  # read
@@ -177,7 +199,7 @@ class Operations:
     def restore(self, *, file: Path) -> Restored: ...  # admin
     def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
     def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
-    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
+    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> SweepOperations: ...
     def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read
@@ -205,6 +227,10 @@ class Operations:
     def gpus(self) -> GpuList: ...  # read
     @property
     def data(self) -> DataOperations: ...
+    @property
+    def artifacts(self) -> ArtifactsOperations: ...
+    @property
+    def evaluations(self) -> EvaluationsOperations: ...
     @property
     def graph(self) -> GraphOperations: ...
     @property

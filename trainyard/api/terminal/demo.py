@@ -33,6 +33,7 @@ def demo_text(result: DemoResult) -> str:
         f"adapter    {result.adapter}",
         f"run        {result.run_url}",
         f"UI         {result.ui_url}",
+        f"dashboard  {result.dashboard_url} (logs a browser in once, within an hour)",
         f"model      {result.model_url}/v1 (OpenAI-compatible)",
         f"seconds    {result.seconds:.0f}",
         result.last_line,

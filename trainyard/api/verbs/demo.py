@@ -24,6 +24,7 @@ from trainyard.api.requests.stack import UpInput
 from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
 from trainyard.api.verbs.chains.run import run
+from trainyard.api.verbs.serving.dashboard import link_to
 from trainyard.api.verbs.stack import up
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.data import Port
@@ -106,6 +107,8 @@ class DemoResult(Response):
     base_answer: str
     tuned_answer: str
     ui_url: str
+    dashboard_url: str
+    """Logs a browser in, once, within an hour."""
     run_url: str
     model_url: str
     seconds: float
@@ -137,7 +140,10 @@ def run_demo(_: Nothing, context: Context) -> DemoResult:
     result = run(RunInput(target=TEMPLATE, parameters=PARAMETERS, watch=True, tags=("demo",)), context)
     seconds = time.monotonic() - started
     assert stack_is.embedded_url is not None, "the starter model comes with the package"
-    return summarize(result, ui_url=stack_is.ui_url, model_url=stack_is.embedded_url, seconds=seconds)
+    dashboard_url = link_to(stack_is.service_url, context.settings)
+    return summarize(
+        result, ui_url=stack_is.ui_url, dashboard_url=dashboard_url, model_url=stack_is.embedded_url, seconds=seconds
+    )
 
 
 def at_checkout(context: Context) -> Context:
@@ -145,7 +151,7 @@ def at_checkout(context: Context) -> Context:
     return replace(context, settings=context.settings.model_copy(update={"working_folder": checkout()}))
 
 
-def summarize(ended: RunResult, *, ui_url: str, model_url: str, seconds: float) -> DemoResult:
+def summarize(ended: RunResult, *, ui_url: str, dashboard_url: str, model_url: str, seconds: float) -> DemoResult:
     """Read the result of a finished run and ask the model server one question twice.
 
     Raises `TrainyardError` (`E-DEMO`) with the run's own message when it did not complete.
@@ -175,6 +181,7 @@ def summarize(ended: RunResult, *, ui_url: str, model_url: str, seconds: float) 
         base_answer=ask(model_url, base_name(model_url), sample["prompt"]),
         tuned_answer=ask(model_url, adapter, sample["prompt"]),
         ui_url=ui_url,
+        dashboard_url=dashboard_url,
         run_url=ended.url,
         model_url=model_url,
         seconds=round(seconds, 1),

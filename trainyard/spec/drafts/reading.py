@@ -74,7 +74,7 @@ def differing_value(value: Any, dumped: Any) -> Any:
     if isinstance(value, BaseModel):
         return differing(value, dumped)
     if isinstance(value, Mapping):
-        return {key: differing_value(one, dumped[str(key)]) for key, one in value.items()}
+        return {str(key): differing_value(one, dumped[str(key)]) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [differing_value(one, dumped[at]) for at, one in enumerate(value)]
     return dumped

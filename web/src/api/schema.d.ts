@@ -21,6 +21,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/adapters/ask": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Ask a version and its base the same question; both answers come back side by side. */
+        post: operations["adapters_ask"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/adapters/card": {
         parameters: {
             query?: never;
@@ -178,6 +195,57 @@ export interface paths {
         };
         /** One adapter version's manifest; without a version, the live one's. */
         get: operations["adapters_show"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/artifacts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What the nodes of runs left, the newest run first: sets of rows, adapters, reports. */
+        get: operations["artifacts_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/artifacts/{run}/{node}/{port}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One result of a run: what its node counted, its sets of rows and its files. */
+        get: operations["artifacts_show"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/artifacts/{run}/{node}/{port}/rows": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Rows of a result: those that are kept, a held-out set, or what was dropped and why. */
+        get: operations["artifacts_rows"];
         put?: never;
         post?: never;
         delete?: never;
@@ -572,6 +640,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/dashboard": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * A link that opens the dashboard and logs a browser in: once, within an hour.
+         * @description Only for callers on the machine itself: It prints a secret.
+         */
+        post: operations["dashboard"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/data/preview": {
         parameters: {
             query?: never;
@@ -686,6 +774,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/evaluations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The evaluations of runs, the newest first: verdict, primary metric, its interval. */
+        get: operations["evaluations_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/evaluations/{run}/{node}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One evaluation: benchmarks with intervals and flips, the gate, answers side by side, the training. */
+        get: operations["evaluations_show"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/export": {
         parameters: {
             query?: never;
@@ -732,6 +854,40 @@ export interface paths {
         };
         /** The GPUs of this machine: memory, load, temperature, power, clocks, and the memory of each job. */
         get: operations["gpus"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/graph/entities": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Entities of the knowledge graph, by a part of their names. */
+        get: operations["graph_entities"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/graph/entities/{key}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** An entity, its relations, and the documents that name it. */
+        get: operations["graph_neighbors"];
         put?: never;
         post?: never;
         delete?: never;
@@ -994,7 +1150,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Start a job again from its first step, as a new job with the same parameters. */
+        /** Start a new job with the parameters of an earlier one; its newest checkpoint is used, if it left one. */
         post: operations["jobs_retry"];
         delete?: never;
         options?: never;
@@ -1085,6 +1241,40 @@ export interface paths {
         };
         /** The last nights and the state of every marker. */
         get: operations["nightly_status"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/nightly/nights": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The nights that were, the newest first: state, headline, times. */
+        get: operations["nightly_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/nightly/nights/{night}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One night: phases against their budgets, corpora against their thresholds, what failed and what to do. */
+        get: operations["nightly_show"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1254,7 +1444,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The settings of a node, a job, a night or the machine; with --json, the JSON Schema for an editor. */
+        /** The settings of a node, template, job, night or the machine; with --json, the JSON Schema for an editor. */
         get: operations["schema"];
         put?: never;
         post?: never;
@@ -1771,6 +1961,49 @@ export interface components {
                 [key: string]: unknown;
             }[];
         };
+        /** AdaptersAskBody */
+        AdaptersAskBody: {
+            /**
+             * Adapter
+             * @description ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN.
+             */
+            adapter: string;
+            /**
+             * Max Tokens
+             * @description Most tokens of an answer.
+             * @default 256
+             */
+            max_tokens: number;
+            /**
+             * Question
+             * @description What both are asked.
+             */
+            question: string;
+            /**
+             * Seed
+             * @description Of the random numbers, where temperature is not 0.
+             * @default 0
+             */
+            seed: number;
+            /**
+             * System
+             * @description System message of both conversations.
+             * @default
+             */
+            system: string;
+            /**
+             * Temperature
+             * @description 0 takes the likeliest token.
+             * @default 0
+             */
+            temperature: number;
+            /**
+             * Turns
+             * @description The conversation so far; each answers with its own part of it.
+             * @default []
+             */
+            turns: components["schemas"]["EarlierTurn"][];
+        };
         /** AdaptersConvertBody */
         AdaptersConvertBody: {
             /**
@@ -2103,6 +2336,367 @@ export interface components {
              * @enum {string}
              */
             type: "ai_generator";
+        };
+        /** AnswerSample */
+        AnswerSample: {
+            /** Baseline */
+            baseline: string;
+            /** Candidate */
+            candidate: string;
+            /** Gold */
+            gold: string;
+            /** Prompt */
+            prompt: string;
+        };
+        /**
+         * Artifact
+         * @description One result of one node of a run.
+         */
+        Artifact: {
+            /**
+             * Available
+             * @default true
+             */
+            available: boolean;
+            /**
+             * Bytes
+             * @default 0
+             */
+            bytes: number;
+            /** Ended */
+            ended: number;
+            /** Key */
+            key: string;
+            /** Node */
+            node: string;
+            /** Node Type */
+            node_type: string;
+            port: components["schemas"]["Port"];
+            /**
+             * Problem
+             * @default
+             */
+            problem: string;
+            /**
+             * Reused
+             * @default false
+             */
+            reused: boolean;
+            /**
+             * Rows
+             * @default null
+             */
+            rows: number | null;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            /**
+             * Sha256
+             * @default
+             */
+            sha256: string;
+            /** Tenant */
+            tenant: string;
+        };
+        /**
+         * ArtifactDetail
+         * @description One result, whole.
+         */
+        ArtifactDetail: {
+            /**
+             * Available
+             * @default true
+             */
+            available: boolean;
+            /**
+             * Bytes
+             * @default 0
+             */
+            bytes: number;
+            /** Ended */
+            ended: number;
+            /** Facts */
+            facts: {
+                [key: string]: unknown;
+            };
+            /** Files */
+            files: components["schemas"]["ArtifactFile"][];
+            /** Key */
+            key: string;
+            /** Node */
+            node: string;
+            /** Node Type */
+            node_type: string;
+            /** Parts */
+            parts: components["schemas"]["ArtifactPart"][];
+            port: components["schemas"]["Port"];
+            /**
+             * Problem
+             * @default
+             */
+            problem: string;
+            /**
+             * Reused
+             * @default false
+             */
+            reused: boolean;
+            /**
+             * Rows
+             * @default null
+             */
+            rows: number | null;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            /**
+             * Sha256
+             * @default
+             */
+            sha256: string;
+            /** Tenant */
+            tenant: string;
+        };
+        /** ArtifactFile */
+        ArtifactFile: {
+            /** Bytes */
+            bytes: number;
+            /** Name */
+            name: string;
+            /** Sha256 */
+            sha256: string;
+        };
+        /** ArtifactInput */
+        ArtifactInput: {
+            /**
+             * Node
+             * @description Id of the node that made it.
+             */
+            node: string;
+            /** @description What it is: documents, sft, adapter, report, … */
+            port: components["schemas"]["Port"];
+            /**
+             * Run
+             * @description Id of a run or of its job, or enough of its beginning.
+             */
+            run: string;
+        };
+        /** ArtifactList */
+        ArtifactList: {
+            /** Artifacts */
+            artifacts: components["schemas"]["Artifact"][];
+            /**
+             * Next
+             * @default null
+             */
+            next: string | null;
+        };
+        /**
+         * ArtifactPart
+         * @description One set of rows in a result: what is trained on, what is held out, what was dropped.
+         */
+        ArtifactPart: {
+            /** Bytes */
+            bytes: number;
+            /** Name */
+            name: string;
+            /** Rows */
+            rows: number;
+        };
+        /** ArtifactRow */
+        ArtifactRow: {
+            /**
+             * Cut
+             * @default []
+             */
+            cut: string[];
+            /** Index */
+            index: number;
+            /** Values */
+            values: {
+                [key: string]: unknown;
+            };
+        };
+        /**
+         * ArtifactRows
+         * @description A page of rows.
+         */
+        ArtifactRows: {
+            /** Columns */
+            columns: string[];
+            /** Next Offset */
+            next_offset: number | null;
+            /** Node */
+            node: string;
+            /** Offset */
+            offset: number;
+            /** Part */
+            part: string;
+            port: components["schemas"]["Port"];
+            /** Reasons */
+            reasons: {
+                [key: string]: number;
+            };
+            /** Rows */
+            rows: components["schemas"]["ArtifactRow"][];
+            /** Run Id */
+            run_id: string;
+            /** Total */
+            total: number;
+        };
+        /** ArtifactRowsInput */
+        ArtifactRowsInput: {
+            /**
+             * Limit
+             * @description At most so many rows.
+             * @default 20
+             */
+            limit: number;
+            /**
+             * Node
+             * @description Id of the node that made it.
+             */
+            node: string;
+            /**
+             * Offset
+             * @description Number of the first row to look at, from 0.
+             * @default 0
+             */
+            offset: number;
+            /**
+             * Part
+             * @description rows, dropped (with reasons), or a held-out set such as unseen_wording.
+             * @default rows
+             */
+            part: string;
+            /** @description What it is: documents, sft, adapter, report, … */
+            port: components["schemas"]["Port"];
+            /**
+             * Reason
+             * @description Of dropped rows: only with this one.
+             * @default null
+             */
+            reason: string | null;
+            /**
+             * Run
+             * @description Id of a run or of its job, or enough of its beginning.
+             */
+            run: string;
+            /**
+             * Text
+             * @description Only rows that contain this text.
+             * @default null
+             */
+            text: string | null;
+            /**
+             * Text Chars
+             * @description Characters of a text that are given; the row names what is cut.
+             * @default 2000
+             */
+            text_chars: number;
+        };
+        /** ArtifactsInput */
+        ArtifactsInput: {
+            /**
+             * Cursor
+             * @description Continue after a page: its `next`.
+             * @default null
+             */
+            cursor: string | null;
+            /**
+             * Limit
+             * @description At most so many.
+             * @default 50
+             */
+            limit: number;
+            /**
+             * @description Only results of this kind.
+             * @default null
+             */
+            port: components["schemas"]["Port"] | null;
+            /**
+             * Run
+             * @description Id of a run or of its job, or enough of its beginning.
+             * @default null
+             */
+            run: string | null;
+            /**
+             * Sha256
+             * @description Only results with this digest.
+             * @default null
+             */
+            sha256: string | null;
+            /**
+             * Tenant
+             * @description Only this tenant's.
+             * @default null
+             */
+            tenant: string | null;
+        };
+        /** AskInput */
+        AskInput: {
+            /**
+             * Adapter
+             * @description ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN.
+             */
+            adapter: string;
+            /**
+             * Max Tokens
+             * @description Most tokens of an answer.
+             * @default 256
+             */
+            max_tokens: number;
+            /**
+             * Question
+             * @description What both are asked.
+             */
+            question: string;
+            /**
+             * Seed
+             * @description Of the random numbers, where temperature is not 0.
+             * @default 0
+             */
+            seed: number;
+            /**
+             * System
+             * @description System message of both conversations.
+             * @default
+             */
+            system: string;
+            /**
+             * Temperature
+             * @description 0 takes the likeliest token.
+             * @default 0
+             */
+            temperature: number;
+            /**
+             * Turns
+             * @description The conversation so far; each answers with its own part of it.
+             * @default []
+             */
+            turns: components["schemas"]["EarlierTurn"][];
+        };
+        /**
+         * AskedAnswer
+         * @description Both answers to one question.
+         */
+        AskedAnswer: {
+            /** Adapter */
+            adapter: string | null;
+            /** Adapter Version */
+            adapter_version: string;
+            /** Base */
+            base: string | null;
+            /** Base Model */
+            base_model: string;
+            /**
+             * Error
+             * @default null
+             */
+            error: string | null;
+            /** Question */
+            question: string;
         };
         /** AuditCheck */
         AuditCheck: {
@@ -2842,6 +3436,12 @@ export interface components {
              */
             refresh: boolean;
             /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
+            /**
              * Revision
              * @description Default: the newest.
              * @default null
@@ -3399,6 +3999,16 @@ export interface components {
             tenant: string | null;
         };
         /**
+         * DashboardLink
+         * @description Who opens it first is logged in as the owner of this home.
+         */
+        DashboardLink: {
+            /** Expires */
+            expires: number;
+            /** Url */
+            url: string;
+        };
+        /**
          * DataFormat
          * @description Shape of the rows of a data set; `auto` detects and reports it.
          * @enum {string}
@@ -3606,6 +4216,8 @@ export interface components {
             adapter: string;
             /** Base Answer */
             base_answer: string;
+            /** Dashboard Url */
+            dashboard_url: string;
             /** Documents */
             documents: number;
             /** Dropped */
@@ -3877,6 +4489,18 @@ export interface components {
             /** Version */
             version: number;
         };
+        /**
+         * EarlierTurn
+         * @description A question with both answers, as an earlier call gave them.
+         */
+        EarlierTurn: {
+            /** Adapter */
+            adapter: string;
+            /** Base */
+            base: string;
+            /** Question */
+            question: string;
+        };
         /** EjectBody */
         EjectBody: {
             /**
@@ -4046,6 +4670,55 @@ export interface components {
              */
             repo: string;
         };
+        /** EntitiesInput */
+        EntitiesInput: {
+            /**
+             * Graph
+             * @description A graph server or file:// address; default: this home's.
+             * @default
+             */
+            graph: string;
+            /**
+             * Kind
+             * @description Only this kind: person, company, project, account, location.
+             * @default
+             */
+            kind: string;
+            /**
+             * Limit
+             * @description At most so many.
+             * @default 50
+             */
+            limit: number;
+            /**
+             * Offset
+             * @description So many are left out at the beginning.
+             * @default 0
+             */
+            offset: number;
+            /**
+             * Tenant
+             * @description Only this tenant's.
+             * @default null
+             */
+            tenant: string | null;
+            /**
+             * Text
+             * @description Only names that contain this.
+             * @default
+             */
+            text: string;
+        };
+        /** EntityList */
+        EntityList: {
+            /** Entities */
+            entities: components["schemas"]["GraphEntity"][];
+            /**
+             * Next Offset
+             * @default null
+             */
+            next_offset: number | null;
+        };
         /** EnvOutput */
         EnvOutput: {
             /** Variables */
@@ -4191,6 +4864,236 @@ export interface components {
              * @default null
              */
             steps: number | "epoch" | null;
+        };
+        /**
+         * EvaluatedBenchmark
+         * @description One benchmark on one set.
+         */
+        EvaluatedBenchmark: {
+            /** Baseline */
+            baseline: number | null;
+            /** Candidate */
+            candidate: number | null;
+            /**
+             * Control
+             * @default null
+             */
+            control: number | null;
+            flips: components["schemas"]["FlippedRows"];
+            /** Gold */
+            gold: string;
+            /** Higher Is Better */
+            higher_is_better: boolean;
+            improvement: components["schemas"]["PairedInterval"];
+            /**
+             * Judge
+             * @default null
+             */
+            judge: {
+                [key: string]: unknown;
+            } | null;
+            /** Margin */
+            margin: number | null;
+            /** Metric */
+            metric: string;
+            /** Name */
+            name: string;
+            /** Rows */
+            rows: number;
+            /** Set */
+            set: string;
+            /** Skipped */
+            skipped: number;
+            /** @default null */
+            vs_control: components["schemas"]["PairedInterval"] | null;
+        };
+        /**
+         * Evaluation
+         * @description One evaluation, whole.
+         */
+        Evaluation: {
+            /**
+             * Adapter Sha256
+             * @default
+             */
+            adapter_sha256: string;
+            /** Adapters */
+            adapters: string[];
+            /** Available */
+            available: boolean;
+            /** Base Model */
+            base_model: string;
+            /** Baseline */
+            baseline: string;
+            /** Benchmarks */
+            benchmarks: components["schemas"]["EvaluatedBenchmark"][];
+            /**
+             * Better
+             * @default null
+             */
+            better: boolean | null;
+            /**
+             * Cautions
+             * @default []
+             */
+            cautions: string[];
+            /** Confidence */
+            confidence: number;
+            /** Ended */
+            ended: number;
+            /** Facts */
+            facts: {
+                [key: string]: unknown;
+            };
+            gate: components["schemas"]["EvaluationGate"];
+            /** @default null */
+            improvement: components["schemas"]["PairedInterval"] | null;
+            /** Node */
+            node: string;
+            /** Notes */
+            notes: string[];
+            /**
+             * Primary
+             * @default
+             */
+            primary: string;
+            /**
+             * Reasons
+             * @default []
+             */
+            reasons: string[];
+            /** Resamples */
+            resamples: number;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            /** Samples */
+            samples: components["schemas"]["AnswerSample"][];
+            /** Tenant */
+            tenant: string;
+            /** Training */
+            training: {
+                [key: string]: unknown;
+            };
+        };
+        /** EvaluationGate */
+        EvaluationGate: {
+            /** Better */
+            better: boolean;
+            /**
+             * Cautions
+             * @default []
+             */
+            cautions: string[];
+            /**
+             * Passed
+             * @default []
+             */
+            passed: string[];
+            /** Primary */
+            primary: string;
+            /**
+             * Reasons
+             * @default []
+             */
+            reasons: string[];
+        };
+        /** EvaluationInput */
+        EvaluationInput: {
+            /**
+             * Node
+             * @description Id of the evaluator.
+             * @default evaluator
+             */
+            node: string;
+            /**
+             * Run
+             * @description Id of a run or of its job, or enough of its beginning.
+             */
+            run: string;
+        };
+        /** EvaluationList */
+        EvaluationList: {
+            /** Evaluations */
+            evaluations: components["schemas"]["EvaluationVerdict"][];
+            /**
+             * Next
+             * @default null
+             */
+            next: string | null;
+        };
+        /**
+         * EvaluationVerdict
+         * @description One evaluation as a list shows it.
+         */
+        EvaluationVerdict: {
+            /**
+             * Adapter Sha256
+             * @default
+             */
+            adapter_sha256: string;
+            /** Available */
+            available: boolean;
+            /**
+             * Better
+             * @default null
+             */
+            better: boolean | null;
+            /**
+             * Cautions
+             * @default []
+             */
+            cautions: string[];
+            /** Ended */
+            ended: number;
+            /** @default null */
+            improvement: components["schemas"]["PairedInterval"] | null;
+            /** Node */
+            node: string;
+            /**
+             * Primary
+             * @default
+             */
+            primary: string;
+            /**
+             * Reasons
+             * @default []
+             */
+            reasons: string[];
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            /** Tenant */
+            tenant: string;
+        };
+        /** EvaluationsInput */
+        EvaluationsInput: {
+            /**
+             * Cursor
+             * @description Continue after a page: its `next`.
+             * @default null
+             */
+            cursor: string | null;
+            /**
+             * Limit
+             * @description At most so many.
+             * @default 50
+             */
+            limit: number;
+            /**
+             * Run
+             * @description Id of a run or of its job, or enough of its beginning.
+             * @default null
+             */
+            run: string | null;
+            /**
+             * Tenant
+             * @description Only this tenant's.
+             * @default null
+             */
+            tenant: string | null;
         };
         /**
          * EvaluatorConfig
@@ -4534,6 +5437,15 @@ export interface components {
                 [key: string]: unknown;
             }[];
         };
+        /** FlippedRows */
+        FlippedRows: {
+            /** Better */
+            better: number;
+            /** Equal */
+            equal: number;
+            /** Worse */
+            worse: number;
+        };
         /** ForwardInput */
         ForwardInput: {
             /**
@@ -4863,6 +5775,21 @@ export interface components {
                 [key: string]: number;
             };
         };
+        /** GraphEntity */
+        GraphEntity: {
+            /** Attributes */
+            attributes: {
+                [key: string]: string;
+            };
+            /** Key */
+            key: string;
+            /** Kind */
+            kind: string;
+            /** Name */
+            name: string;
+            /** Tenant */
+            tenant: string;
+        };
         /** GraphExportBody */
         GraphExportBody: {
             /**
@@ -4915,6 +5842,20 @@ export interface components {
             parameters?: {
                 [key: string]: unknown;
             };
+        };
+        /**
+         * GraphRelation
+         * @description A relation of an entity, by its other end.
+         */
+        GraphRelation: {
+            /**
+             * Direction
+             * @enum {string}
+             */
+            direction: "out" | "in";
+            entity: components["schemas"]["GraphEntity"];
+            /** Kind */
+            kind: string;
         };
         /**
          * GrpoStage
@@ -6724,6 +7665,45 @@ export interface components {
                 [key: string]: components["schemas"]["MixedSet"];
             };
         };
+        /** Neighbors */
+        Neighbors: {
+            /** Documents */
+            documents: components["schemas"]["StatingDocument"][];
+            entity: components["schemas"]["GraphEntity"];
+            /**
+             * More
+             * @default false
+             */
+            more: boolean;
+            /** Relations */
+            relations: components["schemas"]["GraphRelation"][];
+        };
+        /** NeighborsInput */
+        NeighborsInput: {
+            /**
+             * Graph
+             * @description A graph server or file:// address; default: this home's.
+             * @default
+             */
+            graph: string;
+            /**
+             * Key
+             * @description Key of an entity.
+             */
+            key: string;
+            /**
+             * Limit
+             * @description At most so many relations, and as many documents.
+             * @default 100
+             */
+            limit: number;
+            /**
+             * Tenant
+             * @description Only this tenant's.
+             * @default null
+             */
+            tenant: string | null;
+        };
         /**
          * NewToken
          * @description A token that was made; this is the only time that it is shown.
@@ -6744,6 +7724,47 @@ export interface components {
             valid: boolean;
         };
         /**
+         * NightDetail
+         * @description One night, whole.
+         */
+        NightDetail: {
+            /** Headline */
+            headline: string;
+            /**
+             * Next Steps
+             * @default []
+             */
+            next_steps: string[];
+            /** Night */
+            night: string;
+            /**
+             * Published
+             * @default []
+             */
+            published: string[];
+            /** @default null */
+            report: components["schemas"]["NightReport"] | null;
+            /**
+             * Seconds
+             * @default null
+             */
+            seconds: number | null;
+            /**
+             * Started
+             * @default null
+             */
+            started: number | null;
+            /** State */
+            state: string;
+            /** Tenant */
+            tenant: string;
+            /**
+             * Window S
+             * @default null
+             */
+            window_s: number | null;
+        };
+        /**
          * NightInput
          * @description Where the config comes from: a file, a preset, or TRAINYARD_HOME/nightly.yaml; else the defaults.
          */
@@ -6760,6 +7781,64 @@ export interface components {
              * @default null
              */
             preset: string | null;
+        };
+        /**
+         * NightLine
+         * @description One night as a list shows it.
+         */
+        NightLine: {
+            /** Headline */
+            headline: string;
+            /** Night */
+            night: string;
+            /**
+             * Published
+             * @default []
+             */
+            published: string[];
+            /**
+             * Seconds
+             * @default null
+             */
+            seconds: number | null;
+            /**
+             * Started
+             * @default null
+             */
+            started: number | null;
+            /** State */
+            state: string;
+            /** Tenant */
+            tenant: string;
+            /**
+             * Window S
+             * @default null
+             */
+            window_s: number | null;
+        };
+        /** NightList */
+        NightList: {
+            /**
+             * More
+             * @default false
+             */
+            more: boolean;
+            /** Nights */
+            nights: components["schemas"]["NightLine"][];
+        };
+        /** NightNameInput */
+        NightNameInput: {
+            /**
+             * Night
+             * @description Its name: a date.
+             */
+            night: string;
+            /**
+             * Tenant
+             * @description Whose night it is; default: this home's tenant.
+             * @default null
+             */
+            tenant: string | null;
         };
         /**
          * NightReport
@@ -6897,6 +7976,21 @@ export interface components {
              * @default null
              */
             preset: string | null;
+        };
+        /** NightsInput */
+        NightsInput: {
+            /**
+             * Limit
+             * @description At most so many.
+             * @default 30
+             */
+            limit: number;
+            /**
+             * Tenant
+             * @description Only this tenant's.
+             * @default null
+             */
+            tenant: string | null;
         };
         /** NodeDetail */
         NodeDetail: {
@@ -7105,6 +8199,29 @@ export interface components {
             sha256: string;
             /** Shape */
             shape: number[];
+        };
+        /**
+         * PairedInterval
+         * @description A mean with its interval; positive is better for every metric.
+         */
+        PairedInterval: {
+            /**
+             * Cases
+             * @default 0
+             */
+            cases: number;
+            /**
+             * High
+             * @default null
+             */
+            high: number | null;
+            /**
+             * Low
+             * @default null
+             */
+            low: number | null;
+            /** Mean */
+            mean: number | null;
         };
         /** Palette */
         Palette: {
@@ -8166,6 +9283,12 @@ export interface components {
              */
             refresh: boolean;
             /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
+            /**
              * Tags
              * @description A tag for the run; may be repeated.
              * @default []
@@ -8206,6 +9329,12 @@ export interface components {
              */
             refresh: boolean;
             /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
+            /**
              * Revision
              * @description Default: the newest.
              * @default null
@@ -8245,6 +9374,12 @@ export interface components {
              * @default false
              */
             refresh: boolean;
+            /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
             /**
              * Tags
              * @description A tag for the run; may be repeated.
@@ -8613,7 +9748,7 @@ export interface components {
         SchemaInput: {
             /**
              * Name
-             * @description chain, a node's type, job, night or settings; default: list the names.
+             * @description chain, a node's type, a template, job, night or settings; default: list the names.
              * @default null
              */
             name: string | null;
@@ -9687,6 +10822,18 @@ export interface components {
          * @enum {string}
          */
         Stage: "cpt" | "sft" | "reward" | "ppo" | "dpo" | "kto" | "grpo" | "distill";
+        /**
+         * StatingDocument
+         * @description A document that names the entity.
+         */
+        StatingDocument: {
+            /** Key */
+            key: string;
+            /** Names */
+            names: string[];
+            /** Stream */
+            stream: string;
+        };
         /** StepInput */
         StepInput: {
             /**
@@ -10987,6 +12134,7 @@ export interface components {
 }
 export type AdapterName = components['schemas']['AdapterName'];
 export type AdapterRows = components['schemas']['AdapterRows'];
+export type AdaptersAskBody = components['schemas']['AdaptersAskBody'];
 export type AdaptersConvertBody = components['schemas']['AdaptersConvertBody'];
 export type AdaptersDeleteVersionBody = components['schemas']['AdaptersDeleteVersionBody'];
 export type AdaptersInput = components['schemas']['AdaptersInput'];
@@ -10999,6 +12147,19 @@ export type AddInput = components['schemas']['AddInput'];
 export type Added = components['schemas']['Added'];
 export type AiGeneratorConfig = components['schemas']['AiGeneratorConfig'];
 export type AiGeneratorNode = components['schemas']['AiGeneratorNode'];
+export type AnswerSample = components['schemas']['AnswerSample'];
+export type Artifact = components['schemas']['Artifact'];
+export type ArtifactDetail = components['schemas']['ArtifactDetail'];
+export type ArtifactFile = components['schemas']['ArtifactFile'];
+export type ArtifactInput = components['schemas']['ArtifactInput'];
+export type ArtifactList = components['schemas']['ArtifactList'];
+export type ArtifactPart = components['schemas']['ArtifactPart'];
+export type ArtifactRow = components['schemas']['ArtifactRow'];
+export type ArtifactRows = components['schemas']['ArtifactRows'];
+export type ArtifactRowsInput = components['schemas']['ArtifactRowsInput'];
+export type ArtifactsInput = components['schemas']['ArtifactsInput'];
+export type AskInput = components['schemas']['AskInput'];
+export type AskedAnswer = components['schemas']['AskedAnswer'];
 export type AuditCheck = components['schemas']['AuditCheck'];
 export type AuditInput = components['schemas']['AuditInput'];
 export type AuditRow = components['schemas']['AuditRow'];
@@ -11060,6 +12221,7 @@ export type CorpusStatus = components['schemas']['CorpusStatus'];
 export type CreateInput = components['schemas']['CreateInput'];
 export type CreateSessionInput = components['schemas']['CreateSessionInput'];
 export type CreateTokenInput = components['schemas']['CreateTokenInput'];
+export type DashboardLink = components['schemas']['DashboardLink'];
 export type DataFormat = components['schemas']['DataFormat'];
 export type DataPreview = components['schemas']['DataPreview'];
 export type DataSourceConfig = components['schemas']['DataSourceConfig'];
@@ -11079,15 +12241,25 @@ export type DownOutput = components['schemas']['DownOutput'];
 export type DpoStage = components['schemas']['DpoStage'];
 export type DraftScriptInput = components['schemas']['DraftScriptInput'];
 export type EarlierFiles = components['schemas']['EarlierFiles'];
+export type EarlierTurn = components['schemas']['EarlierTurn'];
 export type EjectBody = components['schemas']['EjectBody'];
 export type EjectInput = components['schemas']['EjectInput'];
 export type EjectOutput = components['schemas']['EjectOutput'];
 export type EngineSettings = components['schemas']['EngineSettings'];
 export type EngineeringInput = components['schemas']['EngineeringInput'];
+export type EntitiesInput = components['schemas']['EntitiesInput'];
+export type EntityList = components['schemas']['EntityList'];
 export type EnvOutput = components['schemas']['EnvOutput'];
 export type Estimate = components['schemas']['Estimate'];
 export type EvalMetric = components['schemas']['EvalMetric'];
 export type EvalSettings = components['schemas']['EvalSettings'];
+export type EvaluatedBenchmark = components['schemas']['EvaluatedBenchmark'];
+export type Evaluation = components['schemas']['Evaluation'];
+export type EvaluationGate = components['schemas']['EvaluationGate'];
+export type EvaluationInput = components['schemas']['EvaluationInput'];
+export type EvaluationList = components['schemas']['EvaluationList'];
+export type EvaluationVerdict = components['schemas']['EvaluationVerdict'];
+export type EvaluationsInput = components['schemas']['EvaluationsInput'];
 export type EvaluatorConfig = components['schemas']['EvaluatorConfig'];
 export type EvaluatorNode = components['schemas']['EvaluatorNode'];
 export type ExactMatchReward = components['schemas']['ExactMatchReward'];
@@ -11102,6 +12274,7 @@ export type Exported = components['schemas']['Exported'];
 export type Failure = components['schemas']['Failure'];
 export type FieldProblem = components['schemas']['FieldProblem'];
 export type FileCheck = components['schemas']['FileCheck'];
+export type FlippedRows = components['schemas']['FlippedRows'];
 export type ForwardInput = components['schemas']['ForwardInput'];
 export type ForwardReply = components['schemas']['ForwardReply'];
 export type FreezeMethod = components['schemas']['FreezeMethod'];
@@ -11116,9 +12289,11 @@ export type GpuJob = components['schemas']['GpuJob'];
 export type GpuList = components['schemas']['GpuList'];
 export type GpuUse = components['schemas']['GpuUse'];
 export type GraphCounts = components['schemas']['GraphCounts'];
+export type GraphEntity = components['schemas']['GraphEntity'];
 export type GraphExportBody = components['schemas']['GraphExportBody'];
 export type GraphInput = components['schemas']['GraphInput'];
 export type GraphQueryBody = components['schemas']['GraphQueryBody'];
+export type GraphRelation = components['schemas']['GraphRelation'];
 export type GrpoStage = components['schemas']['GrpoStage'];
 export type HoldoutRules = components['schemas']['HoldoutRules'];
 export type HubSet = components['schemas']['HubSet'];
@@ -11184,13 +12359,20 @@ export type MigratedFolder = components['schemas']['MigratedFolder'];
 export type Migration = components['schemas']['Migration'];
 export type MixedSet = components['schemas']['MixedSet'];
 export type Mixture = components['schemas']['Mixture'];
+export type Neighbors = components['schemas']['Neighbors'];
+export type NeighborsInput = components['schemas']['NeighborsInput'];
 export type NewToken = components['schemas']['NewToken'];
+export type NightDetail = components['schemas']['NightDetail'];
 export type NightInput = components['schemas']['NightInput'];
+export type NightLine = components['schemas']['NightLine'];
+export type NightList = components['schemas']['NightList'];
+export type NightNameInput = components['schemas']['NightNameInput'];
 export type NightReport = components['schemas']['NightReport'];
 export type NightStatus = components['schemas']['NightStatus'];
 export type NightlyRunBody = components['schemas']['NightlyRunBody'];
 export type NightlySimulateBody = components['schemas']['NightlySimulateBody'];
 export type NightlyWorkerBody = components['schemas']['NightlyWorkerBody'];
+export type NightsInput = components['schemas']['NightsInput'];
 export type NodeDetail = components['schemas']['NodeDetail'];
 export type NodeInput = components['schemas']['NodeInput'];
 export type NodeLine = components['schemas']['NodeLine'];
@@ -11202,6 +12384,7 @@ export type Operated = components['schemas']['Operated'];
 export type Optimizer = components['schemas']['Optimizer'];
 export type OutputInput = components['schemas']['OutputInput'];
 export type OutputReference = components['schemas']['OutputReference'];
+export type PairedInterval = components['schemas']['PairedInterval'];
 export type Palette = components['schemas']['Palette'];
 export type PaletteEntry = components['schemas']['PaletteEntry'];
 export type Phase1Report = components['schemas']['Phase1Report'];
@@ -11315,6 +12498,7 @@ export type Source = components['schemas']['Source'];
 export type SourceSet = components['schemas']['SourceSet'];
 export type SqlQuery = components['schemas']['SqlQuery'];
 export type Stage = components['schemas']['Stage'];
+export type StatingDocument = components['schemas']['StatingDocument'];
 export type StepInput = components['schemas']['StepInput'];
 export type StepReply = components['schemas']['StepReply'];
 export type StopInput = components['schemas']['StopInput'];
@@ -11391,6 +12575,44 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["AdapterRows"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    adapters_ask: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["AdaptersAskBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AskedAnswer"];
                 };
             };
             400: components["responses"]["400"];
@@ -11725,6 +12947,139 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Record"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    artifacts_list: {
+        parameters: {
+            query?: {
+                /** @description Id of a run or of its job, or enough of its beginning. */
+                run?: string;
+                /** @description Only results of this kind. */
+                port?: components["schemas"]["Port"];
+                /** @description Only results with this digest. */
+                sha256?: string;
+                /** @description Only this tenant's. */
+                tenant?: string;
+                /** @description At most so many. */
+                limit?: number;
+                /** @description Continue after a page: its `next`. */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArtifactList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    artifacts_show: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a run or of its job, or enough of its beginning. */
+                run: string;
+                /** @description Id of the node that made it. */
+                node: string;
+                /** @description What it is: documents, sft, adapter, report, … */
+                port: components["schemas"]["Port"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArtifactDetail"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    artifacts_rows: {
+        parameters: {
+            query?: {
+                /** @description rows, dropped (with reasons), or a held-out set such as unseen_wording. */
+                part?: string;
+                /** @description Number of the first row to look at, from 0. */
+                offset?: number;
+                /** @description At most so many rows. */
+                limit?: number;
+                /** @description Of dropped rows: only with this one. */
+                reason?: string;
+                /** @description Only rows that contain this text. */
+                text?: string;
+                /** @description Characters of a text that are given; the row names what is cut. */
+                text_chars?: number;
+            };
+            header?: never;
+            path: {
+                /** @description Id of a run or of its job, or enough of its beginning. */
+                run: string;
+                /** @description Id of the node that made it. */
+                node: string;
+                /** @description What it is: documents, sft, adapter, report, … */
+                port: components["schemas"]["Port"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArtifactRows"];
                 };
             };
             400: components["responses"]["400"];
@@ -12677,6 +14032,40 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    dashboard: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DashboardLink"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     data_preview: {
         parameters: {
             query: {
@@ -12894,6 +14283,82 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    evaluations_list: {
+        parameters: {
+            query?: {
+                /** @description Id of a run or of its job, or enough of its beginning. */
+                run?: string;
+                /** @description Only this tenant's. */
+                tenant?: string;
+                /** @description At most so many. */
+                limit?: number;
+                /** @description Continue after a page: its `next`. */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EvaluationList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    evaluations_show: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a run or of its job, or enough of its beginning. */
+                run: string;
+                /** @description Id of the evaluator. */
+                node: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Evaluation"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     export: {
         parameters: {
             query?: never;
@@ -12986,6 +14451,91 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["GpuList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    graph_entities: {
+        parameters: {
+            query?: {
+                /** @description Only names that contain this. */
+                text?: string;
+                /** @description Only this kind: person, company, project, account, location. */
+                kind?: string;
+                /** @description Only this tenant's. */
+                tenant?: string;
+                /** @description At most so many. */
+                limit?: number;
+                /** @description So many are left out at the beginning. */
+                offset?: number;
+                /** @description A graph server or file:// address; default: this home's. */
+                graph?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EntityList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    graph_neighbors: {
+        parameters: {
+            query?: {
+                /** @description Only this tenant's. */
+                tenant?: string;
+                /** @description At most so many relations, and as many documents. */
+                limit?: number;
+                /** @description A graph server or file:// address; default: this home's. */
+                graph?: string;
+            };
+            header?: never;
+            path: {
+                /** @description Key of an entity. */
+                key: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Neighbors"];
                 };
             };
             400: components["responses"]["400"];
@@ -13828,6 +15378,79 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    nightly_list: {
+        parameters: {
+            query?: {
+                /** @description Only this tenant's. */
+                tenant?: string;
+                /** @description At most so many. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NightList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    nightly_show: {
+        parameters: {
+            query?: {
+                /** @description Whose night it is; default: this home's tenant. */
+                tenant?: string;
+            };
+            header?: never;
+            path: {
+                /** @description Its name: a date. */
+                night: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NightDetail"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     nightly_run: {
         parameters: {
             query?: never;
@@ -14129,7 +15752,7 @@ export interface operations {
     schema: {
         parameters: {
             query?: {
-                /** @description chain, a node's type, job, night or settings; default: list the names. */
+                /** @description chain, a node's type, a template, job, night or settings; default: list the names. */
                 name?: string;
             };
             header?: never;

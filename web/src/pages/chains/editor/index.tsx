@@ -13,7 +13,8 @@ import { Page } from "../../../components/page";
 import { StateBadge } from "../../../components/state";
 import { Canvas } from "./canvas";
 import { copies, DraftStore, freeId, useDraft, without, type Draft, type DraftNode } from "./draft";
-import { Inspector, Reasons } from "./inspector";
+import { Reasons } from "../reasons";
+import { Inspector } from "./inspector";
 import { PaletteList } from "./palette";
 import { expand, reasonsOf, useCheck, usePalette, useRunNodes } from "./server";
 import { YamlDialog } from "./yaml";
@@ -26,10 +27,11 @@ interface EditorPageProps {
 export default function EditorPage({ chain }: EditorPageProps) {
   const [search] = useSearchParams();
   const template = search.get("template") ?? "";
+  const parameters = search.get("parameters") ?? "";
   const palette = usePalette();
   const start = useQuery({
-    queryKey: ["editor", chain ?? "", template],
-    queryFn: () => readStart(chain, template),
+    queryKey: ["editor", chain ?? "", template, parameters],
+    queryFn: () => readStart(chain, template, parameters),
     staleTime: Infinity,
     gcTime: 0,
   });
@@ -49,32 +51,31 @@ export default function EditorPage({ chain }: EditorPageProps) {
     );
   }
   return (
-    <ReactFlowProvider key={`${chain} ${template}`}>
-      <Editor stored={start.data.stored} opened={start.data.expanded} palette={palette.data} template={template} />
+    <ReactFlowProvider key={`${chain} ${template} ${parameters}`}>
+      <Editor
+        stored={start.data.stored}
+        opened={start.data.expanded}
+        palette={palette.data}
+        template={`${template}${parameters}`}
+      />
     </ReactFlowProvider>
   );
 }
 
 /** A stored chain or a template, written out as nodes with ids and links. */
-async function readStart(chain: string | undefined, template: string) {
+async function readStart(chain: string | undefined, template: string, parameters: string) {
   const stored = chain
     ? await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } } }))
     : undefined;
   if (stored) return { stored, expanded: await expand({ target: stored.body }) };
   if (template) {
-    // The one required parameter of each template is a path: the editor asks for it at its field.
-    const parameters = STARTING[template] ?? {};
-    return { stored: undefined, expanded: await expand({ target: template, parameters }) };
+    return {
+      stored: undefined,
+      expanded: await expand({ target: template, parameters: JSON.parse(parameters || "{}") }),
+    };
   }
   return { stored: undefined, expanded: null };
 }
-
-const STARTING: Record<string, Record<string, unknown>> = {
-  "qa-pipeline": { documents: "documents" },
-  "alignment-pipeline": { sft: "sft.jsonl", preference: "preference.jsonl" },
-  "rag-tuning": { documents: "documents" },
-  "code-tuning": { repository: "." },
-};
 
 interface EditorProps {
   stored: ChainDetail | undefined;
@@ -245,6 +246,8 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
                 expanded={check.data}
                 palette={palette}
                 run={run && runNodes.data?.nodes.some((one) => one.id === only.id) ? run : ""}
+                onRunFrom={(from) => start.mutate({ stored, dirty: state.dirty, from })}
+                isStarting={start.isPending}
                 onSelect={setSelection}
                 readOnly={readOnly}
               />
@@ -349,12 +352,12 @@ function useSave(
 function useRun(setSearch: ReturnType<typeof useSearchParams>[1], save: ReturnType<typeof useSave>) {
   const [, navigate] = useLocation();
   return useMutation({
-    mutationFn: async ({ stored, dirty }: { stored: ChainDetail | undefined; dirty: boolean }) => {
+    mutationFn: async ({ stored, dirty, from }: { stored: ChainDetail | undefined; dirty: boolean; from?: string }) => {
       const chain = stored && !dirty ? stored : await save.mutateAsync(undefined);
       const started = await dataOf(
         client.POST("/api/v1/chains/{chain}/run", {
           params: { path: { chain: chain.id } },
-          body: { revision: chain.revision } as never,
+          body: { revision: chain.revision, refresh_from: from ?? null } as never,
         }),
       );
       return { chain, run: (started as { id: string }).id };
