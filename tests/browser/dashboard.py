@@ -21,8 +21,9 @@ BLOCKING = ("serious", "critical")
 Audit = Callable[[Page], None]
 PAGES = {
     "": "Overview", "/jobs": "Jobs", "/jobs/new": "New job", "/chains": "Chains", "/chains/new": "New chain",
-    "/backends": "Backends", "/gpus": "GPUs", "/sweeps": "Sweeps", "/scripts": "Scripts", "/settings": "Settings",
-    "/nothing/here": "No such page",
+    "/data": "Data", "/evaluations": "Evaluations", "/adapters": "Adapters", "/nights": "Nights",
+    "/nights/graph": "Knowledge graph", "/backends": "Backends", "/gpus": "GPUs", "/sweeps": "Sweeps",
+    "/scripts": "Scripts", "/settings": "Settings", "/nothing/here": "No such page",
 }  # fmt: skip
 """Path below /dashboard -> its title: every page that needs nothing stored."""
 
