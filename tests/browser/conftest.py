@@ -23,6 +23,11 @@ PAGE_MS = 20_000
 JOB_STEPS = 12
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What kills services runs last: a stack that has just been started again is slow."""
+    items.sort(key=lambda item: item.path.name == "test_outages.py")
+
+
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[DashboardService]:
     """A running stack with some rows in `data.jsonl`, for all tests of the session."""

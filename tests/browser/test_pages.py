@@ -7,15 +7,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.dashboard import Audit, PageWatch, open_page
+from tests.browser.dashboard import PAGES, Audit, PageWatch, open_page
 
 pytestmark = [pytest.mark.browser]
-
-PAGES = {
-    "": "Overview", "/backends": "Backends", "/gpus": "GPUs", "/sweeps": "Sweeps", "/scripts": "Scripts",
-    "/settings": "Settings", "/nothing/here": "No such page",
-}  # fmt: skip
-"""Path below /dashboard -> its title."""
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -640,6 +640,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/dashboard": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * A link that opens the dashboard and logs a browser in: once, within an hour.
+         * @description Only for callers on the machine itself: It prints a secret.
+         */
+        post: operations["dashboard"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/data/preview": {
         parameters: {
             query?: never;
@@ -1130,7 +1150,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Start a job again from its first step, as a new job with the same parameters. */
+        /** Start a new job with the parameters of an earlier one; its newest checkpoint is used, if it left one. */
         post: operations["jobs_retry"];
         delete?: never;
         options?: never;
@@ -3979,6 +3999,16 @@ export interface components {
             tenant: string | null;
         };
         /**
+         * DashboardLink
+         * @description Who opens it first is logged in as the owner of this home.
+         */
+        DashboardLink: {
+            /** Expires */
+            expires: number;
+            /** Url */
+            url: string;
+        };
+        /**
          * DataFormat
          * @description Shape of the rows of a data set; `auto` detects and reports it.
          * @enum {string}
@@ -4196,23 +4226,32 @@ export interface components {
             heldout: number;
             /** Kept */
             kept: number;
-            /** Model Url */
-            model_url: string;
             /** Pairs */
             pairs: number;
             /** Prompt */
             prompt: string;
             quotes: components["schemas"]["Quotes"];
-            /** Run Url */
-            run_url: string;
             /** Seconds */
             seconds: number;
             /** Sets */
             sets: components["schemas"]["SetResult"][];
             /** Tuned Answer */
             tuned_answer: string;
-            /** Ui Url */
-            ui_url: string;
+            urls: components["schemas"]["DemoUrls"];
+        };
+        /**
+         * DemoUrls
+         * @description Where to look at what the demo left.
+         */
+        DemoUrls: {
+            /** Dashboard */
+            dashboard: string;
+            /** Model */
+            model: string;
+            /** Prefect */
+            prefect: string;
+            /** Run */
+            run: string;
         };
         /**
          * DeployerConfig
@@ -12189,6 +12228,7 @@ export type CorpusStatus = components['schemas']['CorpusStatus'];
 export type CreateInput = components['schemas']['CreateInput'];
 export type CreateSessionInput = components['schemas']['CreateSessionInput'];
 export type CreateTokenInput = components['schemas']['CreateTokenInput'];
+export type DashboardLink = components['schemas']['DashboardLink'];
 export type DataFormat = components['schemas']['DataFormat'];
 export type DataPreview = components['schemas']['DataPreview'];
 export type DataSourceConfig = components['schemas']['DataSourceConfig'];
@@ -12198,6 +12238,7 @@ export type DeleteInput = components['schemas']['DeleteInput'];
 export type DeletedChain = components['schemas']['DeletedChain'];
 export type DeletedVersion = components['schemas']['DeletedVersion'];
 export type DemoResult = components['schemas']['DemoResult'];
+export type DemoUrls = components['schemas']['DemoUrls'];
 export type DeployerConfig = components['schemas']['DeployerConfig'];
 export type DeployerNode = components['schemas']['DeployerNode'];
 export type Device = components['schemas']['Device'];
@@ -13984,6 +14025,40 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Added"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    dashboard: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DashboardLink"];
                 };
             };
             400: components["responses"]["400"];
