@@ -21,7 +21,7 @@ export default function RunGraph({ run }: { run: string }) {
           ) : (
             <>
               <ChainGraph nodes={found.nodes} selected={selected} onSelect={setSelected} label="Nodes of the run" />
-              {selected && <NodeResult key={selected} run={run} node={selected} />}
+              {selected && <NodeResult key={selected} run={run} node={selected} isRunPage />}
             </>
           )
         }
