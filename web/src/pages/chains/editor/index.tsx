@@ -96,9 +96,9 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const run = search.get("run") ?? "";
   // The store lives as long as the page of this chain, and begins with what an earlier visit kept.
   const [store, hadDraft] = useMemo(() => {
-    const made = new DraftStore(`trainyard.draft.${first?.id ?? (template || "new")}`, draftOf(opened));
+    const made = new DraftStore(`trainyard.draft.${first?.id ?? (template || "new")}`, draftOf(opened), first?.etag);
     return [made, made.restore()] as const;
-  }, [first?.id, template, opened]);
+  }, [first?.id, first?.etag, template, opened]);
   const [restored, setRestored] = useState(hadDraft);
   const state = useDraft(store);
   const { draft, version } = state;

@@ -19,17 +19,17 @@ export function useSave(
     mutationFn: (etag: string | undefined): Promise<ChainDetail> => {
       const body = store.get().draft as never;
       if (!stored) return dataOf(client.POST("/api/v1/chains", { body })) as Promise<ChainDetail>;
-      const header = { "If-Match": `"${etag ?? stored.etag}"` };
+      const header = { "If-Match": `"${etag ?? store.base}"` };
       return dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path: { chain: stored.id }, header }, body }));
     },
     onSuccess: (saved) => {
-      store.markSaved();
+      store.markSaved(saved.etag);
       onDone();
       void queries.invalidateQueries({ queryKey: ["chains"] });
       if (!stored) {
         const { places } = store.get();
         store.forget();
-        localStorage.setItem(`trainyard.draft.${saved.id}`, JSON.stringify({ draft: null, places }));
+        localStorage.setItem(`trainyard.draft.${saved.id}`, JSON.stringify({ draft: null, base: saved.etag, places }));
         navigate(`/chains/${saved.id}/edit`, { replace: true });
       }
       setStored(saved);
