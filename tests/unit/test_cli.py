@@ -33,7 +33,7 @@ def test_the_commands_are_the_promised_ones() -> None:
     root = click.Context(app)
     found = {name: app.get_command(root, name) for name in app.list_commands(root)}
     commands = {name for name, command in found.items() if not isinstance(command, click.Group)}
-    stack = {"up", "down", "env", "doctor", "migrate", "gc", "backup", "restore", "settings"}
+    stack = {"up", "down", "env", "dashboard", "doctor", "migrate", "gc", "backup", "restore", "settings"}
     chains = {"check", "plan", "run", "compare", "templates", "schema"}
     assert commands == stack | chains | {
         "demo",

@@ -37,6 +37,11 @@ OPERATIONS: dict[str, Operation] = {
         NOTHING, "demo:run_demo", "demo:demo_text", ADMIN,
         local="It starts the services of this machine, and takes minutes.",
     ),
+    "dashboard": Operation(
+        "A link that opens the dashboard and logs a browser in: once, within an hour.",
+        NOTHING, "serving.dashboard:show_dashboard", "stack:dashboard_text", ADMIN,
+        local="It prints a secret.",
+    ),
     "env": Operation(
         "The variables that make `prefect` commands talk to this stack.",
         NOTHING, "stack:env", "stack:env_text", ADMIN, example='eval "$(trainyard env)"',
@@ -380,7 +385,7 @@ OPERATIONS: dict[str, Operation] = {
         route="POST /api/v1/jobs/{job}/cancel", tenants=True,
     ),
     "jobs retry": Operation(
-        "Start a job again from its first step, as a new job with the same parameters.",
+        "Start a new job with the parameters of an earlier one; its newest checkpoint is used, if it left one.",
         "jobs:RetryInput", "monitoring.retrying:retry_job", "chains:run_text", RUN,
         route="POST /api/v1/jobs/{job}/retry", status=202, tenants=True,
     ),

@@ -115,7 +115,7 @@ def tidy(root: Path, files: Files = DISK) -> None:
 def damage_of(folder: Path, files: Files = DISK) -> str | None:
     """What is wrong with a checkpoint; None if every file is as its manifest says."""
     try:
-        expected = json.loads(files.read(folder / MANIFEST))["files"]
+        expected = dict(json.loads(files.read(folder / MANIFEST))["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return "its manifest cannot be read"
     present = whole.describe(files, folder)

@@ -1,4 +1,4 @@
-import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { QueryCache, QueryClient, QueryClientProvider } from "@tanstack/react-query";
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 import { Problem } from "./api/client";
@@ -11,7 +11,15 @@ import "./styles/components.css";
 
 applyTheme();
 
-const queries = new QueryClient({
+const queries: QueryClient = new QueryClient({
+  queryCache: new QueryCache({
+    // A login that has ended: the form that asks for a token is shown in the place of the page.
+    onError: (error, query) => {
+      if (error instanceof Problem && error.status === 401 && query.queryKey[0] !== "login") {
+        void queries.invalidateQueries({ queryKey: ["login"] });
+      }
+    },
+  }),
   defaultOptions: {
     queries: {
       // A refusal is the same the next time; an outage may be over.

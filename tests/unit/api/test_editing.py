@@ -93,6 +93,13 @@ def test_a_wrong_call_of_a_template_has_its_reasons_and_no_nodes() -> None:
     assert expanded.nodes == ()
 
 
+@pytest.mark.parametrize("call", [{"parameters": 3}, {"parameters": []}, {"parameters": [1]}, {"parameters": "x"}])
+def test_parameters_that_are_no_mapping_are_a_reason(call: dict[str, Any]) -> None:
+    expanded = here.chains.expand(target={"template": "qa-pipeline", **call})
+    assert not expanded.check.ok
+    assert expanded.nodes == ()
+
+
 @pytest.mark.parametrize("text", ["nodes: [x", "[1, 2]", "3", "a: &b 1"])
 def test_a_text_that_is_no_chain_is_refused(text: str) -> None:
     with pytest.raises(Refused):

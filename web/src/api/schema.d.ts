@@ -640,6 +640,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/dashboard": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * A link that opens the dashboard and logs a browser in: once, within an hour.
+         * @description Only for callers on the machine itself: It prints a secret.
+         */
+        post: operations["dashboard"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/data/preview": {
         parameters: {
             query?: never;
@@ -1130,7 +1150,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Start a job again from its first step, as a new job with the same parameters. */
+        /** Start a new job with the parameters of an earlier one; its newest checkpoint is used, if it left one. */
         post: operations["jobs_retry"];
         delete?: never;
         options?: never;
@@ -1424,7 +1444,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The settings of a node, a job, a night or the machine; with --json, the JSON Schema for an editor. */
+        /** The settings of a node, template, job, night or the machine; with --json, the JSON Schema for an editor. */
         get: operations["schema"];
         put?: never;
         post?: never;
@@ -3416,6 +3436,12 @@ export interface components {
              */
             refresh: boolean;
             /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
+            /**
              * Revision
              * @description Default: the newest.
              * @default null
@@ -3973,6 +3999,16 @@ export interface components {
             tenant: string | null;
         };
         /**
+         * DashboardLink
+         * @description Who opens it first is logged in as the owner of this home.
+         */
+        DashboardLink: {
+            /** Expires */
+            expires: number;
+            /** Url */
+            url: string;
+        };
+        /**
          * DataFormat
          * @description Shape of the rows of a data set; `auto` detects and reports it.
          * @enum {string}
@@ -4190,23 +4226,32 @@ export interface components {
             heldout: number;
             /** Kept */
             kept: number;
-            /** Model Url */
-            model_url: string;
             /** Pairs */
             pairs: number;
             /** Prompt */
             prompt: string;
             quotes: components["schemas"]["Quotes"];
-            /** Run Url */
-            run_url: string;
             /** Seconds */
             seconds: number;
             /** Sets */
             sets: components["schemas"]["SetResult"][];
             /** Tuned Answer */
             tuned_answer: string;
-            /** Ui Url */
-            ui_url: string;
+            urls: components["schemas"]["DemoUrls"];
+        };
+        /**
+         * DemoUrls
+         * @description Where to look at what the demo left.
+         */
+        DemoUrls: {
+            /** Dashboard */
+            dashboard: string;
+            /** Model */
+            model: string;
+            /** Prefect */
+            prefect: string;
+            /** Run */
+            run: string;
         };
         /**
          * DeployerConfig
@@ -9245,6 +9290,12 @@ export interface components {
              */
             refresh: boolean;
             /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
+            /**
              * Tags
              * @description A tag for the run; may be repeated.
              * @default []
@@ -9285,6 +9336,12 @@ export interface components {
              */
             refresh: boolean;
             /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
+            /**
              * Revision
              * @description Default: the newest.
              * @default null
@@ -9324,6 +9381,12 @@ export interface components {
              * @default false
              */
             refresh: boolean;
+            /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
             /**
              * Tags
              * @description A tag for the run; may be repeated.
@@ -9692,7 +9755,7 @@ export interface components {
         SchemaInput: {
             /**
              * Name
-             * @description chain, a node's type, job, night or settings; default: list the names.
+             * @description chain, a node's type, a template, job, night or settings; default: list the names.
              * @default null
              */
             name: string | null;
@@ -12165,6 +12228,7 @@ export type CorpusStatus = components['schemas']['CorpusStatus'];
 export type CreateInput = components['schemas']['CreateInput'];
 export type CreateSessionInput = components['schemas']['CreateSessionInput'];
 export type CreateTokenInput = components['schemas']['CreateTokenInput'];
+export type DashboardLink = components['schemas']['DashboardLink'];
 export type DataFormat = components['schemas']['DataFormat'];
 export type DataPreview = components['schemas']['DataPreview'];
 export type DataSourceConfig = components['schemas']['DataSourceConfig'];
@@ -12174,6 +12238,7 @@ export type DeleteInput = components['schemas']['DeleteInput'];
 export type DeletedChain = components['schemas']['DeletedChain'];
 export type DeletedVersion = components['schemas']['DeletedVersion'];
 export type DemoResult = components['schemas']['DemoResult'];
+export type DemoUrls = components['schemas']['DemoUrls'];
 export type DeployerConfig = components['schemas']['DeployerConfig'];
 export type DeployerNode = components['schemas']['DeployerNode'];
 export type Device = components['schemas']['Device'];
@@ -13975,6 +14040,40 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    dashboard: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DashboardLink"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     data_preview: {
         parameters: {
             query: {
@@ -15661,7 +15760,7 @@ export interface operations {
     schema: {
         parameters: {
             query?: {
-                /** @description chain, a node's type, job, night or settings; default: list the names. */
+                /** @description chain, a node's type, a template, job, night or settings; default: list the names. */
                 name?: string;
             };
             header?: never;

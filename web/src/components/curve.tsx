@@ -111,7 +111,10 @@ export function Curve({ series, xLabel, yLabel, log = false, smoothing = 0, heig
   return (
     <figure className="curve" data-points={numPoints} aria-label={yLabel}>
       <figcaption>
-        <strong>{yLabel}</strong>
+        <span>
+          <strong>{yLabel}</strong>{" "}
+          {series.length === 1 && <span className="quiet">{formatNumber(lastOf(series[0]!).y)}</span>}
+        </span>
         {isZoomed && (
           <button type="button" onClick={() => show(null)}>
             Whole curve
@@ -130,6 +133,12 @@ export function Curve({ series, xLabel, yLabel, log = false, smoothing = 0, heig
   );
 }
 
+/** The last step that has a value, and that value. */
+function lastOf({ x, y }: CurveSeries): { x?: number; y?: number | null } {
+  const last = y.findLastIndex((value) => value != null);
+  return { x: x[last], y: y[last] };
+}
+
 /** What the picture says, for who does not see it. */
 function LastValues({ series, xLabel, yLabel }: Pick<CurveProps, "series" | "xLabel" | "yLabel">) {
   return (
@@ -145,12 +154,12 @@ function LastValues({ series, xLabel, yLabel }: Pick<CurveProps, "series" | "xLa
       </thead>
       <tbody>
         {series.map((one) => {
-          const last = one.y.findLastIndex((value) => value != null);
+          const last = lastOf(one);
           return (
             <tr key={one.name}>
               <th scope="row">{one.name}</th>
-              <td>{one.x[last] ?? ""}</td>
-              <td>{formatNumber(one.y[last])}</td>
+              <td>{last.x}</td>
+              <td>{formatNumber(last.y)}</td>
               <td>{one.x.length}</td>
             </tr>
           );

@@ -7,6 +7,7 @@ import type { NodeDetail } from "../../api/schema";
 import { formatBytes, formatDuration, formatTime } from "../../components/format";
 import { Queried } from "../../components/page";
 import { StateBadge } from "../../components/state";
+import { JobLog } from "../jobs/log";
 
 const EVERY_MS = 1000;
 const RUNNING = ["pending", "running"];
@@ -38,7 +39,8 @@ function Result({ run, found }: { run: string; found: NodeDetail }) {
         <ul>
           {outputs.map(([port, one]) => (
             <li key={port}>
-              <Link href={`/data/${run}/${found.id}/${port}`}>{port}</Link>: {one.rows != null && `${one.rows.toLocaleString("en-US")} rows, `}
+              <Link href={`/data/${run}/${found.id}/${port}`}>{port}</Link>:{" "}
+              {one.rows != null && `${one.rows.toLocaleString("en-US")} rows, `}
               {formatBytes(one.bytes)} <code title={one.sha256}>{one.sha256.slice(0, 12)}</code>
             </li>
           ))}
@@ -47,6 +49,12 @@ function Result({ run, found }: { run: string; found: NodeDetail }) {
       <p>
         <Link href={`/jobs/${run}`}>{found.trains ? "Curves and log of the run" : "The run"}</Link>
       </p>
+      {found.trains && (
+        <details>
+          <summary>What its training prints</summary>
+          <JobLog job={run} nodes={[found.id]} over={!RUNNING.includes(found.state)} />
+        </details>
+      )}
       <details>
         <summary>Lines ({found.lines.length})</summary>
         <div className="node-lines" role="log" aria-label={`Lines of ${found.id}`} tabIndex={0}>

@@ -51,7 +51,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   });
   const edit = `/chains/new?template=${template}&parameters=${encodeURIComponent(JSON.stringify(parameters))}`;
   return (
-    <>
+    <div className="stack">
       <Section title="Parameters">
         <SchemaForm
           schema={schema}
@@ -78,7 +78,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
       >
         <Queried query={expanded}>{(found) => <Preview template={template} found={found} />}</Queried>
       </Section>
-    </>
+    </div>
   );
 }
 

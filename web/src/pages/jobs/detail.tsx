@@ -1,5 +1,7 @@
 // One job: state and actions, curves as they grow, logs, checkpoints, samples, results, and what it was started with.
 
+import { useEffect } from "react";
+import { useLocation } from "wouter";
 import type { JobDetail } from "../../api/schema";
 import { useLogin } from "../../api/login";
 import { ActionButton } from "../../components/action";
@@ -8,10 +10,12 @@ import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
 import { Facts, Table } from "../../components/table";
+import { Checkpoints } from "./checkpoints";
+import { Samples } from "./samples";
 import { Charts, useCurveStyle } from "./charts";
 import { useCurves } from "./curves";
 import { JobLog } from "./log";
-import { isOver, stepsOf, useJob, useJobAction, useJobEvents, verbsOf, type JobVerb } from "./queries";
+import { isOver, stepsOf, useJob, useJobAction, useJobEvents, useRetry, verbsOf, type JobVerb } from "./queries";
 import "./jobs.css";
 
 export default function JobPage({ job }: { job: string }) {
@@ -33,6 +37,8 @@ export default function JobPage({ job }: { job: string }) {
             <Section title="Log">
               <JobLog job={found.id} nodes={found.trainings.map((one) => one.node)} over={over} />
             </Section>
+            <Checkpoints job={found} />
+            <Samples job={found} />
             {found.nodes.length > 0 && <Results job={found} />}
             <Section title="Parameters">
               <pre className="json" tabIndex={0} aria-label="Parameters as JSON">
@@ -55,7 +61,27 @@ const QUESTIONS: Record<JobVerb, string> = {
 function Actions({ job }: { job: JobDetail }) {
   const { allows } = useLogin();
   if (!allows("run")) return null;
-  return verbsOf(job.state).map((verb) => <Action key={verb} job={job.id} verb={verb} />);
+  return (
+    <>
+      {verbsOf(job.state).map((verb) => (
+        <Action key={verb} job={job.id} verb={verb} />
+      ))}
+      {isOver(job.state) && <Retry job={job} />}
+    </>
+  );
+}
+
+function Retry({ job }: { job: JobDetail }) {
+  const [, navigate] = useLocation();
+  const retry = useRetry(job);
+  useEffect(() => {
+    if (retry.data) navigate(`/jobs/${retry.data.id}`);
+  }, [retry.data]);
+  return (
+    <ActionButton mutation={retry} variables={undefined} confirm="Start a new job with the same parameters?">
+      Retry
+    </ActionButton>
+  );
 }
 
 function Action({ job, verb }: { job: string; verb: JobVerb }) {

@@ -71,8 +71,8 @@ export function useJobAction(job: string, verb: JobVerb) {
   return useMutation({
     mutationFn: async () => {
       const params = { path: { job } };
-      if (verb === "resume")
-        return dataOf(client.POST("/api/v1/jobs/{job}/resume", { params, body: { watch: false } }));
+      // `watch` is for who sits at the machine: over a network it is refused, also where it is false.
+      if (verb === "resume") return dataOf(client.POST("/api/v1/jobs/{job}/resume", { params, body: {} as never }));
       const path = verb === "pause" ? "/api/v1/jobs/{job}/pause" : "/api/v1/jobs/{job}/cancel";
       return dataOf(client.POST(path, { params, body: { wait: false } }));
     },
@@ -80,6 +80,21 @@ export function useJobAction(job: string, verb: JobVerb) {
       await queries.invalidateQueries({ queryKey: ["job", job] });
       await queries.invalidateQueries({ queryKey: ["jobs"] });
     },
+  });
+}
+
+/** Start a new job with the parameters of one that has ended; a completed one is trained again. */
+export function useRetry(job: Pick<Job, "id" | "state">) {
+  const queries = useQueryClient();
+  return useMutation({
+    mutationFn: () =>
+      dataOf(
+        client.POST("/api/v1/jobs/{job}/retry", {
+          params: { path: { job: job.id } },
+          body: { refresh: job.state === "completed" } as never,
+        }),
+      ),
+    onSettled: () => queries.invalidateQueries({ queryKey: ["jobs"] }),
   });
 }
 

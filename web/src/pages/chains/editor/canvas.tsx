@@ -180,7 +180,7 @@ export function Canvas({ store, nodes, version, selection, onSelect, onAdd, read
     const type = event.dataTransfer.getData(DRAGGED_TYPE);
     if (!type) return;
     event.preventDefault();
-    onAdd(type, flow.screenToFlowPosition({ x: event.clientX - 95, y: event.clientY - 30 }));
+    onAdd(type, flow.screenToFlowPosition({ x: event.clientX - 80, y: event.clientY - 30 }));
   };
 
   return (

@@ -2,7 +2,6 @@
 
 import { useQuery } from "@tanstack/react-query";
 import { useEffect, useId, useState } from "react";
-import { Link } from "wouter";
 import type { ProblemReason } from "../../../api/client";
 import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
 import { SchemaForm } from "../../../components/form";
@@ -79,9 +78,6 @@ export function Inspector({
           Delete {node.id}
         </button>
       )}
-      <p>
-        <Link href="/chains">Chains</Link>
-      </p>
     </>
   );
 }

@@ -1,0 +1,103 @@
+// What the model answered to held-out prompts while it was trained, one step or two next to each other.
+
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
+import { useState } from "react";
+import { client, dataOf } from "../../api/client";
+import type { JobDetail, JobSamples } from "../../api/schema";
+import { Queried, Section } from "../../components/page";
+import { Table } from "../../components/table";
+import { isOver, REFRESH_MS } from "./queries";
+
+const NEWEST = "newest";
+
+const useSamples = (job: JobDetail, step: string) =>
+  useQuery({
+    queryKey: ["samples", job.id, step],
+    queryFn: () => {
+      const query = step === NEWEST ? { limit: 1 } : { step: Number(step) };
+      const params = { path: { job: job.id }, query };
+      return dataOf(client.GET("/api/v1/jobs/{job}/samples", { params }));
+    },
+    refetchInterval: step !== NEWEST || isOver(job.state) ? false : 2 * REFRESH_MS,
+    placeholderData: keepPreviousData,
+  });
+
+export function Samples({ job }: { job: JobDetail }) {
+  const [step, setStep] = useState(NEWEST);
+  const [other, setOther] = useState("");
+  const samples = useSamples(job, step);
+  const steps = samples.data?.steps ?? [];
+  const first = String(steps[0] ?? "");
+  const compared = useSamples(job, other || first || NEWEST);
+  return (
+    <Section
+      title="Samples"
+      actions={
+        steps.length > 0 && (
+          <>
+            <StepPicker label="Step" steps={steps} value={step} onChange={setStep} newest />
+            <StepPicker label="Next to step" steps={steps} value={other || first} onChange={setOther} />
+          </>
+        )
+      }
+    >
+      <Queried query={samples}>
+        {(found) =>
+          found.rounds.length === 0 ? (
+            <p className="quiet">
+              None: <code>eval.samples</code> says how many held-out prompts are answered at each evaluation.
+            </p>
+          ) : (
+            <Answers found={found} before={compared.data} />
+          )
+        }
+      </Queried>
+    </Section>
+  );
+}
+
+interface StepPickerProps {
+  label: string;
+  steps: readonly number[];
+  value: string;
+  onChange: (step: string) => void;
+  newest?: boolean;
+}
+
+function StepPicker({ label, steps, value, onChange, newest }: StepPickerProps) {
+  return (
+    <label>
+      {label}{" "}
+      <select value={value} onChange={(event) => onChange(event.target.value)}>
+        {newest && <option>{NEWEST}</option>}
+        {steps.map((one) => (
+          <option key={one}>{one}</option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+function Answers({ found, before }: { found: JobSamples; before?: JobSamples }) {
+  return found.rounds.map((round) => {
+    const earlier = before?.rounds.find((one) => one.node === round.node);
+    return (
+      <Table
+        key={`${round.node}/${round.step}`}
+        caption={`Answers of ${round.node} at step ${round.step}`}
+        rows={round.samples}
+        rowKey={(_, index) => index}
+        columns={[
+          { title: "Prompt", cell: (one) => <div className="sample">{one.prompt}</div> },
+          {
+            title: `Answer at step ${earlier?.step ?? ""}`,
+            cell: (one) => (
+              <div className="sample">{earlier?.samples.find((own) => own.prompt === one.prompt)?.answer ?? ""}</div>
+            ),
+          },
+          { title: `Answer at step ${round.step} `, cell: (one) => <div className="sample">{one.answer}</div> },
+        ]}
+      />
+    );
+  });
+}
