@@ -7,7 +7,7 @@ import { useSearchParams } from "wouter";
 import { client, dataOf } from "../../../api/client";
 import { useLogin } from "../../../api/login";
 import type { ChainDetail, ExpandedChain, Palette } from "../../../api/schema";
-import { dataOf as nodeDataOf, layOut, type GraphNode } from "../../../components/graph";
+import { dataOf as nodeDataOf, layOut, NODE_WIDTH, type GraphNode, type Place } from "../../../components/graph";
 import { Loading, ProblemNote } from "../../../components/notes";
 import { Page } from "../../../components/page";
 import { Canvas } from "./canvas";
@@ -124,7 +124,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
       const { draft: now, places } = store.get();
       const id = freeId(now.nodes, type);
       const config = structuredClone(palette.nodes.find((one) => one.type === type)?.config ?? {});
-      const place = at ?? { x: now.nodes.length * 60, y: now.nodes.length * 40 };
+      const place = at ?? nextPlace(places);
       store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: place });
       setSelection(new Set([id]));
       if (!at) window.setTimeout(() => void flow.fitView({ padding: 0.15, maxZoom: 1 }), 60);
@@ -311,6 +311,12 @@ function graphNodes(
       fraction: states.get(node.id)?.fraction,
     };
   });
+}
+
+/** To the right of every other node. */
+function nextPlace(places: Record<string, Place>): Place {
+  const last = Object.values(places).sort((one, other) => other.x - one.x)[0];
+  return last ? { x: last.x + NODE_WIDTH + 40, y: last.y } : { x: 0, y: 0 };
 }
 
 function layoutOf(nodes: readonly GraphNode[]) {
