@@ -136,6 +136,9 @@ def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: Dashboard
     page.reload()
     expect(node(page, "trainer").locator(".node-completed")).to_be_visible()
     expect(status(page)).to_contain_text("revision 1")
+    page.get_by_role("link", name=run).click()
+    for name in states:
+        expect(node(page, name).locator(".node-completed")).to_be_visible()
 
 
 def test_an_unsaved_draft_survives_a_reload_and_undo_takes_it_back(page: Page, stored: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ interface StatusLineProps {
   check: ExpandedChain | undefined;
   isCurrent: boolean;
   run: string;
-  runNodes: { state: string; detail: string; message: string; url: string } | undefined;
+  runNodes: { state: string; detail: string; message: string; url: string; digest: string } | undefined;
   onDiscard: () => void;
   onCloseRun: () => void;
 }
@@ -32,6 +32,7 @@ export function StatusLine({
   onDiscard,
   onCloseRun,
 }: StatusLineProps) {
+  const isOther = isCurrent && runNodes?.digest && check?.check.digest && runNodes.digest !== check.check.digest;
   return (
     <div className="actions" role="status" aria-label="State of the draft">
       <span>
@@ -44,6 +45,12 @@ export function StatusLine({
         )}
         {dirty ? ", changed" : ""}
       </span>
+      {stored && !("nodes" in stored.body) && (
+        <span className="quiet">
+          It is stored as {"template" in stored.body ? `the call of ${String(stored.body.template)}` : "a job"}; Save
+          stores its nodes.
+        </span>
+      )}
       {restored && (
         <span>
           Unsaved changes of an earlier visit are shown.{" "}
@@ -61,7 +68,8 @@ export function StatusLine({
       </span>
       {run && (
         <span>
-          Run <Link href={`/jobs/${run}`}>{run}</Link>{" "}
+          Run <Link href={`/jobs/${run}`}>{run}</Link>
+          {isOther && " (of another version of this chain)"}{" "}
           {runNodes && <StateBadge state={runNodes.state} detail={runNodes.detail} />}{" "}
           {runNodes?.url && (
             <a href={runNodes.url} target="_blank" rel="noreferrer">
