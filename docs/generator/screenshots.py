@@ -1,7 +1,7 @@
 """Write a picture of every page of the dashboard: `python -m docs.generator.screenshots [ADDRESS]`.
 
 It looks at the service of TRAINYARD_HOME (`trainyard demo` makes one with a run, a job and an adapter) in a Chromium
-of 1120 x 700, in light; at those of `DARK` in dark, at those of `NARROW` on a telephone, too. Look at them before a
+of 1280 x 760, in light; at those of `DARK` in dark, at those of `NARROW` on a telephone, too. Look at them before a
 commit.
 """
 
@@ -22,7 +22,7 @@ from trainyard.settings import load_settings
 from trainyard.stores.auth_string import read_auth
 
 FOLDER = Path(__file__).parents[1] / "images"
-SIZE, NARROW_SIZE = {"width": 1120, "height": 700}, {"width": 390, "height": 800}
+SIZE, NARROW_SIZE = {"width": 1280, "height": 760}, {"width": 390, "height": 800}
 DARK, NARROW = ("editor", "job"), ("overview", "job")
 SETTLE_MS = 1500
 """After the last answer: curves are drawn, the view of a graph has been fitted."""
