@@ -83,8 +83,12 @@ class ApiSettings(BaseSettings):
         (), description="Origins of other servers whose pages may use the API, such as https://lab.example.com."
     )
     api_requests_per_s: float = Field(500.0, gt=0, description="Requests of one caller per second, over two seconds.")
-    api_wrong_credentials: int = Field(10, ge=1, description="Wrong ones of an address within a minute; then it waits.")
+    api_failed_logins: int = Field(10, ge=1, description="Wrong credentials of an address in a minute; then it waits.")
     api_heavy_calls: int = Field(4, ge=1, description="Operations that take long or much memory, at a time.")
+    api_edit_scripts: bool = Field(
+        False,
+        description="Whether admins may write this home's training scripts over the API; allow_scripts runs them.",
+    )
 
 
 class MachineSettings(ApiSettings):

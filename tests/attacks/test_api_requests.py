@@ -50,7 +50,7 @@ def url(stack: Stack, tmp_path: Path) -> Iterator[str]:
     pip.parent.mkdir(parents=True)
     pip.write_text("[global]\nno-index = true\n")
     limits = {"TRAINYARD_API_REQUESTS_PER_S": "100000", "TRAINYARD_API_HEAVY_CALLS": "64"}
-    limits["TRAINYARD_API_WRONG_CREDENTIALS"] = "1000000"
+    limits["TRAINYARD_API_FAILED_LOGINS"] = "1000000"
     environment = {**stack.environment, **limits, "HOME": str(tmp_path / "user")}
     port = free_port(18_898)
     argv = [sys.executable, "-m", "trainyard.cli", "serve", "--port", str(port)]

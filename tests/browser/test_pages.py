@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
-from playwright.sync_api import Page
+from typing import Any
 
-from tests.browser.dashboard import Audit, open_page
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.dashboard import Audit, PageWatch, open_page
 
 pytestmark = [pytest.mark.browser]
 
-PAGES = {"": "Overview"}
+PAGES = {
+    "": "Overview", "/backends": "Backends", "/gpus": "GPUs", "/sweeps": "Sweeps", "/scripts": "Scripts",
+    "/settings": "Settings", "/nothing/here": "No such page",
+}  # fmt: skip
 """Path below /dashboard -> its title."""
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_page_opens_and_is_accessible(page: Page, axe: Audit, path: str) -> None:
+def test_every_page_opens_and_is_accessible(page: Page, axe: Audit, path: str, finished_job: dict[str, Any]) -> None:
     open_page(page, path, PAGES[path])
     axe(page)
 
@@ -24,3 +29,57 @@ def test_axe_finds_what_keeps_somebody_out(page: Page, axe: Audit) -> None:
     page.locator("main").evaluate("(main) => main.append(document.createElement('button'))")
     with pytest.raises(AssertionError, match="button-name"):
         axe(page)
+
+
+def test_the_menu_leads_to_every_page_by_keyboard(page: Page) -> None:
+    """Also on a telephone, where it is behind a button."""
+    page.set_viewport_size({"width": 360, "height": 800})
+    open_page(page, "", "Overview")
+    menu = page.get_by_role("navigation", name="Pages")
+    expect(menu).to_be_hidden()
+    reached: set[str] = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        title = page.evaluate("document.activeElement.innerText ?? ''").strip()
+        if title == "Menu" and "Menu" not in reached:
+            page.keyboard.press("Enter")
+            expect(menu).to_be_visible()
+        reached.add(title)
+    assert set(menu.get_by_role("link").all_inner_texts()) <= reached
+
+
+def test_files_with_a_hash_in_their_name_are_kept_by_the_browser(page: Page) -> None:
+    with page.expect_response("**/dashboard/assets/*.js") as found:
+        open_page(page, "", "Overview")
+    assert "immutable" in (found.value.header_value("cache-control") or "")
+    first = page.goto("/dashboard")
+    assert first is not None
+    assert first.header_value("cache-control") == "no-cache"
+
+
+def test_who_is_not_logged_in_sees_the_login_alone(context: Any, watch: PageWatch, service: Any, axe: Audit) -> None:
+    watch.expect("401")
+    page = context.new_page()
+    watch.watch(page)
+    page.goto("/dashboard/settings")
+    axe(page)
+    page.get_by_label("Token").fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("neither a token nor the string")
+    page.get_by_label("Token").fill(service.token)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1, name="Settings")).to_be_visible()
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+
+
+def test_the_theme_that_was_chosen_stays(page: Page) -> None:
+    page.emulate_media(color_scheme="light")
+    open_page(page, "", "Overview")
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="Dark theme").click()
+    dark = page.evaluate(ground)
+    page.reload()
+    expect(page.get_by_role("button", name="Light theme")).to_be_visible()
+    assert page.evaluate(ground) == dark != light

@@ -33,7 +33,7 @@ def test_the_commands_are_the_promised_ones() -> None:
     root = click.Context(app)
     found = {name: app.get_command(root, name) for name in app.list_commands(root)}
     commands = {name for name, command in found.items() if not isinstance(command, click.Group)}
-    stack = {"up", "down", "env", "doctor", "migrate", "gc", "backup", "restore"}
+    stack = {"up", "down", "env", "doctor", "migrate", "gc", "backup", "restore", "settings"}
     chains = {"check", "plan", "run", "compare", "templates", "schema"}
     assert commands == stack | chains | {
         "demo",
@@ -63,14 +63,18 @@ def test_the_commands_are_the_promised_ones() -> None:
             "merge",
             "push",
             "pull",
+            "ask",
         },
-        "backends": {"install"},
+        "backends": {"install", "cancel", "test"},
+        "scripts": {"list", "show", "save", "draft"},
+        "artifacts": {"list", "show", "rows"},
+        "evaluations": {"list", "show"},
         "chains": {"list", "create", "show", "update", "delete", "run", "runs"},
         "corpus": {"engineering", "apprenticeship", "status"},
         "data": {"preview"},
-        "graph": {"query", "stats", "export"},
+        "graph": {"query", "stats", "export", "entities", "neighbors"},
         "jobs": jobs,
-        "nightly": {"run", "simulate", "worker", "status"},
+        "nightly": {"run", "simulate", "worker", "status", "list", "show"},
         "renderers": {"verify"},
         "sessions": {*life, *verbs, "result", "output"},
         "starter": {"build"},

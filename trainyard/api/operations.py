@@ -2,7 +2,7 @@
 
 A row names its request, its implementation and its renderer by dotted path, below `api/requests`, `api/verbs` and
 `api/terminal`; `load` (`loading.py`) imports one of them when it is needed: importing this module imports no other
-module of Trainyard. The response is what the implementation returns.
+module of Trainyard than the parts of the table in `api/table/`. The response is what the implementation returns.
 
 An implementation is `do(request, context) -> response`. It raises `TrainyardError` and prints nothing: progress goes
 through `Context.say`. A new operation is a request in `api/requests/`, a function in `api/verbs/`, a renderer in
@@ -11,65 +11,10 @@ through `Context.say`. A new operation is a request in `api/requests/`, a functi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from trainyard.api.table.operation import Operation, Scope
+from trainyard.api.table.sessions import SESSIONS
 
-
-class Scope(StrEnum):
-    """What a caller has to be allowed to do: the scope that a token of the API needs. Each contains those before it."""
-
-    READ = "read"
-    """Look at something; nothing is started or changed."""
-    RUN = "run"
-    """Start work, or change what a tenant has: runs, jobs, adapters, corpora, nights, files that are written."""
-    ADMIN = "admin"
-    """Change the machine: its services, its trainers and its base models; or see the string that opens its server."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkFacts:
-    """How an operation is reached over a network, and by whom."""
-
-    route: str = ""
-    """`METHOD /path/{field}` of the REST API; default: POST on the operation's words below /api/v1."""
-    body: str = ""
-    """The field of the request that is the whole body in REST; its other fields are in the query then."""
-    body_schema: str = ""
-    """`module:model` of what that field contains, for the OpenAPI document."""
-    status: int = 200
-    """HTTP status of the answer."""
-    stream: str = ""
-    """What REST answers a client that accepts text/event-stream: an async generator in `api/live`."""
-    local: str = ""
-    """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
-    heavy: bool = False
-    """Whether it takes long or much memory: over a network only some of these run at a time."""
-    keeps_replies: bool = False
-    """Whether what carries it out keeps the answers to an Idempotency-Key itself; else the service does."""
-    tenants: bool = False
-    """Whether it keeps to the tenant of its caller; what does not needs a caller who may act for all tenants."""
-
-
-@dataclass(frozen=True)
-class Operation(NetworkFacts):
-    """One verb. Everything but the summary is a dotted path, `module:name`, in the folder of its kind."""
-
-    summary: str
-    """One sentence: the help of the command, and the line in the manual."""
-    request: str
-    implementation: str
-    renderer: str
-    """Response -> text for people."""
-    scope: Scope
-    part_renderer: str = ""
-    """Part -> text, for a response that is streamed part by part (`Context.on_part`)."""
-    reader: str = ""
-    """What reads the next question from a user; None at the end (`Context.next_input`)."""
-    example: str = ""
-    """An example for the shell, where the command alone does not show the usage."""
-    endless: bool = False
-    """Whether it runs until it is stopped: a call of a tool ends, so that MCP refuses it."""
-
+__all__ = ["API", "GROUPS", "OPERATIONS", "REQUESTS", "TEXTS", "VERBS", "Operation", "Scope", "route_of"]
 
 READ, RUN, ADMIN = Scope
 NOTHING = "base:Nothing"
@@ -96,6 +41,11 @@ OPERATIONS: dict[str, Operation] = {
         "The variables that make `prefect` commands talk to this stack.",
         NOTHING, "stack:env", "stack:env_text", ADMIN, example='eval "$(trainyard env)"',
         local="It prints the string that opens this machine's Prefect server.",
+    ),
+    "settings": Operation(
+        "The settings of this machine: value, default, and whether it is from the environment or trainyard.toml.",
+        NOTHING, "machine.settings:show_settings", "stack:settings_text", ADMIN,
+        route="GET /api/v1/settings",
     ),
     "doctor": Operation(
         "Look at versions, server, worker, models, disk and devices, and say what to do about what is wrong.",
@@ -211,23 +161,23 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "chains palette": Operation(
         "What chains are made of: the types of nodes with the schemas of their settings, and the ports.",
-        NOTHING, "editing.drafts:show_palette", "editing:palette_text", READ,
+        NOTHING, "editing.drafts:show_palette", "editing.drafts:palette_text", READ,
         route="GET /api/v1/chains/palette", tenants=True,
     ),
     "chains expand": Operation(
         "A template, file or draft as a whole chain: ids, links and settings written out, and what is wrong with it.",
-        "editing.drafts:ExpandInput", "editing.drafts:expand", "editing:expanded_text", READ,
+        "editing.drafts:ExpandInput", "editing.drafts:expand", "editing.drafts:expanded_text", READ,
         example="trainyard chains expand qa-pipeline -p documents=docs > chain.yaml",
         tenants=True,
     ),
     "chains links": Operation(
         "Where a link from a node of a chain may lead: for each port and node yes, or why not.",
-        "editing.drafts:LinksInput", "editing.drafts:show_links", "editing:links_text", READ,
+        "editing.drafts:LinksInput", "editing.drafts:show_links", "editing.drafts:links_text", READ,
         tenants=True,
     ),
     "chains diff": Operation(
         "The settings in which two revisions of a stored chain differ.",
-        "editing.drafts:DiffInput", "editing.revisions:show_difference", "editing:difference_text", READ,
+        "editing.drafts:DiffInput", "editing.revisions:show_difference", "editing.drafts:difference_text", READ,
         example="trainyard chains diff guide --before 1",
         route="GET /api/v1/chains/{chain}/diff", tenants=True,
     ),
@@ -318,6 +268,12 @@ OPERATIONS: dict[str, Operation] = {
         "adapters:CardInput", "versions:show_card", "adapters:card_text", READ,
         route="GET /api/v1/adapters/card", tenants=True,
     ),
+    "adapters ask": Operation(
+        "Ask a version and its base the same question; both answers come back side by side.",
+        "records.asking:AskInput", "records.asking:ask", "records.asking:answer_text", RUN,
+        example="trainyard adapters ask assistant 'How long does the battery last?'",
+        route="POST /api/v1/adapters/ask", tenants=True, heavy=True,
+    ),
     "adapters push": Operation(
         "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",
         "adapters:PushInput", "versions:push", "adapters:published_text", RUN,
@@ -340,6 +296,38 @@ OPERATIONS: dict[str, Operation] = {
         "trainers:InstallInput", "backends:install_backends", "trainers:backends_text", ADMIN,
         route="POST /api/v1/backends/install",
     ),
+    "backends cancel": Operation(
+        "Stop an installation that is running in the background; what is half made is removed.",
+        "trainers:CancelInstallInput", "backends:cancel_install", "trainers:backends_text", ADMIN,
+        route="POST /api/v1/backends/cancel",
+    ),
+    "backends test": Operation(
+        "Train two steps on a trainer, as a job: whether it works here, from its data to its adapter.",
+        "trainers:BackendTestInput", "machine.smoke:try_backend", "chains:run_text", RUN,
+        example="trainyard backends test native --watch",
+        route="POST /api/v1/backends/test", status=202, tenants=True,
+    ),
+    "scripts list": Operation(
+        "The training scripts of this home, and whether chains may run them.",
+        NOTHING, "machine.scripts:list_scripts", "trainers:scripts_text", READ,
+        route="GET /api/v1/scripts",
+    ),
+    "scripts show": Operation(
+        "A training script of this home; `built-in` is the one that needs none.",
+        "trainers:ScriptNameInput", "machine.scripts:show_script", "trainers:script_text", READ,
+        route="GET /api/v1/scripts/{name}",
+    ),
+    "scripts save": Operation(
+        "Write a training script of this home, if it is valid Python and nobody else was faster.",
+        "trainers:SaveScriptInput", "machine.scripts:save_script", "trainers:saved_script_text", ADMIN,
+        example="trainyard scripts save mine train.py",
+        route="PUT /api/v1/scripts/{name}",
+    ),
+    "scripts draft": Operation(
+        "The script that would carry out a trainer of a chain, with its resolved spec; nothing is written.",
+        "trainers:DraftScriptInput", "machine.scripts:draft_script", "trainers:draft_text", READ,
+        route="POST /api/v1/scripts/draft", heavy=True,
+    ),
     "jobs create": Operation(
         "Start one training on one data set, from a file or from parameters.",
         "jobs:CreateInput", "jobs:create_job", "chains:run_text", RUN,
@@ -358,12 +346,12 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "jobs nodes": Operation(
         "The nodes of a run as they are now: state, progress, what each has left.",
-        "jobs:JobInput", "monitoring.nodes:list_nodes", "editing:nodes_text", READ,
+        "jobs:JobInput", "monitoring.nodes:list_nodes", "editing.drafts:nodes_text", READ,
         route="GET /api/v1/jobs/{job}/nodes", tenants=True,
     ),
     "jobs node": Operation(
         "One node of a run: its settings, its lines and what it has left.",
-        "jobs:NodeInput", "monitoring.nodes:show_node", "editing:node_text", READ,
+        "jobs:NodeInput", "monitoring.nodes:show_node", "editing.drafts:node_text", READ,
         route="GET /api/v1/jobs/{job}/nodes/{node}", tenants=True,
     ),
     "jobs logs": Operation(
@@ -411,83 +399,7 @@ OPERATIONS: dict[str, Operation] = {
         "jobs:SamplesInput", "monitoring.samples:show_samples", "jobs:samples_text", READ,
         route="GET /api/v1/jobs/{job}/samples", tenants=True,
     ),
-    "sessions create": Operation(
-        "Open a step session: a model on a device that is driven call by call, without a data set.",
-        "sessions.life:CreateSessionInput", "sessions.life:create_session", "sessions.lines:session_text", RUN,
-        example="trainyard sessions create -p base_model=starter --wait",
-        route="POST /api/v1/sessions", status=202, tenants=True,
-        body="parameters", body_schema="trainyard.spec.job:SessionSpec",
-    ),
-    "sessions list": Operation(
-        "The newest sessions, their states and how far they are.",
-        "sessions.life:SessionsInput", "sessions.life:list_sessions", "sessions.lines:sessions_text", READ,
-        route="GET /api/v1/sessions", tenants=True,
-    ),
-    "sessions show": Operation(
-        "One session: state, step, the number of its next operation, and what is saved.",
-        "sessions.life:SessionInput", "sessions.life:show_session", "sessions.lines:session_text", READ,
-        route="GET /api/v1/sessions/{session}", tenants=True,
-    ),
-    "sessions close": Operation(
-        "End a session with a checkpoint; its device is free then.",
-        "sessions.life:SessionInput", "sessions.life:close_session", "sessions.lines:session_text", RUN,
-        route="POST /api/v1/sessions/{session}/close", tenants=True,
-    ),
-    "sessions resume": Operation(
-        "Continue a session that has ended, failed or was killed, from its newest valid checkpoint.",
-        "sessions.life:ResumeSessionInput", "sessions.life:resume_session", "sessions.lines:session_text", RUN,
-        route="POST /api/v1/sessions/{session}/resume", status=202, tenants=True,
-    ),
-    "sessions forward": Operation(
-        "Score a batch of rows and keep its graph for one backward.",
-        "sessions.calls:ForwardInput", "sessions.calls:forward", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/forward", keeps_replies=True, tenants=True,
-    ),
-    "sessions backward": Operation(
-        "Add the gradients of a forward, times a factor.",
-        "sessions.calls:BackwardInput", "sessions.calls:backward", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/backward", keeps_replies=True, tenants=True,
-    ),
-    "sessions step": Operation(
-        "Clip the gradients, update the weights and the schedule.",
-        "sessions.calls:StepInput", "sessions.calls:step", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/step", keeps_replies=True, tenants=True,
-    ),
-    "sessions zero-grad": Operation(
-        "Clear the gradients, and drop a graph that waits.",
-        "sessions.calls:ZeroGradInput", "sessions.calls:zero_grad", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/zero_grad", keeps_replies=True, tenants=True,
-    ),
-    "sessions generate": Operation(
-        "Complete prompts with the weights as they are: text, tokens, and the log-probability of each.",
-        "sessions.calls:GenerateInput", "sessions.calls:generate", "sessions.lines:completions_text", RUN,
-        route="POST /api/v1/sessions/{session}/generate", keeps_replies=True, tenants=True,
-    ),
-    "sessions logprobs": Operation(
-        "The log-probability of each token of a text, of messages or of tokens.",
-        "sessions.calls:LogprobsInput", "sessions.calls:logprobs", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/logprobs", keeps_replies=True, tenants=True,
-    ),
-    "sessions save": Operation(
-        "Save the session's state, its weights, or the adapter or model for other programs, by a name.",
-        "sessions.calls:SaveInput", "sessions.calls:save", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/save", keeps_replies=True, tenants=True,
-    ),
-    "sessions load": Operation(
-        "Take a saved state back, or its weights alone.",
-        "sessions.calls:LoadInput", "sessions.calls:load", "sessions.lines:reply_text", RUN,
-        route="POST /api/v1/sessions/{session}/load", keeps_replies=True, tenants=True,
-    ),
-    "sessions result": Operation(
-        "The reply of an operation that was not waited for.",
-        "sessions.calls:ResultInput", "sessions.calls:show_result", "sessions.lines:reply_text", READ,
-        route="GET /api/v1/sessions/{session}/results/{op_seq}", tenants=True,
-    ),
-    "sessions output": Operation(
-        "Logits or hidden states that a forward has kept, as a safetensors file.",
-        "sessions.calls:OutputInput", "sessions.calls:read_output", "sessions.lines:output_text", READ,
-        route="GET /api/v1/sessions/{session}/outputs/{name}", tenants=True,
-    ),
+    **SESSIONS,
     "gpus": Operation(
         "The GPUs of this machine: memory, load, temperature, power, clocks, and the memory of each job.",
         NOTHING, "monitoring.gpus:show_gpus", "trainers:gpus_text", READ,
@@ -499,6 +411,37 @@ OPERATIONS: dict[str, Operation] = {
         example="trainyard data preview chats.jsonl --base-model Qwen/Qwen3-4B --max-length 2048",
         route="GET /api/v1/data/preview", heavy=True,
     ),
+    "artifacts list": Operation(
+        "What the nodes of runs left, the newest run first: sets of rows, adapters, reports.",
+        "records.artifacts:ArtifactsInput", "records.artifacts:list_artifacts",
+        "records.artifacts:artifacts_text", READ,
+        route="GET /api/v1/artifacts", tenants=True,
+    ),
+    "artifacts show": Operation(
+        "One result of a run: what its node counted, its sets of rows and its files.",
+        "records.artifacts:ArtifactInput", "records.artifacts:show_artifact", "text:json_text", READ,
+        example="trainyard artifacts show 59b4dead validator sft",
+        route="GET /api/v1/artifacts/{run}/{node}/{port}", tenants=True,
+    ),
+    "artifacts rows": Operation(
+        "Rows of a result: those that are kept, a held-out set, or what was dropped and why.",
+        "records.artifacts:ArtifactRowsInput", "records.artifacts:read_rows", "records.artifacts:rows_text", READ,
+        example="trainyard artifacts rows 59b4dead validator sft --part dropped",
+        route="GET /api/v1/artifacts/{run}/{node}/{port}/rows", tenants=True,
+    ),
+    "evaluations list": Operation(
+        "The evaluations of runs, the newest first: verdict, primary metric, its interval.",
+        "records.artifacts:EvaluationsInput", "records.evaluations:list_evaluations",
+        "records.evaluations:evaluations_text", READ,
+        route="GET /api/v1/evaluations", tenants=True,
+    ),
+    "evaluations show": Operation(
+        "One evaluation: benchmarks with intervals and flips, the gate, answers side by side, the training.",
+        "records.artifacts:EvaluationInput", "records.evaluations:show_evaluation",
+        "records.evaluations:evaluation_text", READ,
+        example="trainyard evaluations show 59b4dead",
+        route="GET /api/v1/evaluations/{run}/{node}", tenants=True,
+    ),
     "graph query": Operation(
         "Rows of one reading Cypher statement; values are given as parameters.",
         "graph:QueryInput", "graph:query_graph", "data:query_text", READ,
@@ -507,7 +450,18 @@ OPERATIONS: dict[str, Operation] = {
     "graph stats": Operation(
         "Count the documents, entities and relations of the knowledge graph.",
         "graph:GraphInput", "graph:count_graph", "data:counts_text", READ,
-        route="GET /api/v1/graph/stats",
+        route="GET /api/v1/graph/stats", tenants=True,
+    ),
+    "graph entities": Operation(
+        "Entities of the knowledge graph, by a part of their names.",
+        "records.nights:EntitiesInput", "records.neighbors:list_entities", "records.nights:entities_text", READ,
+        example="trainyard graph entities acme",
+        route="GET /api/v1/graph/entities", tenants=True, heavy=True,
+    ),
+    "graph neighbors": Operation(
+        "An entity, its relations, and the documents that name it.",
+        "records.nights:NeighborsInput", "records.neighbors:show_neighbors", "records.nights:neighbors_text", READ,
+        route="GET /api/v1/graph/entities/{key}", tenants=True, heavy=True,
     ),
     "graph export": Operation(
         "Write the knowledge graph as JSON lines, in the same order every time.",
@@ -533,6 +487,16 @@ OPERATIONS: dict[str, Operation] = {
         "The last nights and the state of every marker.",
         "nights:NightInput", "night:show_nights", "nights:status_text", READ,
         route="GET /api/v1/nightly",
+    ),
+    "nightly list": Operation(
+        "The nights that were, the newest first: state, headline, times.",
+        "records.nights:NightsInput", "records.nights:list_night_reports", "records.nights:nights_text", READ,
+        route="GET /api/v1/nightly/nights", tenants=True,
+    ),
+    "nightly show": Operation(
+        "One night: phases against their budgets, corpora against their thresholds, what failed and what to do.",
+        "records.nights:NightNameInput", "records.nights:show_night", "records.nights:night_detail_text", READ,
+        route="GET /api/v1/nightly/nights/{night}", tenants=True,
     ),
     "corpus engineering": Operation(
         "Add the commits of a repository to a corpus: diff, message, review brief.",
@@ -601,7 +565,10 @@ def route_of(name: str) -> tuple[str, str]:
 GROUPS: dict[str, str] = {
     "adapters": "The registry of deployed adapter versions.",
     "chains": "Chains that are stored here, as numbered revisions that never change.",
+    "scripts": "Training scripts of your own, for the backend script.",
     "data": "Data sets, before anything is trained on them.",
+    "artifacts": "What the nodes of runs left: sets of rows, adapters, reports.",
+    "evaluations": "Reports of evaluators: is an adapter better than what it is compared with.",
     "jobs": "Trainings: start, watch, pause, resume and cancel them.",
     "sessions": "Step sessions: a model on a device, driven by eight verbs.",
     "graph": "The knowledge graph that nights write.",

@@ -154,8 +154,7 @@ def spawn_service(
     model: str = "",
 ) -> Service:  # fmt: skip
     """Start a detached process: own session, no terminal, output to its log file."""
-    for pid in [pid for pid, child in list(LAUNCHED.items()) if child.poll() is not None]:
-        LAUNCHED.pop(pid, None)
+    reap_launched()
     log.parent.mkdir(parents=True, exist_ok=True)
     rotate_log(log)
     with log.open("wb") as stream:
@@ -166,6 +165,12 @@ def spawn_service(
         )  # fmt: skip
     LAUNCHED[child.pid] = child
     return Service(child.pid, process_start(child.pid), url, name, str(log), port, model, started=time.time())
+
+
+def reap_launched() -> None:
+    """Read the status of the detached processes of this one that have ended: until then they are zombies."""
+    for pid in [pid for pid, child in list(LAUNCHED.items()) if child.poll() is not None]:
+        LAUNCHED.pop(pid, None)
 
 
 def rotate_log(log: Path, keep: int = KEPT_LOGS) -> None:

@@ -1,11 +1,12 @@
 // Menu, content, and what holds for every page: the connection, the theme.
 
-import { Suspense } from "react";
-import { Link, Redirect, Route, Router, Switch, useLocation } from "wouter";
+import { Suspense, useEffect, useState } from "react";
+import { Link, Route, Router, Switch, useLocation } from "wouter";
 import { useLogin, useLogOut } from "./api/login";
 import { ConnectionNote } from "./components/connection";
 import { Loading } from "./components/notes";
 import { ThemeButton } from "./components/theme";
+import MissingPage from "./pages/missing";
 import { PAGES } from "./routes";
 
 export function App() {
@@ -24,7 +25,7 @@ export function App() {
             </Route>
           ))}
           <Route>
-            <Redirect to="/" />
+            <MissingPage />
           </Route>
         </Switch>
       </Suspense>
@@ -36,12 +37,23 @@ function Header() {
   const [location] = useLocation();
   const { caller } = useLogin();
   const logOut = useLogOut();
+  const [isOpen, setIsOpen] = useState(false);
+  useEffect(() => setIsOpen(false), [location]);
   return (
     <header className="bar">
       <Link href="/" className="brand">
         <img src="/dashboard/icon.svg" alt="" width="24" height="24" /> Trainyard
       </Link>
-      <nav aria-label="Pages">
+      <button
+        type="button"
+        className="menu-button"
+        aria-expanded={isOpen}
+        aria-controls="menu"
+        onClick={() => setIsOpen(!isOpen)}
+      >
+        Menu
+      </button>
+      <nav id="menu" aria-label="Pages" className={isOpen ? "is-open" : undefined}>
         {PAGES.filter((page) => page.menu).map((page) => (
           <Link key={page.path} href={page.path} aria-current={isCurrent(page.path, location) ? "page" : undefined}>
             {page.menu}

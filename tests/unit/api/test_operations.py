@@ -25,8 +25,10 @@ from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
 CHAINS = {f"chains {verb}" for verb in ("list", "create", "show", "update", "delete", "run", "runs")}
-JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel", "retry")}
-JOBS |= {"jobs checkpoints", "jobs verify", "jobs samples"}
+CHAINS |= {f"chains {verb}" for verb in ("palette", "expand", "links", "diff")}
+SCRIPTS = ("list", "show", "save", "draft")
+JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
+JOBS |= {f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node")}
 CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
 
 
@@ -51,6 +53,8 @@ def test_the_verbs_are_the_promised_ones() -> None:
     adapters = {"list", "show", "convert", "promote", "rollback", "delete-version", "card", "merge", "push", "pull"}
     proofs = {"prove-resume", "renderers verify", "gpus"}
     graph = {"graph query", "graph stats", "graph export", "serve", "chat", "mcp"}
+    records = {"artifacts list", "artifacts show", "artifacts rows", "evaluations list", "evaluations show"}
+    records |= {"graph entities", "graph neighbors", "nightly list", "nightly show", "adapters ask"}
     trainers = {
         "backends",
         "backends install",
@@ -68,7 +72,9 @@ def test_the_verbs_are_the_promised_ones() -> None:
     work |= {f"sessions {verb}" for verb in {*verbs, "create", "list", "show", "close", "resume", "result", "output"}}
     corpora = {"corpus engineering", "corpus apprenticeship", "corpus status"}
     work |= {"tokens create", "tokens list", "tokens revoke", "audit list", "audit verify"}
-    work |= {f"adapters {verb}" for verb in adapters}
+    work |= {f"adapters {verb}" for verb in adapters} | {f"scripts {verb}" for verb in SCRIPTS}
+    work |= {"settings", "backends cancel", "backends test"}
+    work |= records
     assert set(OPERATIONS) == stack | work | proofs | trainers | JOBS | CHAINS | graph | nights | corpora | sweeps
 
 

@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trainyard.api.context import Context
+from trainyard.api.context import Caller, Context
+from trainyard.api.requests.records.asking import AskInput, EarlierTurn
 from trainyard.api.requests.serving import ChatInput, ServeInput
 from trainyard.api.terminal.chat.columns import chat_text, side_by_side
+from trainyard.api.verbs.records.asking import ask
 from trainyard.api.verbs.serving.chat import RESET, ChatOutput, ChatTurn, chat
 from trainyard.api.verbs.serving.serve import serve
 from trainyard.api.verbs.stack import start_embedded
@@ -173,6 +175,22 @@ def test_chat_asks_both_and_loads_what_is_not_there(running: Running, tmp_path: 
     assert running.client.get("/v1/models/default/bot/v2").json()["parent"] == "starter"
     other = chat(ChatInput(adapter="twin", questions=("Hello",), max_tokens=4), running.context())
     assert (other.base, other.adapter) == (running.tiny, "default/twin/v1")
+
+
+def test_a_caller_without_a_terminal_sends_the_conversation_so_far(running: Running) -> None:
+    asked = ("What is a node?", "And a chain?")
+    turns = chat(ChatInput(adapter="bot", questions=asked, max_tokens=8), running.context()).turns
+    first = ask(AskInput(adapter="bot", question=asked[0], max_tokens=8), running.context())
+    assert (first.base, first.adapter) == (turns[0].base, turns[0].adapter)
+    assert (first.base_model, first.adapter_version) == ("starter", "default/bot/v1")
+    earlier = EarlierTurn(question=asked[0], base=first.base or "", adapter=first.adapter or "")
+    second = ask(AskInput(adapter="bot", question=asked[1], turns=(earlier,), max_tokens=8), running.context())
+    assert (second.base, second.adapter) == (turns[1].base, turns[1].adapter)
+    own = replace(running.context(), caller=Caller("default", tenant="default", remote=True))
+    assert ask(AskInput(adapter="bot", question=asked[0], max_tokens=8), own) == first
+    refused = ask(AskInput(adapter="bot", question="node " * 5000, max_tokens=4), running.context())
+    assert (refused.base, refused.adapter) == (None, None)
+    assert refused.error is not None
 
 
 def test_a_question_that_is_refused_leaves_the_conversation_as_it_was(running: Running) -> None:

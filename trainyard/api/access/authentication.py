@@ -39,7 +39,7 @@ class Authenticator:
     wrong: WrongCredentials = field(init=False)
 
     def __post_init__(self) -> None:
-        self.wrong = WrongCredentials(self.settings.api_wrong_credentials)
+        self.wrong = WrongCredentials(self.settings.api_failed_logins)
         self.tokens, self.logins = TokenFile(self.settings.home), LoginFile(self.settings.home)
 
     def authenticate(self, headers: Mapping[str, str], method: str = "GET", address: str = "") -> Caller:

@@ -28,6 +28,8 @@ from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"
 PAGES = "/dashboard"
+ASSETS = "/dashboard/assets/"
+"""Files whose names contain a hash of their content."""
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health"), ("POST", LOGIN)})
 """What needs no caller: whether the service lives, and how to become one."""
 CALLER = "trainyard.caller"
@@ -64,7 +66,7 @@ class Entrance:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         if is_page(scope["path"]):
-            send = with_policy(send, PAGE_POLICY)
+            send = with_policy(send, PAGE_POLICY, is_hashed=scope["path"].startswith(ASSETS))
         try:
             limit = self.admit(scope)
         except TrainyardError as error:
@@ -143,10 +145,13 @@ def capped(receive: Receive, limit: int) -> Receive:
     return receiving
 
 
-def with_policy(send: Send, policy: bytes) -> Send:
+def with_policy(send: Send, policy: bytes, *, is_hashed: bool = False) -> Send:
+    """Add the policy of pages. A browser asks for a page again each time, and never for what has a hash in its name."""
+
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            rows = [*message.get("headers", ()), (b"content-security-policy", policy), (b"cache-control", b"no-cache")]
+            keep = b"public, max-age=31536000, immutable" if is_hashed and message["status"] == 200 else b"no-cache"
+            rows = [*message.get("headers", ()), (b"content-security-policy", policy), (b"cache-control", keep)]
             message = {**message, "headers": rows}
         await send(message)
 

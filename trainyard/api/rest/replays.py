@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -26,6 +27,7 @@ HEADER = "idempotency-key"
 KEPT_S = 24 * 3600.0
 FORGET_EVERY_S = 60.0
 LONGEST = 200
+KEY = re.compile(f"[!-~]{{1,{LONGEST}}}")
 TABLE = """CREATE TABLE IF NOT EXISTS replays (
   caller TEXT, operation TEXT, key TEXT, request TEXT, owner TEXT, answer BLOB, created REAL,
   PRIMARY KEY (caller, operation, key)) WITHOUT ROWID"""
@@ -36,14 +38,13 @@ def read_key(request: Request) -> str:
     given = request.headers.get(HEADER)
     if given is None:
         return ""
-    key = given.strip().strip('"')
-    if not 1 <= len(key) <= LONGEST or not (key.isprintable() and key.isascii()):
+    if not KEY.fullmatch(given):
         raise InvalidInput(
-            f"The Idempotency-Key has {len(key)} characters.",
-            why=f"It may have 1 to {LONGEST} printable ones of ASCII.",
+            f"The Idempotency-Key has {len(given)} characters.",
+            why=f"It may have 1 to {LONGEST} printable ones of ASCII, and no space.",
             do="Send a random one, such as a UUID.", code="E-PARAMETER",
         )  # fmt: skip
-    return key
+    return given
 
 
 class Replays:

@@ -5,6 +5,7 @@ from httpx import AsyncClient
 from pathlib import Path
 from trainyard.api.planning import ChainPlan
 from trainyard.api.records import RunResult
+from trainyard.api.requests.records.asking import EarlierTurn
 from trainyard.api.responses import Blob, Record
 from trainyard.api.sdk.surface import Call
 from trainyard.api.sdk.wire import Heard, HttpExchange
@@ -23,13 +24,25 @@ from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
 from trainyard.api.verbs.doctor import Diagnosis
+from trainyard.api.verbs.editing.drafts import ExpandedChain, LinkAnswers, Palette
+from trainyard.api.verbs.editing.revisions import RevisionDiff
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
 from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
+from trainyard.api.verbs.machine.settings import MachineSettingList
+from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
 from trainyard.api.verbs.monitoring.gpus import GpuList
+from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
+from trainyard.api.verbs.monitoring.samples import JobSamples
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
 from trainyard.api.verbs.proof import Proof
+from trainyard.api.verbs.records.artifacts import ArtifactDetail, ArtifactList, ArtifactRows
+from trainyard.api.verbs.records.asking import AskedAnswer
+from trainyard.api.verbs.records.evaluations import Evaluation, EvaluationList
+from trainyard.api.verbs.records.neighbors import EntityList, Neighbors
+from trainyard.api.verbs.records.nights import NightDetail, NightList
 from trainyard.api.verbs.serving.chat import ChatOutput
 from trainyard.api.verbs.serving.mcp import McpEnded
 from trainyard.api.verbs.serving.serve import Served
@@ -41,7 +54,7 @@ from trainyard.api.verbs.versions import Card, DeletedVersion, Merged, Promotion
 from trainyard.night.report import NightReport
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.spec.axes.backends import BackendName, ServerName
-from trainyard.spec.axes.data import DataFormat
+from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
@@ -62,6 +75,10 @@ class AsyncChainsOperations:
     async def delete(self, *, chain: str) -> DeletedChain: ...  # run
     async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
     async def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
+    async def palette(self) -> Palette: ...  # read
+    async def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
+    async def links(self, *, target: str | dict[str, Any], node: str) -> LinkAnswers: ...  # read
+    async def diff(self, *, chain: str, before: int, after: int | None = ...) -> RevisionDiff: ...  # read
 
 class AsyncAdaptersOperations:
     async def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
@@ -72,22 +89,37 @@ class AsyncAdaptersOperations:
     async def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # run
     async def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
     async def card(self, *, name: str, out: Path | None = ...) -> Card: ...  # read
+    async def ask(self, *, adapter: str, question: str, turns: tuple[EarlierTurn, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> AskedAnswer: ...  # run
     async def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # run
     async def pull(self, *, source: str, alias: str | None = ..., revision: str | None = ..., token_env: str = ...) -> Pulled: ...  # run
 
 class AsyncBackendsOperations:
     async def __call__(self, *, imports: bool = ...) -> BackendTable: ...  # read
-    async def install(self, *, names: tuple[BackendName | ServerName, ...] = ...) -> BackendTable: ...  # admin
+    async def install(self, *, names: tuple[BackendName | ServerName, ...] = ..., background: bool = ...) -> BackendTable: ...  # admin
+    async def cancel(self, *, name: BackendName | ServerName) -> BackendTable: ...  # admin
+    async def test(self, *, name: BackendName, watch: bool = ...) -> RunResult: ...  # run
+
+class AsyncScriptsOperations:
+    async def list(self) -> TrainingScriptList: ...  # read
+    async def show(self, *, name: str) -> TrainingScriptText: ...  # read
+    async def save(self, *, name: str, file: Path | None = ..., text: str = ..., if_match: str = ...) -> TrainingScriptText: ...  # admin
+    async def draft(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., node: str | None = ...) -> ScriptDraft: ...  # read
 
 class AsyncJobsOperations:
     async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
     async def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     async def show(self, *, job: str) -> JobDetail: ...  # read
+    async def nodes(self, *, job: str) -> RunNodes: ...  # read
+    async def node(self, *, job: str, node: str) -> NodeDetail: ...  # read
     async def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
-    async def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    async def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., until_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
     async def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     async def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
     async def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
+    async def retry(self, *, job: str, refresh: bool = ..., watch: bool = ...) -> RunResult: ...  # run
+    async def checkpoints(self, *, job: str, node: str | None = ...) -> CheckpointList: ...  # read
+    async def verify(self, *, job: str, node: str | None = ..., checkpoint: str | None = ...) -> VerifiedCheckpoints: ...  # read
+    async def samples(self, *, job: str, node: str | None = ..., step: int | None = ..., limit: int = ...) -> JobSamples: ...  # read
 
 class AsyncSessionsOperations:
     async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
@@ -109,9 +141,20 @@ class AsyncSessionsOperations:
 class AsyncDataOperations:
     async def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
+class AsyncArtifactsOperations:
+    async def list(self, *, run: str | None = ..., port: Port | None = ..., sha256: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> ArtifactList: ...  # read
+    async def show(self, *, run: str, node: str, port: Port) -> ArtifactDetail: ...  # read
+    async def rows(self, *, run: str, node: str, port: Port, part: str = ..., offset: int = ..., limit: int = ..., reason: str | None = ..., text: str | None = ..., text_chars: int = ...) -> ArtifactRows: ...  # read
+
+class AsyncEvaluationsOperations:
+    async def list(self, *, run: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> EvaluationList: ...  # read
+    async def show(self, *, run: str, node: str = ...) -> Evaluation: ...  # read
+
 class AsyncGraphOperations:
     async def query(self, *, cypher: str, parameters: dict[str, Any] = ..., graph: str = ...) -> QueryRows: ...  # read
     async def stats(self, *, tenant: str | None = ..., graph: str = ...) -> GraphCounts: ...  # read
+    async def entities(self, *, text: str = ..., kind: str = ..., tenant: str | None = ..., limit: int = ..., offset: int = ..., graph: str = ...) -> EntityList: ...  # read
+    async def neighbors(self, *, key: str, tenant: str | None = ..., limit: int = ..., graph: str = ...) -> Neighbors: ...  # read
     async def export(self, *, tenant: str | None = ..., graph: str = ..., file: Path) -> Exported: ...  # run
 
 class AsyncNightlyOperations:
@@ -119,6 +162,8 @@ class AsyncNightlyOperations:
     async def simulate(self, *, nights: int = ..., seed: int = ..., inject: str | None = ..., processes: int | None = ..., campaign: int | None = ...) -> Simulated: ...  # run
     async def worker(self, *, config: Path | None = ..., preset: str | None = ..., once: bool = ...) -> Worked: ...  # admin
     async def status(self, *, config: Path | None = ..., preset: str | None = ...) -> NightStatus: ...  # read
+    async def list(self, *, tenant: str | None = ..., limit: int = ...) -> NightList: ...  # read
+    async def show(self, *, night: str, tenant: str | None = ...) -> NightDetail: ...  # read
 
 class AsyncCorpusOperations:
     async def engineering(self, *, repo: Path, bucket: str | None = ..., briefs: Path | None = ..., config: Path | None = ...) -> Added: ...  # run
@@ -145,6 +190,7 @@ class AsyncOperations:
     async def down(self) -> DownOutput: ...  # admin
     async def demo(self) -> DemoResult: ...  # admin
     async def env(self) -> EnvOutput: ...  # admin
+    async def settings(self) -> MachineSettingList: ...  # admin
     async def doctor(self) -> Diagnosis: ...  # read
     async def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # run
     async def gc(self, *, days: int = ..., dry_run: bool = ...) -> Collected: ...  # admin
@@ -172,12 +218,18 @@ class AsyncOperations:
     @property
     def backends(self) -> AsyncBackendsOperations: ...
     @property
+    def scripts(self) -> AsyncScriptsOperations: ...
+    @property
     def jobs(self) -> AsyncJobsOperations: ...
     @property
     def sessions(self) -> AsyncSessionsOperations: ...
     async def gpus(self) -> GpuList: ...  # read
     @property
     def data(self) -> AsyncDataOperations: ...
+    @property
+    def artifacts(self) -> AsyncArtifactsOperations: ...
+    @property
+    def evaluations(self) -> AsyncEvaluationsOperations: ...
     @property
     def graph(self) -> AsyncGraphOperations: ...
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from trainyard.api.planning import ChainPlan
 from trainyard.api.records import RunResult
+from trainyard.api.requests.records.asking import EarlierTurn
 from trainyard.api.responses import Blob, Record
 from trainyard.api.verbs.adapters import AdapterRows, Converted
 from trainyard.api.verbs.backends import BackendTable
@@ -23,13 +24,25 @@ from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
 from trainyard.api.verbs.doctor import Diagnosis
+from trainyard.api.verbs.editing.drafts import ExpandedChain, LinkAnswers, Palette
+from trainyard.api.verbs.editing.revisions import RevisionDiff
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
 from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
+from trainyard.api.verbs.machine.settings import MachineSettingList
+from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
 from trainyard.api.verbs.monitoring.gpus import GpuList
+from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
+from trainyard.api.verbs.monitoring.samples import JobSamples
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
 from trainyard.api.verbs.proof import Proof
+from trainyard.api.verbs.records.artifacts import ArtifactDetail, ArtifactList, ArtifactRows
+from trainyard.api.verbs.records.asking import AskedAnswer
+from trainyard.api.verbs.records.evaluations import Evaluation, EvaluationList
+from trainyard.api.verbs.records.neighbors import EntityList, Neighbors
+from trainyard.api.verbs.records.nights import NightDetail, NightList
 from trainyard.api.verbs.serving.chat import ChatOutput
 from trainyard.api.verbs.serving.mcp import McpEnded
 from trainyard.api.verbs.serving.serve import Served
@@ -41,7 +54,7 @@ from trainyard.api.verbs.versions import Card, DeletedVersion, Merged, Promotion
 from trainyard.night.report import NightReport
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.spec.axes.backends import BackendName, ServerName
-from trainyard.spec.axes.data import DataFormat
+from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
@@ -61,6 +74,10 @@ class ChainsOperations:
     def delete(self, *, chain: str) -> DeletedChain: ...  # run
     def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
     def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
+    def palette(self) -> Palette: ...  # read
+    def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
+    def links(self, *, target: str | dict[str, Any], node: str) -> LinkAnswers: ...  # read
+    def diff(self, *, chain: str, before: int, after: int | None = ...) -> RevisionDiff: ...  # read
 
 class AdaptersOperations:
     def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
@@ -71,22 +88,37 @@ class AdaptersOperations:
     def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # run
     def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
     def card(self, *, name: str, out: Path | None = ...) -> Card: ...  # read
+    def ask(self, *, adapter: str, question: str, turns: tuple[EarlierTurn, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> AskedAnswer: ...  # run
     def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # run
     def pull(self, *, source: str, alias: str | None = ..., revision: str | None = ..., token_env: str = ...) -> Pulled: ...  # run
 
 class BackendsOperations:
     def __call__(self, *, imports: bool = ...) -> BackendTable: ...  # read
-    def install(self, *, names: tuple[BackendName | ServerName, ...] = ...) -> BackendTable: ...  # admin
+    def install(self, *, names: tuple[BackendName | ServerName, ...] = ..., background: bool = ...) -> BackendTable: ...  # admin
+    def cancel(self, *, name: BackendName | ServerName) -> BackendTable: ...  # admin
+    def test(self, *, name: BackendName, watch: bool = ...) -> RunResult: ...  # run
+
+class ScriptsOperations:
+    def list(self) -> TrainingScriptList: ...  # read
+    def show(self, *, name: str) -> TrainingScriptText: ...  # read
+    def save(self, *, name: str, file: Path | None = ..., text: str = ..., if_match: str = ...) -> TrainingScriptText: ...  # admin
+    def draft(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., node: str | None = ...) -> ScriptDraft: ...  # read
 
 class JobsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
     def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     def show(self, *, job: str) -> JobDetail: ...  # read
+    def nodes(self, *, job: str) -> RunNodes: ...  # read
+    def node(self, *, job: str, node: str) -> NodeDetail: ...  # read
     def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
-    def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., until_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
     def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
     def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
+    def retry(self, *, job: str, refresh: bool = ..., watch: bool = ...) -> RunResult: ...  # run
+    def checkpoints(self, *, job: str, node: str | None = ...) -> CheckpointList: ...  # read
+    def verify(self, *, job: str, node: str | None = ..., checkpoint: str | None = ...) -> VerifiedCheckpoints: ...  # read
+    def samples(self, *, job: str, node: str | None = ..., step: int | None = ..., limit: int = ...) -> JobSamples: ...  # read
 
 class SessionsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
@@ -108,9 +140,20 @@ class SessionsOperations:
 class DataOperations:
     def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
+class ArtifactsOperations:
+    def list(self, *, run: str | None = ..., port: Port | None = ..., sha256: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> ArtifactList: ...  # read
+    def show(self, *, run: str, node: str, port: Port) -> ArtifactDetail: ...  # read
+    def rows(self, *, run: str, node: str, port: Port, part: str = ..., offset: int = ..., limit: int = ..., reason: str | None = ..., text: str | None = ..., text_chars: int = ...) -> ArtifactRows: ...  # read
+
+class EvaluationsOperations:
+    def list(self, *, run: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> EvaluationList: ...  # read
+    def show(self, *, run: str, node: str = ...) -> Evaluation: ...  # read
+
 class GraphOperations:
     def query(self, *, cypher: str, parameters: dict[str, Any] = ..., graph: str = ...) -> QueryRows: ...  # read
     def stats(self, *, tenant: str | None = ..., graph: str = ...) -> GraphCounts: ...  # read
+    def entities(self, *, text: str = ..., kind: str = ..., tenant: str | None = ..., limit: int = ..., offset: int = ..., graph: str = ...) -> EntityList: ...  # read
+    def neighbors(self, *, key: str, tenant: str | None = ..., limit: int = ..., graph: str = ...) -> Neighbors: ...  # read
     def export(self, *, tenant: str | None = ..., graph: str = ..., file: Path) -> Exported: ...  # run
 
 class NightlyOperations:
@@ -118,6 +161,8 @@ class NightlyOperations:
     def simulate(self, *, nights: int = ..., seed: int = ..., inject: str | None = ..., processes: int | None = ..., campaign: int | None = ...) -> Simulated: ...  # run
     def worker(self, *, config: Path | None = ..., preset: str | None = ..., once: bool = ...) -> Worked: ...  # admin
     def status(self, *, config: Path | None = ..., preset: str | None = ...) -> NightStatus: ...  # read
+    def list(self, *, tenant: str | None = ..., limit: int = ...) -> NightList: ...  # read
+    def show(self, *, night: str, tenant: str | None = ...) -> NightDetail: ...  # read
 
 class CorpusOperations:
     def engineering(self, *, repo: Path, bucket: str | None = ..., briefs: Path | None = ..., config: Path | None = ...) -> Added: ...  # run
@@ -144,6 +189,7 @@ class Operations:
     def down(self) -> DownOutput: ...  # admin
     def demo(self) -> DemoResult: ...  # admin
     def env(self) -> EnvOutput: ...  # admin
+    def settings(self) -> MachineSettingList: ...  # admin
     def doctor(self) -> Diagnosis: ...  # read
     def migrate(self, *, dry_run: bool = ...) -> Migration: ...  # run
     def gc(self, *, days: int = ..., dry_run: bool = ...) -> Collected: ...  # admin
@@ -171,12 +217,18 @@ class Operations:
     @property
     def backends(self) -> BackendsOperations: ...
     @property
+    def scripts(self) -> ScriptsOperations: ...
+    @property
     def jobs(self) -> JobsOperations: ...
     @property
     def sessions(self) -> SessionsOperations: ...
     def gpus(self) -> GpuList: ...  # read
     @property
     def data(self) -> DataOperations: ...
+    @property
+    def artifacts(self) -> ArtifactsOperations: ...
+    @property
+    def evaluations(self) -> EvaluationsOperations: ...
     @property
     def graph(self) -> GraphOperations: ...
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from datetime import UTC, datetime
 from typing import Any
@@ -37,6 +38,15 @@ def doctor_text(result: Any) -> str:
     ]
     remedies = [f"{one.name}: {one.do}" for one in result.checks if not (one.ok or one.note)]
     return "\n".join([table(rows, ("", "what", "found")), *remedies])
+
+
+def settings_text(result: Any) -> str:
+    """What differs from its default first; the value as in JSON."""
+    rows = [
+        (one.name, json.dumps(one.value, ensure_ascii=False), one.source)
+        for one in sorted(result.settings, key=lambda one: one.source == "default")
+    ]
+    return f"{table(rows, ('setting', 'value', 'from'))}\nfile: {result.file}"
 
 
 def migration_text(result: Any) -> str:

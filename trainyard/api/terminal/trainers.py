@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from trainyard.api.terminal.text import table
@@ -38,7 +39,30 @@ def backends_text(result: Any) -> str:
         state = "absent" if not one.available else "ready" if one.fits else "no device"
         rows.append((one.name.value, state, one.version or "-", one.imports, ", ".join(one.devices)))
     notes = [f"{one.name.value}: {one.why} {one.fix}".rstrip() for one in result.rows if one.why]
+    notes += [
+        f"{one.name.value}: installation {one.installation.state}: {one.installation.lines[-1]}"
+        for one in result.rows if one.installation and one.installation.lines
+    ]  # fmt: skip
     return "\n".join([table(rows, ("backend", "state", "version", "imports", "computes on")), *notes])
+
+
+def scripts_text(result: Any) -> str:
+    rows = [(one.name, f"{one.bytes:,}", one.sha256[:12]) for one in result.scripts]
+    state = "chains may run them" if result.can_run else "switched off: set allow_scripts = true in trainyard.toml"
+    return f"{table(rows, ('script', 'bytes', 'sha256'))}\n{result.folder}: {state}"
+
+
+def script_text(result: Any) -> str:
+    return str(result.text).rstrip("\n")
+
+
+def saved_script_text(result: Any) -> str:
+    return f"saved {result.name}: {result.bytes:,} bytes, sha256 {result.sha256[:12]}"
+
+
+def draft_text(result: Any) -> str:
+    """The spec; the script is that of `scripts show`."""
+    return f"{result.node}: script {result.script}\n{json.dumps(result.spec, indent=2, ensure_ascii=False)}"
 
 
 def gpus_text(result: Any) -> str:

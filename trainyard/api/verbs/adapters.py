@@ -60,7 +60,9 @@ def adapter_row(registry: AdapterRegistry, version: AdapterVersion) -> dict[str,
 def show_adapter(given: AdapterName, context: Context) -> Record:
     registry = registry_of(context, given.name)
     version = registry.show(given.name)
-    return Record(record={**version.model_dump(mode="json"), "path": str(registry.path(version))})
+    live = registry.live(version.tenant, version.role)
+    own = {"path": str(registry.path(version)), "live": live.version == version.version, "history": list(live.history)}
+    return Record(record={**version.model_dump(mode="json"), **own})
 
 
 def convert_adapter(given: ConvertInput, context: Context) -> Converted:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from trainyard.api.context import Context
-from trainyard.api.requests.trainers import BackendsInput, InstallInput
+from trainyard.api.requests.trainers import BackendsInput, CancelInstallInput, InstallInput
 from trainyard.api.responses import Response
+from trainyard.api.verbs.machine.installations import (
+    Installation,
+    begin_installation,
+    cancel_installation,
+    read_installation,
+)
 from trainyard.backends import environments
 from trainyard.backends.base import probe
 from trainyard.backends.external import installing
@@ -28,6 +34,10 @@ class BackendRow(Response):
     """Whether this machine has one of these."""
     why: str
     fix: str
+    installable: bool = False
+    """Whether it has an environment of its own, which `backends install` makes."""
+    installation: Installation | None = None
+    """The last one that was started in the background."""
 
 
 class BackendTable(Response):
@@ -58,6 +68,8 @@ def row(name: BackendName, settings: Settings, here: frozenset[Device], *, impor
         fits=fits,
         why=why,
         fix=found.fix,
+        installable=name in environments.ENVIRONMENTS and not environments.is_named(name, settings),
+        installation=read_installation(name, settings, available=found.available),
     )
 
 
@@ -76,5 +88,14 @@ def tested(name: BackendName, settings: Settings, *, imports: bool) -> str:
 def install_backends(given: InstallInput, context: Context) -> BackendTable:
     """Make environments, one after another. Raises what the first that fails raises; those before it stay."""
     for name in given.names or environments.ENVIRONMENTS:
-        installing.install(name, context.settings, context.say)
+        if given.background:
+            begin_installation(name, context.settings)
+        else:
+            installing.install(name, context.settings, context.say)
+    return backend_table(context.settings, imports=False)
+
+
+def cancel_install(given: CancelInstallInput, context: Context) -> BackendTable:
+    """Stop an installation in the background. Raises `Conflict` (`E-INSTALL`) if none is running."""
+    cancel_installation(given.name, context.settings)
     return backend_table(context.settings, imports=False)

@@ -9,9 +9,12 @@ from typing import Any
 from trainyard.api.context import Context
 from trainyard.api.requests.graph import ExportInput, GraphInput, QueryInput
 from trainyard.api.responses import Response
+from trainyard.api.verbs.records.finding import own_tenant
+from trainyard.api.verbs.records.neighbors import nothing_written
 from trainyard.api.verbs.serving import graph_server
 from trainyard.serve.listening import url_of
 from trainyard.stores.graph.addresses import open_graph
+from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.remote import TOKEN_VARIABLE
 
 
@@ -38,8 +41,11 @@ def query_graph(given: QueryInput, context: Context) -> QueryRows:
 
 
 def count_graph(given: GraphInput, context: Context) -> GraphCounts:
+    tenant = own_tenant(given.tenant, context)
+    if tenant is None or nothing_written(given.graph, context):
+        return GraphCounts(**asdict(GraphStats()))
     with open_graph(given.graph, context.settings) as graph:
-        return GraphCounts(**asdict(graph.stats(given.tenant)))
+        return GraphCounts(**asdict(graph.stats(tenant or None)))
 
 
 def export_graph(given: ExportInput, context: Context) -> Exported:

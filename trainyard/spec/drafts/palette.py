@@ -24,7 +24,7 @@ GROUPS: dict[Port, PortGroup] = {
     Port.ADAPTER: "adapter",
     Port.MODEL: "model",
     Port.REPORT: "report",
-}  # type: ignore[dict-item]
+}
 
 STARTS: dict[str, dict[str, Any]] = {"data_source": {"path": "documents"}}
 """Type -> config of a new node, where its defaults alone are not valid."""

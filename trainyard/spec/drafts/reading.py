@@ -92,7 +92,8 @@ def wire_draft(nodes: Sequence[DraftNode]) -> DraftWiring:
 
 def parsed_node(node: DraftNode) -> ParsedNode:
     config = readable_config(node.type, node.config)
-    model = NODE_MODELS[node.type].model_construct(type=node.type, id=node.id, needs=node.needs, config=config)
+    fields: dict[str, Any] = {"type": node.type, "id": node.id, "needs": node.needs, "config": config}
+    model = NODE_MODELS[node.type].model_construct(**fields)
     return ParsedNode(node.type, node.id, node.needs, model)
 
 

@@ -1,28 +1,71 @@
-// Whether the service answers. While it does not, every page says so, since when, and what it shows is marked as old.
+// Whether the service answers, and whether the Prefect server behind it does. While one of them is away every page says
+// so, since when, and what it shows is marked as old; when it is back, every page reads again.
 
-import { useIsFetching, useQuery } from "@tanstack/react-query";
-import { useEffect } from "react";
-import { fetchOrThrow } from "../api/client";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useEffect, useRef } from "react";
+import { client, dataOf, fetchOrThrow, Problem } from "../api/client";
 import { formatTime } from "./format";
 
 const LOOK_MS = 3000;
 
+/** Why what a page shows may be old, and since when; null while everything answers. */
+interface Outage {
+  what: string;
+  since: number;
+  remedy: string;
+}
+
 export function ConnectionNote() {
+  const outage = useOutage();
+  const queries = useQueryClient();
+  const before = useRef(false);
+  useEffect(() => {
+    document.documentElement.toggleAttribute("data-disconnected", outage !== null);
+    if (before.current && outage === null) void queries.invalidateQueries();
+    before.current = outage !== null;
+  }, [outage, queries]);
+  return (
+    <div aria-live="assertive">
+      {outage && (
+        <p className="banner">
+          {outage.what} What you see is from {formatTime(outage.since)}; the page tries again every {LOOK_MS / 1000} s.{" "}
+          {outage.remedy}
+        </p>
+      )}
+    </div>
+  );
+}
+
+/** Ask for the health of the service, and for one job: its list says how old it is while Prefect is away (`as_of`). */
+function useOutage(): Outage | null {
   const health = useQuery({
     queryKey: ["health"],
     queryFn: async () => (await fetchOrThrow(new Request("/health"))).json(),
     refetchInterval: LOOK_MS,
+    refetchIntervalInBackground: true,
     retry: false,
   });
-  useIsFetching();
-  useEffect(() => {
-    document.documentElement.toggleAttribute("data-disconnected", health.isError);
-  }, [health.isError]);
-  if (!health.isError) return null;
-  return (
-    <p className="banner" role="alert">
-      The service does not answer. What you see is from {formatTime(health.dataUpdatedAt / 1000)}; the page tries again
-      every {LOOK_MS / 1000} s. Start it with <code>trainyard up</code>.
-    </p>
-  );
+  const index = useQuery({
+    queryKey: ["health", "jobs"],
+    queryFn: () => dataOf(client.GET("/api/v1/jobs", { params: { query: { limit: 1 } } })),
+    refetchInterval: LOOK_MS,
+    retry: false,
+    enabled: !health.isError,
+  });
+  if (health.isError) {
+    return {
+      what: "The service does not answer.",
+      since: health.dataUpdatedAt / 1000,
+      remedy: "Start it with trainyard up.",
+    };
+  }
+  const remedy = "Jobs keep running; trainyard up starts it again.";
+  if (index.data?.as_of != null) {
+    return { what: "The Prefect server does not answer.", since: index.data.as_of, remedy };
+  }
+  // Without an index nobody knows the jobs while Prefect is away.
+  if (index.error instanceof Problem && index.error.status === 503) {
+    return { what: index.error.what, since: index.dataUpdatedAt / 1000 || Date.now() / 1000, remedy };
+  }
+  return null;
 }

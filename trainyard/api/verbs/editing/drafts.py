@@ -136,7 +136,7 @@ def value_of(given: requests.ExpandInput, context: Context) -> dict[str, Any]:
     value = parse_text(given.text) if target is None else load_value(planning.existing(target))
     if not isinstance(value, Mapping):
         planning.accepted(value)  # raises with the reason
-    return dict(value)  # type: ignore[arg-type]
+    return dict(value)
 
 
 def spelled_out(value: Mapping[str, Any]) -> dict[str, Any]:

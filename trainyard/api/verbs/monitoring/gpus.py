@@ -56,6 +56,8 @@ class GpuList(Response):
     gpus: tuple[GpuUse, ...]
     driver_version: str | None
     cuda_version: str | None
+    alerts: tuple[str, ...] = ()
+    """GPUs that use more of their memory than `gpu_memory_alert_percent`."""
 
 
 def show_gpus(given: Nothing, context: Context) -> GpuList:
@@ -72,7 +74,15 @@ def list_gpus(found: MonitorReading, context: Context) -> GpuList:
         gpus=tuple(use_of(gpu, owners, only_jobs=bool(context.caller.tenant)) for gpu in found.gpus),
         driver_version=found.driver_version,
         cuda_version=found.cuda_version,
+        alerts=tuple(full_memory(found, context.settings.gpu_memory_alert_percent)),
     )
+
+
+def full_memory(found: MonitorReading, percent: int) -> Iterator[str]:
+    """A sentence for each GPU that uses at least so many percent of its memory; 0: none."""
+    for gpu in found.gpus if percent else ():
+        if 100 * gpu.memory_used_mb >= percent * max(1, gpu.memory_total_mb):
+            yield f"GPU {gpu.index} ({gpu.name}) uses {gpu.memory_used_mb:,} of {gpu.memory_total_mb:,} MiB."
 
 
 def use_of(gpu: GpuReading, owners: dict[int, str], *, only_jobs: bool) -> GpuUse:

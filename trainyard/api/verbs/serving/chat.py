@@ -125,13 +125,17 @@ def chat(given: ChatInput, context: Context) -> ChatOutput:
             both = [Conversation(client, name, given) for name in (base, adapter.version.name)]
             turns = tuple(converse(both, questions, context))
     except httpx.HTTPError as error:
-        raise Unavailable(
-            "The model server does not answer any more.",
-            why=f"{type(error).__name__}: {error}",
-            do="Start the command again.",
-            code="E-SERVER-UNREACHABLE",
-        ) from error
+        raise unreachable(error) from error
     return ChatOutput(base=base, adapter=adapter.version.name, turns=turns)
+
+
+def unreachable(error: httpx.HTTPError) -> Unavailable:
+    return Unavailable(
+        "The model server does not answer any more.",
+        why=f"{type(error).__name__}: {error}",
+        do="Start the command again.",
+        code="E-SERVER-UNREACHABLE",
+    )
 
 
 def questions_of(given: ChatInput, context: Context) -> Iterator[str]:

@@ -1,0 +1,176 @@
+"""Backends, GPUs, scripts, sweeps and settings: they show what REST answers, and change what they say."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.dashboard import DashboardService, PageWatch, open_page
+
+pytestmark = [pytest.mark.browser]
+
+INSTALL_MS = 90_000
+
+
+def section(page: Page, title: str) -> Locator:
+    return page.locator("section.panel").filter(has=page.get_by_role("heading", name=title, exact=True))
+
+
+def rows_of(table: Locator) -> list[list[str]]:
+    """The cells of the rows of a table, as they are shown."""
+    return [[cell.strip() for cell in row.locator("td").all_inner_texts()] for row in table.locator("tbody tr").all()]
+
+
+def number(text: str) -> float:
+    """The first number of a text, as a reader sees it."""
+    return float(text.split(maxsplit=1)[0].replace(",", ""))
+
+
+# numbers
+
+
+def test_the_numbers_of_the_overview_are_rests(
+    page: Page, service: DashboardService, finished_job: dict[str, Any]
+) -> None:
+    open_page(page, "", "Overview")
+    shown = {row[0]: row for row in rows_of(section(page, "Newest jobs").get_by_role("table"))}
+    jobs = service.get("jobs", limit=8)["jobs"]
+    assert set(shown) == {job["name"] for job in jobs}
+    job = next(job for job in jobs if job["id"] == finished_job["id"])
+    row = shown[job["name"]]
+    assert "completed" in row[1]
+    assert [int(word) for word in row[2].split() if word.isdigit()] == [job["step"], job["total_steps"]]
+    assert number(row[3]) == pytest.approx(job["loss"], rel=1e-3)
+    ready = [one["name"] for one in service.get("backends", imports=False)["rows"] if one["available"] and one["fits"]]
+    expect(section(page, "This machine")).to_contain_text(f"that are ready: {', '.join(ready)}")
+
+
+def test_gpus_are_rests(page: Page, service: DashboardService) -> None:
+    found = service.get("gpus")
+    open_page(page, "/gpus", "GPUs")
+    if not found["gpus"]:
+        expect(page.get_by_text("This machine has no GPU")).to_be_visible()
+    for gpu in found["gpus"]:
+        expect(page.get_by_role("heading", name=f"GPU {gpu['index']}: {gpu['name']}")).to_be_visible()
+
+
+def test_a_gpu_is_shown_with_its_jobs(page: Page, service: DashboardService) -> None:
+    """This machine may have none, so that the answer of the API is given here."""
+    gpu = {
+        "index": 0, "name": "Card", "memory_total_mb": 81_920, "memory_used_mb": 79_000, "memory_free_mb": 2_920,
+        "utilization_gpu": 97, "utilization_memory": None, "temperature_c": 61, "power_draw_w": 402.5,
+        "clock_graphics_mhz": 1980, "clock_memory_mhz": None,
+        "processes": [
+            {"job": "job-0123456789ab", "memory_mb": 78_000, "pids": [4, 5]},
+            {"job": None, "memory_mb": None, "pids": [9]},
+        ],
+    }  # fmt: skip
+    alert = "GPU 0 (Card) uses 79,000 of 81,920 MiB."
+    answer = {"state": "ok", "gpus": [gpu], "driver_version": "1", "cuda_version": "2", "alerts": [alert]}
+    page.route("**/api/v1/gpus", lambda route: route.fulfill(body=json.dumps(answer), content_type="application/json"))
+    open_page(page, "/gpus", "GPUs")
+    expect(page.get_by_role("alert")).to_have_text(alert)
+    facts = page.locator("main").inner_text()
+    for text in ("97 %", "61 °C", "402.5 W", "1,980 MHz", "not known"):
+        assert text in facts
+    assert rows_of(page.get_by_role("table")) == [
+        ["job-0123456789ab", "76.2 GiB", "4, 5"],
+        ["outside of jobs", "not known", "9"],
+    ]
+
+
+# backends
+
+
+def test_backends_are_rests(page: Page, service: DashboardService) -> None:
+    open_page(page, "/backends", "Backends")
+    for row in service.get("backends", imports=False)["rows"]:
+        panel = section(page, row["name"])
+        state = "ready" if row["available"] and row["fits"] else "no device" if row["available"] else "not available"
+        expect(panel).to_contain_text(state)
+        expect(panel).to_contain_text(row["version"])
+        expect(panel).to_contain_text(row["why"])
+        expect(panel).to_contain_text(row["fix"])
+
+
+def test_an_installation_has_progress_and_can_be_stopped(page: Page, service: DashboardService) -> None:
+    open_page(page, "/backends", "Backends")
+    panel = section(page, "mlx")
+    panel.get_by_role("button", name="Install", exact=True).click()
+    expect(panel.get_by_role("progressbar")).to_be_visible()
+    expect(panel).to_contain_text("making", timeout=INSTALL_MS)
+    page.reload()
+    panel.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+    expect(panel.get_by_role("button", name="Install", exact=True)).to_be_visible(timeout=INSTALL_MS)
+    rows = {row["name"]: row for row in service.get("backends", imports=False)["rows"]}
+    assert rows["mlx"]["installation"] is None
+    assert not [*(service.stack.settings.home / "envs").glob(".mlx-*")]
+
+
+def test_a_smoke_test_is_a_job(page: Page, service: DashboardService) -> None:
+    open_page(page, "/backends", "Backends")
+    panel = section(page, "native")
+    panel.get_by_role("button", name="Smoke test").click()
+    job = panel.get_by_role("link").inner_text()
+    found = service.wait_for_job(job, "completed", "failed")
+    assert (found["state"], found["step"], found["backend"]) == ("completed", 2, "native"), found["message"]
+
+
+# scripts
+
+
+def test_scripts_are_read_and_the_operator_is_named(page: Page, service: DashboardService) -> None:
+    open_page(page, "/scripts", "Scripts")
+    text = page.get_by_label("Text of the script")
+    assert text.input_value() == service.get("scripts/built-in")["text"]
+    expect(text).to_have_attribute("readonly", "")
+    expect(page.get_by_text("api_edit_scripts = true")).to_be_visible()
+
+
+# settings
+
+
+def test_settings_and_doctor_are_rests(page: Page, service: DashboardService) -> None:
+    open_page(page, "/settings", "Settings")
+    shown = {row[0]: row for row in rows_of(page.get_by_role("table", name="Settings of this machine"))}
+    for one in service.get("settings")["settings"]:
+        value = one["value"]
+        text = "" if value is None else value if isinstance(value, str) else None
+        row = shown[one["name"]]
+        assert json.loads(row[1]) == value if text is None else row[1] == text, one
+        assert row[2] == one["source"]
+    checks = service.get("doctor")["checks"]
+    expect(page.locator(".checks").first.get_by_role("listitem")).to_have_count(len(checks))
+
+
+def test_a_token_is_revoked(page: Page, service: DashboardService, watch: PageWatch) -> None:
+    made = service.stack.json("tokens", "create", "--name", "visitor", "--scope", "read")
+    open_page(page, "/settings", "Settings")
+    row = page.get_by_role("row").filter(has=page.get_by_role("cell", name="visitor", exact=True))
+    row.get_by_role("button", name="Revoke").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="No").click()
+    assert {one["name"]: one["valid"] for one in service.get("tokens")["tokens"]}["visitor"]
+    row.get_by_role("button", name="Revoke").click()
+    dialog.get_by_role("button", name="Revoke").click()
+    expect(row).to_have_count(0)
+    visitor = DashboardService(service.stack, service.url, made["token"])
+    with pytest.raises(AssertionError, match="E-AUTH"):
+        visitor.get("jobs")
+    expect(page.get_by_role("table", name="Audit log, the newest first")).to_be_visible()
+
+
+def test_a_reader_is_offered_nothing_that_is_refused(page: Page, service: DashboardService, context: Any) -> None:
+    token = service.stack.json("tokens", "create", "--name", f"reader-{int(time.time())}", "--scope", "read")["token"]
+    context.clear_cookies()
+    assert context.request.post(f"{service.url}/api/v1/login", data={"token": token}).ok
+    open_page(page, "/settings", "Settings")
+    expect(page.get_by_text("need a login with the scope admin")).to_be_visible()
+    open_page(page, "/backends", "Backends")
+    expect(page.get_by_role("button", name="Install", exact=True)).to_have_count(0)
+    expect(page.get_by_role("button", name="Smoke test")).to_have_count(0)

@@ -1,0 +1,201 @@
+"""Nights and the knowledge graph for people who look: reports, entities, what is next to one; tenants stay apart."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.api.context import Caller, Context
+from trainyard.api.requests.graph import GraphInput
+from trainyard.api.requests.records.asking import AskInput
+from trainyard.api.requests.records.nights import EntitiesInput, NeighborsInput, NightNameInput, NightsInput
+from trainyard.api.terminal.records.asking import answer_text
+from trainyard.api.terminal.records.nights import entities_text, neighbors_text, night_detail_text, nights_text
+from trainyard.api.verbs.graph import count_graph
+from trainyard.api.verbs.records.asking import AskedAnswer, ask
+from trainyard.api.verbs.records.neighbors import list_entities, show_neighbors
+from trainyard.api.verbs.records.nights import list_night_reports, show_night
+from trainyard.errors import Corrupt, InvalidInput, NotFound
+from trainyard.night.report import (
+    BucketReport,
+    Failure,
+    NightReport,
+    Phase1Report,
+    Phase2Report,
+    TrainingReport,
+    write_report,
+)
+from trainyard.night.training import tenant_root
+from trainyard.settings import settings
+from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.files import DISK
+from trainyard.stores.graph.addresses import graph_file
+from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, entity_key
+from trainyard.stores.graph.local import LadybugGraph
+from trainyard.stores.schema import versioned
+
+JANE, ACME = Named("person", "Jane Doe"), Named("company", "Acme")
+
+
+@pytest.fixture
+def context(home: Path) -> Context:
+    return Context(settings(), say=lambda _text: None)
+
+
+def of_tenant(context: Context, tenant: str) -> Context:
+    return replace(context, caller=Caller(tenant, tenant=tenant, remote=True))
+
+
+def write_night(context: Context, tenant: str, night: str, **fields: Any) -> Path:
+    folder = tenant_root(context.settings, tenant) / "nights" / night
+    folder.mkdir(parents=True)
+    write_report(NightReport(**{"run": night, "tenant": tenant, "state": "completed", **fields}), folder, DISK)
+    return folder
+
+
+def failed_night() -> dict[str, Any]:
+    failure = Failure(code="E-DISK-FULL", what="The disk is full.", do="Make room.")
+    trained = TrainingReport(marker="m", outcome="published", version="default/bot/v2")
+    return {
+        "state": "failed", "started": 100.0, "seconds": 9.0, "window_s": 60.0,
+        "phase1": Phase1Report(waiting=3, done=2, failure=failure),
+        "phase2": Phase2Report(buckets=(BucketReport(bucket="b", method="sft", threshold=4),), trainings=(trained,)),
+    }  # fmt: skip
+
+
+def test_nights_are_listed_the_newest_first_and_shown_whole(context: Context) -> None:
+    write_night(context, "default", "2026-10-01")
+    write_night(context, "default", "2026-10-03", **failed_night())
+    begun = tenant_root(context.settings, "default") / "nights" / "2026-10-02"
+    begun.mkdir()
+    (begun / "begun.json").write_text(json.dumps(versioned("night", {"started": 50.0})))
+    found = list_night_reports(NightsInput(), context)
+    assert [(one.night, one.state, one.started) for one in found.nights] == [
+        ("2026-10-03", "failed", 100.0), ("2026-10-02", "begun", 50.0), ("2026-10-01", "completed", None)
+    ]  # fmt: skip
+    assert found.nights[0].published == ("default/bot/v2",)
+    assert list_night_reports(NightsInput(limit=2), context).more is True
+    one = show_night(NightNameInput(night="2026-10-03"), context)
+    assert one.report is not None
+    assert one.report.phase2.buckets[0].threshold == 4
+    assert one.next_steps[0] == "E-DISK-FULL: The disk is full. Do: Make room."
+    assert "default/2026-10-03  failed" in nights_text(found)
+    assert "## Documents" in night_detail_text(one)
+    assert night_detail_text(show_night(NightNameInput(night="2026-10-02"), context)).endswith("has no report.")
+
+
+def test_nights_of_tenants_stay_apart(context: Context) -> None:
+    write_night(context, "blue", "2026-10-01")
+    write_night(context, "red", "2026-10-01")
+    assert {one.tenant for one in list_night_reports(NightsInput(), context).nights} == {"blue", "red"}
+    blue = of_tenant(context, "blue")
+    assert [one.tenant for one in list_night_reports(NightsInput(), blue).nights] == ["blue"]
+    assert list_night_reports(NightsInput(tenant="red"), blue).nights == ()
+    assert show_night(NightNameInput(night="2026-10-01"), blue).tenant == "blue"
+    with pytest.raises(NotFound, match="E-NOT-FOUND"):
+        show_night(NightNameInput(night="2026-10-01", tenant="red"), blue)
+    assert show_night(NightNameInput(night="2026-10-01", tenant="red"), context).tenant == "red"
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "x\0", "é", "A"])
+def test_a_night_that_cannot_be_a_folder_is_refused(context: Context, name: str) -> None:
+    with pytest.raises(InvalidInput, match="E-NAME"):
+        show_night(NightNameInput(night=name), context)
+    with pytest.raises(InvalidInput, match="E-NAME"):
+        show_night(NightNameInput(night="2026-10-01", tenant=name), context)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"run": "x", "tenant": "default", "state": "odd"}'])
+def test_a_report_that_cannot_be_read_is_listed_and_is_an_error_when_it_is_shown(context: Context, text: str) -> None:
+    folder = write_night(context, "default", "2026-10-01")
+    (folder / "report.json").write_text(text)
+    (line,) = list_night_reports(NightsInput(), context).nights
+    assert line.state == "unreadable"
+    with pytest.raises(Corrupt, match="E-CORRUPT"):
+        show_night(NightNameInput(night="2026-10-01"), context)
+
+
+def said(tenant: str, name: str) -> Mutation:
+    entities = (Entity("person", "Jane Doe", {"email": "j@acme.example"}), Entity("company", "Acme"))
+    relations = (Relation("works_at", JANE, ACME),)
+    return Mutation(tenant, "meetings", name, f"{len(tenant):064x}", "v1", entities, relations)
+
+
+@pytest.fixture
+def written(context: Context) -> Context:
+    graph_file(context.settings).parent.mkdir(parents=True)
+    with LadybugGraph(graph_file(context.settings)) as graph:
+        graph.mutate([said("blue", "a.md"), said("crimson", "b.md")])
+    return context
+
+
+def test_entities_are_found_by_a_part_of_their_names(written: Context) -> None:
+    found = list_entities(EntitiesInput(text="JANE", tenant="blue"), written)
+    assert [(one.kind, one.name, one.attributes) for one in found.entities] == [
+        ("person", "Jane Doe", {"email": "j@acme.example"})
+    ]
+    assert [one.name for one in list_entities(EntitiesInput(kind="company"), written).entities] == ["Acme", "Acme"]
+    first = list_entities(EntitiesInput(limit=3), written)
+    assert (len(first.entities), first.next_offset) == (3, 3)
+    assert len(list_entities(EntitiesInput(limit=3, offset=3), written).entities) == 1
+    assert list_entities(EntitiesInput(text="'; MATCH (n) RETURN n //\0"), written).entities == ()
+    assert "--offset 3" in entities_text(first)
+
+
+def test_neighbors_are_relations_both_ways_and_documents(written: Context) -> None:
+    jane, acme = (entity_key("blue", one.kind, one.name) for one in (JANE, ACME))
+    found = show_neighbors(NeighborsInput(key=jane), written)
+    assert [(one.kind, one.direction, one.entity.key) for one in found.relations] == [("works_at", "out", acme)]
+    assert [one.names for one in found.documents] == [("a.md",)]
+    (back,) = show_neighbors(NeighborsInput(key=acme), written).relations
+    assert (back.direction, back.entity.name) == ("in", "Jane Doe")
+    assert "-works_at-> Acme" in neighbors_text(found)
+
+
+def test_the_graphs_of_tenants_stay_apart(written: Context) -> None:
+    blue = of_tenant(written, "blue")
+    assert {one.tenant for one in list_entities(EntitiesInput(), blue).entities} == {"blue"}
+    assert list_entities(EntitiesInput(tenant="crimson"), blue).entities == ()
+    other = entity_key("crimson", JANE.kind, JANE.name)
+    for fields in ({}, {"tenant": "crimson"}):
+        with pytest.raises(NotFound, match="E-NOT-FOUND"):
+            show_neighbors(NeighborsInput(key=other, **fields), blue)
+    assert count_graph(GraphInput(), blue).entities == 2
+    assert count_graph(GraphInput(tenant="crimson"), blue).entities == 0
+    assert count_graph(GraphInput(), written).entities == 4
+
+
+def test_looking_at_a_home_without_a_graph_makes_none(context: Context) -> None:
+    assert list_entities(EntitiesInput(), context).entities == ()
+    assert count_graph(GraphInput(), context).entities == 0
+    with pytest.raises(NotFound, match="E-NOT-FOUND"):
+        show_neighbors(NeighborsInput(key="0" * 32), context)
+    assert not graph_file(context.settings).exists()
+    assert entities_text(list_entities(EntitiesInput(), context)) == "no such entity"
+
+
+def test_an_unknown_kind_names_those_that_there_are(context: Context) -> None:
+    with pytest.raises(InvalidInput, match=r"E-PARAMETER.*\n?.*person, company"):
+        list_entities(EntitiesInput(kind="dog"), context)
+
+
+@pytest.mark.parametrize("name", ["red/bot", "red/bot/v1"])
+def test_a_tenant_cannot_ask_the_adapter_of_another(context: Context, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    registry = AdapterRegistry(context.settings.adapters)
+    registry.register("red", "bot", folder)
+    registry.promote("red/bot/v1")
+    with pytest.raises(NotFound, match="E-ADAPTER-NOT-FOUND"):
+        ask(AskInput(adapter=name, question="Why?"), of_tenant(context, "blue"))
+
+
+def test_two_answers_are_a_text() -> None:
+    one = AskedAnswer(question="Why?", base="No.", adapter="So.", base_model="starter", adapter_version="a/b/v1")
+    assert answer_text(one) == "starter: No.\n\na/b/v1: So."
+    assert answer_text(one.model_copy(update={"error": "too long"})) == "refused: too long"

@@ -1,0 +1,1 @@
+"""Requests about what runs, evaluations and nights have left."""

@@ -1,0 +1,1 @@
+"""Drafts of chains, and the nodes of a run, as text."""

@@ -1,0 +1,281 @@
+// One adapter version: where it came from, its evaluation, its card; make it live, go back, or remove it.
+
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link, useLocation } from "wouter";
+import { client, dataOf } from "../../api/client";
+import { useLogin } from "../../api/login";
+import { ActionButton } from "../../components/action";
+import { formatBytes, formatNumber, formatTime } from "../../components/format";
+import { Interval, type IntervalValue } from "../../components/interval";
+import { Empty } from "../../components/notes";
+import { Page, Queried, Section } from "../../components/page";
+import { Facts, Table } from "../../components/table";
+import { Verdict } from "../evaluations";
+import { ArtifactTable } from "../data";
+
+interface Line {
+  metric: string;
+  rows: number;
+  baseline: number;
+  candidate: number;
+  improvement: IntervalValue;
+}
+
+/** The manifest of a version, as far as this page shows it. */
+interface Version {
+  tenant: string;
+  role: string;
+  version: number;
+  sha256: string;
+  kind: string;
+  created: number;
+  live: boolean;
+  history: { version: number | null; action: string; at: number }[];
+  files: Record<string, { bytes: number; sha256: string }>;
+  facts: {
+    base_model?: string;
+    gate?: { better: boolean; reasons?: string[]; cautions?: string[] };
+    report?: { baseline?: string; benchmarks?: Record<string, Line> };
+    data?: { source: string; format: string; rows: number; sha256: string }[];
+    training?: Record<string, unknown>;
+    origin?: { source?: string };
+  };
+}
+
+export default function VersionPage({ tenant, role, version }: { tenant: string; role: string; version: string }) {
+  const name = `${tenant}/${role}/${version}`;
+  const found = useQuery({
+    queryKey: ["adapter", name],
+    queryFn: async () =>
+      (await dataOf(client.GET("/api/v1/adapters/show", { params: { query: { name } } }))).record as unknown as Version,
+    refetchInterval: 10_000,
+  });
+  return (
+    <Page title={name} actions={<Link href="/adapters">All adapters</Link>}>
+      <Queried query={found}>
+        {(one) => (
+          <>
+            <State name={name} one={one} />
+            <Evaluated one={one} />
+            <Lineage one={one} />
+            <History one={one} />
+            <Card name={name} />
+          </>
+        )}
+      </Queried>
+    </Page>
+  );
+}
+
+/** Requests without `targets`, which only a caller on the machine may give: the schema has its default. */
+type Named = { name: string; targets: string[] };
+type NamedRole = { role: string; targets: string[] };
+
+function State({ name, one }: { name: string; one: Version }) {
+  return (
+    <Section
+      title="Version"
+      actions={
+        <>
+          {one.kind === "adapter" && <Link href={`/adapters/${name}/chat`}>Chat with it</Link>}
+          <Actions name={name} one={one} />
+        </>
+      }
+    >
+      <Facts
+        facts={[
+          ["State", one.live ? <strong className="verdict-good">● live</strong> : "not live"],
+          ["Kind", one.kind],
+          ["Base model", one.facts.base_model],
+          ["Created", formatTime(one.created)],
+          ["Size", formatBytes(Object.values(one.files).reduce((sum, file) => sum + file.bytes, 0))],
+          ["Published by", one.facts.origin?.source],
+          ["SHA-256", <code>{one.sha256}</code>],
+        ]}
+      />
+    </Section>
+  );
+}
+
+function Actions({ name, one }: { name: string; one: Version }) {
+  const queries = useQueryClient();
+  const [, navigate] = useLocation();
+  const mayRun = useLogin().allows("run");
+  const role = `${one.tenant}/${one.role}`;
+  const onSuccess = () =>
+    queries.invalidateQueries({ predicate: (query) => String(query.queryKey[0]).startsWith("adapter") });
+  const promote = useMutation({
+    mutationFn: () => dataOf(client.POST("/api/v1/adapters/promote", { body: { name } as Named })),
+    onSuccess,
+  });
+  const rollback = useMutation({
+    mutationFn: () => dataOf(client.POST("/api/v1/adapters/rollback", { body: { role } as NamedRole })),
+    onSuccess,
+  });
+  const remove = useMutation({
+    mutationFn: () => dataOf(client.POST("/api/v1/adapters/delete-version", { body: { name, force: false } })),
+    onSuccess: async () => {
+      navigate("/adapters");
+      await onSuccess();
+    },
+  });
+  if (!mayRun) return null;
+  return (
+    <>
+      {!one.live && (
+        <ActionButton
+          mutation={promote}
+          variables={undefined}
+          confirm={`Make ${name} live on all targets of its deployment?`}
+        >
+          Promote
+        </ActionButton>
+      )}
+      {one.live && (
+        <ActionButton
+          mutation={rollback}
+          variables={undefined}
+          danger
+          confirm={`Roll ${role} back to the version that ${name} replaced?`}
+        >
+          Roll back
+        </ActionButton>
+      )}
+      {!one.live && (
+        <ActionButton
+          mutation={remove}
+          variables={undefined}
+          danger
+          confirm={`Remove the files of ${name}? Its number is never used again.`}
+        >
+          Delete
+        </ActionButton>
+      )}
+      <span role="status">
+        {[promote, rollback].map((done, index) => done.data && <Done key={index} done={done.data} />)}
+      </span>
+    </>
+  );
+}
+
+function Done({ done }: { done: { version: string; warnings?: readonly string[] } }) {
+  return (
+    <>
+      {done.version} is live. {done.warnings?.join(" ")}
+    </>
+  );
+}
+
+function Evaluated({ one }: { one: Version }) {
+  const lines = Object.entries(one.facts.report?.benchmarks ?? {});
+  return (
+    <Section title="Evaluation">
+      {one.facts.gate ? (
+        <p>
+          <Verdict better={one.facts.gate.better} cautions={one.facts.gate.cautions} />{" "}
+          {one.facts.report?.baseline && `than ${one.facts.report.baseline}`}
+        </p>
+      ) : (
+        <p>It was registered without an evaluation.</p>
+      )}
+      {lines.length > 0 && (
+        <Table
+          caption="Benchmarks"
+          rows={lines}
+          rowKey={([label]) => label}
+          columns={[
+            {
+              title: "Benchmark",
+              cell: ([label, line]) => (
+                <>
+                  {label}
+                  <div className="quiet">{line.metric}</div>
+                </>
+              ),
+            },
+            { title: "Rows", numeric: true, cell: ([, line]) => formatNumber(line.rows) },
+            { title: "Baseline", numeric: true, cell: ([, line]) => formatNumber(line.baseline) },
+            { title: "This version", numeric: true, cell: ([, line]) => formatNumber(line.candidate) },
+            { title: "Improvement", cell: ([, line]) => <Interval value={line.improvement} /> },
+          ]}
+        />
+      )}
+    </Section>
+  );
+}
+
+/** The runs that made these weights, and the data sets that they read. */
+function Lineage({ one }: { one: Version }) {
+  const runs = useQuery({
+    queryKey: ["artifacts", "of", one.sha256],
+    queryFn: () => dataOf(client.GET("/api/v1/artifacts", { params: { query: { sha256: one.sha256, limit: 20 } } })),
+  });
+  return (
+    <Section title="Lineage">
+      {one.facts.data && one.facts.data.length > 0 && (
+        <Table
+          caption="Data sets"
+          rows={one.facts.data}
+          rowKey={(set, index) => `${set.sha256}${index}`}
+          columns={[
+            { title: "Data", cell: (set) => set.source },
+            { title: "Format", cell: (set) => set.format },
+            { title: "Rows", numeric: true, cell: (set) => formatNumber(set.rows) },
+            { title: "SHA-256", cell: (set) => <code>{set.sha256.slice(0, 16)}</code> },
+          ]}
+        />
+      )}
+      <Queried query={runs}>
+        {({ artifacts }) =>
+          artifacts.length === 0 ? (
+            <Empty title="No run of this home has these weights">
+              <p>It was made elsewhere, by a night, or its run was removed.</p>
+            </Empty>
+          ) : (
+            <ArtifactTable rows={artifacts} caption="Runs that made it" />
+          )
+        }
+      </Queried>
+    </Section>
+  );
+}
+
+function History({ one }: { one: Version }) {
+  return (
+    <Section title={`History of ${one.tenant}/${one.role}`}>
+      {one.history.length === 0 && <p>No version of this role was ever live.</p>}
+      {one.history.length > 0 && (
+        <Table
+          caption="Which version was live when"
+          rows={[...one.history].reverse()}
+          rowKey={(_, index) => index}
+          columns={[
+            { title: "When", cell: (entry) => formatTime(entry.at) },
+            { title: "Action", cell: (entry) => entry.action },
+            {
+              title: "Live then",
+              cell: (entry) =>
+                entry.version == null ? (
+                  "none"
+                ) : (
+                  <Link href={`/adapters/${one.tenant}/${one.role}/v${entry.version}`}>{`v${entry.version}`}</Link>
+                ),
+            },
+          ]}
+        />
+      )}
+    </Section>
+  );
+}
+
+function Card({ name }: { name: string }) {
+  const card = useQuery({
+    queryKey: ["adapter-card", name],
+    queryFn: () => dataOf(client.GET("/api/v1/adapters/card", { params: { query: { name } } })),
+  });
+  return (
+    <Section title="Model card">
+      <Queried query={card}>{(one) => <pre className="cell-text">{one.markdown}</pre>}</Queried>
+    </Section>
+  );
+}

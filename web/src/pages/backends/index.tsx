@@ -1,0 +1,146 @@
+// The trainers of this machine: whether each can be used, why not, and what fixes it.
+
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link } from "wouter";
+import { client, dataOf } from "../../api/client";
+import { useLogin } from "../../api/login";
+import type { BackendRow } from "../../api/schema";
+import { ActionButton } from "../../components/action";
+import { formatDuration, formatTime } from "../../components/format";
+import { Page, Queried } from "../../components/page";
+import { Facts } from "../../components/table";
+
+const RUNNING_MS = 1500;
+const QUIET_MS = 15_000;
+
+export default function BackendsPage() {
+  const queries = useQueryClient();
+  const backends = useQuery({
+    queryKey: ["backends"],
+    queryFn: () => dataOf(client.GET("/api/v1/backends", { params: { query: { imports: false } } })),
+    refetchInterval: (query) =>
+      query.state.data?.rows.some((row) => row.installation?.state === "running") ? RUNNING_MS : QUIET_MS,
+  });
+  const imports = useMutation({
+    mutationFn: () => dataOf(client.GET("/api/v1/backends", { params: { query: { imports: true } } })),
+    onSuccess: (found) => queries.setQueryData(["backends"], found),
+  });
+  return (
+    <Page
+      title="Backends"
+      actions={
+        <ActionButton mutation={imports} variables={undefined}>
+          Test imports
+        </ActionButton>
+      }
+    >
+      <Queried query={backends}>
+        {({ rows }) => (
+          <div className="cards">
+            {rows.map((row) => (
+              <Backend key={row.name} row={row} />
+            ))}
+          </div>
+        )}
+      </Queried>
+    </Page>
+  );
+}
+
+function Backend({ row }: { row: BackendRow }) {
+  const usable = row.available && row.fits;
+  return (
+    <section className="panel" aria-labelledby={`backend-${row.name}`}>
+      <div className="panel-head">
+        <h2 id={`backend-${row.name}`}>{row.name}</h2>
+        <span className={usable ? "check-ok" : row.available ? "check-note" : "check-problem"}>
+          <span aria-hidden="true">{usable ? "●" : row.available ? "○" : "✕"}</span>{" "}
+          {usable ? "ready" : row.available ? "no device" : "not available"}
+        </span>
+      </div>
+      <Facts
+        facts={[
+          ["Version", row.version],
+          ["Imports", row.imports],
+          ["Computes on", row.devices.join(", ")],
+        ]}
+      />
+      {row.why && <p>{row.why}</p>}
+      {row.fix && <p className="quiet">{row.fix}</p>}
+      <Installing row={row} />
+      {usable && <SmokeTest name={row.name} />}
+    </section>
+  );
+}
+
+/** Install in the background, see how far it is, stop it. */
+function Installing({ row }: { row: BackendRow }) {
+  const queries = useQueryClient();
+  const login = useLogin();
+  const refresh = () => queries.invalidateQueries({ queryKey: ["backends"] });
+  const install = useMutation({
+    mutationFn: () => client.POST("/api/v1/backends/install", { body: { names: [row.name], background: true } as any }),
+    onSuccess: refresh,
+  });
+  const cancel = useMutation({
+    mutationFn: () => client.POST("/api/v1/backends/cancel", { body: { name: row.name } }),
+    onSuccess: refresh,
+  });
+  const known = row.installation;
+  const running = known?.state === "running";
+  const mayInstall = row.installable && login.allows("admin") && login.tenant === "";
+  return (
+    <>
+      {known && (
+        <div aria-live="polite">
+          <p>
+            Installation {known.state}
+            {running ? `, ${formatDuration(known.seconds)} so far` : ""}; started {formatTime(known.started)}
+          </p>
+          {running && <progress aria-label={`Installation of ${row.name}`} />}
+          {known.lines.length > 0 && (
+            <pre className="installation" tabIndex={0} aria-label={`Last lines of the installation of ${row.name}`}>
+              {known.lines.join("\n")}
+            </pre>
+          )}
+        </div>
+      )}
+      {mayInstall && (
+        <div className="actions">
+          {running ? (
+            <ActionButton mutation={cancel} variables={undefined} danger confirm={`Stop installing ${row.name}?`}>
+              Stop
+            </ActionButton>
+          ) : (
+            !row.available && (
+              <ActionButton mutation={install} variables={undefined}>
+                Install
+              </ActionButton>
+            )
+          )}
+        </div>
+      )}
+    </>
+  );
+}
+
+/** Two steps of a real training on this backend, as a job. */
+function SmokeTest({ name }: { name: BackendRow["name"] }) {
+  const login = useLogin();
+  const test = useMutation({
+    mutationFn: () => dataOf(client.POST("/api/v1/backends/test", { body: { name } as any })),
+  });
+  if (!login.allows("run")) return null;
+  return (
+    <div className="actions">
+      <ActionButton mutation={test} variables={undefined}>
+        Smoke test
+      </ActionButton>
+      {test.data && (
+        <span role="status">
+          Two steps are trained as <Link href={`/jobs/${test.data.id}`}>{test.data.id}</Link>.
+        </span>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,124 @@
+// What the nodes of runs left: sets of rows, adapters, reports, newest run first.
+
+import { useInfiniteQuery } from "@tanstack/react-query";
+import { Link, useSearchParams } from "wouter";
+import { client, dataOf } from "../../api/client";
+import type { components } from "../../api/schema";
+import { formatBytes, formatNumber, formatTime } from "../../components/format";
+import { Empty, Loading, ProblemNote } from "../../components/notes";
+import { Page, Section } from "../../components/page";
+import type { ArtifactPort } from "../../components/rows";
+import { Table } from "../../components/table";
+
+type Artifact = components["schemas"]["Artifact"];
+const PORTS: ArtifactPort[] = ["documents", "sft", "preference", "labelled", "text", "adapter", "model", "report"];
+
+/** Where a result is shown: its rows, or the page of an evaluation. */
+export const hrefOf = (one: { run_id: string; node: string; port: string }): string =>
+  one.port === "report"
+    ? `/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`
+    : `/data/${one.run_id}/${encodeURIComponent(one.node)}/${one.port}`;
+
+export default function DataPage() {
+  const [search, setSearch] = useSearchParams();
+  const port = PORTS.find((one) => one === search.get("kind"));
+  const run = search.get("run") ?? "";
+  const query = { limit: 50, ...(port && { port }), ...(run && { run }) };
+  const found = useInfiniteQuery({
+    queryKey: ["artifacts", query],
+    queryFn: ({ pageParam }) =>
+      dataOf(
+        client.GET("/api/v1/artifacts", { params: { query: { ...query, ...(pageParam && { cursor: pageParam }) } } }),
+      ),
+    initialPageParam: "",
+    getNextPageParam: (page) => page.next || undefined,
+  });
+  const choose = (name: string, value: string) =>
+    setSearch((before) => {
+      const next = new URLSearchParams(before);
+      if (value) next.set(name, value);
+      else next.delete(name);
+      return next;
+    });
+  const rows = found.data?.pages.flatMap((page) => page.artifacts) ?? [];
+  return (
+    <Page title="Data">
+      <Section title="Results of runs">
+        <form
+          className="filters"
+          role="search"
+          onSubmit={(event) => {
+            event.preventDefault();
+            choose("run", String(new FormData(event.currentTarget).get("run") ?? "").trim());
+          }}
+        >
+          <div>
+            <label htmlFor="kind">Kind</label>
+            <select id="kind" value={port ?? ""} onChange={(event) => choose("kind", event.target.value)}>
+              <option value="">all kinds</option>
+              {PORTS.map((one) => (
+                <option key={one}>{one}</option>
+              ))}
+            </select>
+          </div>
+          <div>
+            <label htmlFor="run">Run or job</label>
+            <input key={run} id="run" name="run" type="search" defaultValue={run} maxLength={200} />
+          </div>
+          <button type="submit">Show</button>
+        </form>
+        {found.error && <ProblemNote error={found.error} onRetry={() => void found.refetch()} />}
+        {found.isPending && <Loading />}
+        {found.data && rows.length === 0 && !found.hasNextPage && (
+          <Empty title={port || run ? "No such result" : "No results yet"}>
+            <p>
+              Run a chain: start from a template on <Link href="/chains">Chains</Link>. What its nodes leave is listed
+              here, with every row that was dropped and why.
+            </p>
+          </Empty>
+        )}
+        {rows.length > 0 && <ArtifactTable rows={rows} />}
+        {found.hasNextPage && (
+          <button type="button" aria-busy={found.isFetchingNextPage} onClick={() => void found.fetchNextPage()}>
+            Older results
+          </button>
+        )}
+      </Section>
+    </Page>
+  );
+}
+
+export function ArtifactTable({ rows, caption = "Results of runs" }: { rows: readonly Artifact[]; caption?: string }) {
+  return (
+    <Table
+      caption={caption}
+      rows={rows}
+      rowKey={(one) => `${one.run_id}/${one.node}/${one.port}`}
+      columns={[
+        {
+          title: "Result",
+          cell: (one) =>
+            one.available ? <Link href={hrefOf(one)}>{`${one.node}: ${one.port}`}</Link> : `${one.node}: ${one.port}`,
+        },
+        { title: "Rows", numeric: true, cell: (one) => formatNumber(one.rows) },
+        { title: "Size", numeric: true, cell: (one) => (one.available ? formatBytes(one.bytes) : "") },
+        {
+          title: "Run",
+          cell: (one) => (
+            <Link href={`/jobs/${one.run_id}`}>
+              {one.run_name || "run"} {one.run_id.slice(0, 8)}
+            </Link>
+          ),
+        },
+        { title: "Ended", cell: (one) => formatTime(one.ended) },
+        { title: "Note", cell: noteOf },
+      ]}
+    />
+  );
+}
+
+function noteOf(one: Artifact): string {
+  if (one.problem) return `cannot be read: ${one.problem}`;
+  if (!one.available) return "removed";
+  return one.reused ? "reused" : "";
+}

@@ -1,0 +1,192 @@
+// One evaluation: the gate, each benchmark with its interval and its flips, answers side by side.
+
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "wouter";
+import { client, dataOf } from "../../api/client";
+import type { components } from "../../api/schema";
+import { formatNumber, formatPercent, formatTime } from "../../components/format";
+import { Interval } from "../../components/interval";
+import { Page, Queried, Section } from "../../components/page";
+import { Facts, Table } from "../../components/table";
+import { Verdict } from ".";
+
+type Evaluation = components["schemas"]["Evaluation"];
+type Benchmark = components["schemas"]["EvaluatedBenchmark"];
+
+export default function EvaluationPage({ run, node }: { run: string; node: string }) {
+  const found = useQuery({
+    queryKey: ["evaluation", run, node],
+    queryFn: () => dataOf(client.GET("/api/v1/evaluations/{run}/{node}", { params: { path: { run, node } } })),
+  });
+  return (
+    <Page title="Evaluation" actions={<Link href="/evaluations">All evaluations</Link>}>
+      <Queried query={found}>
+        {(one) => (
+          <>
+            <Gate one={one} />
+            <Benchmarks one={one} />
+            <Samples samples={one.samples} />
+            <Training training={one.training} />
+          </>
+        )}
+      </Queried>
+    </Page>
+  );
+}
+
+function Gate({ one }: { one: Evaluation }) {
+  const { gate } = one;
+  return (
+    <Section title="Gate">
+      <p>
+        <Verdict better={gate.better} cautions={gate.cautions} />:{" "}
+        {gate.better ? "the candidate may replace its baseline." : "the candidate is not deployed."}
+      </p>
+      <Lines title="Why not" lines={gate.reasons} />
+      <Lines title="In order" lines={gate.passed} />
+      <Lines title="Cautions" lines={gate.cautions} />
+      <Lines title="Notes" lines={one.notes} />
+      <Facts
+        facts={[
+          ["Run", <Link href={`/jobs/${one.run_id}`}>{`${one.run_name} ${one.run_id.slice(0, 8)}`}</Link>],
+          ["Base model", one.base_model],
+          ["Compared with", one.baseline],
+          ["Decides", gate.primary],
+          ["Intervals", `${formatPercent(one.confidence)}, ${formatNumber(one.resamples)} resamples`],
+          ["Ended", formatTime(one.ended)],
+          ["Registered as", <Versions names={one.adapters} />],
+          ["Adapter", <code>{one.adapter_sha256.slice(0, 16)}</code>],
+          ["Data", <Link href={`/data?run=${one.run_id}`}>Results of this run</Link>],
+        ]}
+      />
+    </Section>
+  );
+}
+
+function Versions({ names }: { names: readonly string[] }) {
+  if (names.length === 0) return "no version";
+  return names.map((name) => (
+    <Link key={name} href={`/adapters/${name}`}>
+      {name}{" "}
+    </Link>
+  ));
+}
+
+function Lines({ title, lines = [] }: { title: string; lines?: readonly string[] }) {
+  if (lines.length === 0) return null;
+  return (
+    <div>
+      <h3>{title}</h3>
+      <ul>
+        {lines.map((line) => (
+          <li key={line}>{line}</li>
+        ))}
+      </ul>
+    </div>
+  );
+}
+
+const labelOf = (line: Benchmark) => `${line.name}/${line.set}`;
+
+function Benchmarks({ one }: { one: Evaluation }) {
+  const controlled = one.benchmarks.some((line) => line.control != null);
+  return (
+    <Section title="Benchmarks">
+      <p className="quiet">
+        A positive improvement is better, for every metric. The bar shows the interval around zero.
+      </p>
+      <Table
+        caption="Benchmarks"
+        rows={one.benchmarks}
+        rowKey={labelOf}
+        columns={[
+          {
+            title: "Benchmark",
+            cell: (line) => (
+              <>
+                {labelOf(line) === one.gate.primary ? <strong>{labelOf(line)}</strong> : labelOf(line)}
+                <div className="quiet">
+                  {line.metric}; {line.higher_is_better ? "higher" : "lower"} is better
+                </div>
+              </>
+            ),
+          },
+          { title: "Rows", numeric: true, cell: (line) => formatNumber(line.rows) },
+          { title: "Baseline", numeric: true, cell: (line) => formatNumber(line.baseline) },
+          { title: "Candidate", numeric: true, cell: (line) => formatNumber(line.candidate) },
+          { title: "Improvement", cell: (line) => <Interval value={line.improvement} /> },
+          { title: "Flips", cell: (line) => <Flips line={line} /> },
+          ...(controlled
+            ? [
+                {
+                  title: "Better than control by",
+                  cell: (line: Benchmark) => line.vs_control && <Interval value={line.vs_control} />,
+                },
+              ]
+            : []),
+          { title: "Right answers from", cell: (line) => line.gold },
+        ]}
+      />
+    </Section>
+  );
+}
+
+/** How many rows became better, worse, or stayed: as numbers, and as a bar. */
+function Flips({ line }: { line: Benchmark }) {
+  const { better, worse, equal } = line.flips;
+  const total = better + worse + equal || 1;
+  const width = 120;
+  return (
+    <>
+      {better} better, {worse} worse, {equal} equal
+      <svg width={width} height="8" aria-hidden="true" className="flips">
+        <rect width={(width * better) / total} height="8" fill="var(--good)" />
+        <rect x={(width * better) / total} width={(width * equal) / total} height="8" fill="var(--line)" />
+        <rect x={(width * (better + equal)) / total} width={(width * worse) / total} height="8" fill="var(--bad)" />
+      </svg>
+    </>
+  );
+}
+
+function Samples({ samples }: { samples: Evaluation["samples"] }) {
+  if (samples.length === 0) return null;
+  return (
+    <Section title="Answers side by side">
+      {samples.map((sample, index) => (
+        <article key={index}>
+          <h3 className="cell-text">{sample.prompt}</h3>
+          <div className="side-by-side">
+            {(["gold", "baseline", "candidate"] as const).map((side) => (
+              <div key={side}>
+                <h4>{side === "gold" ? "Right answer" : side === "baseline" ? "Baseline" : "Candidate"}</h4>
+                <p className="cell-text">{sample[side] || "(nothing)"}</p>
+              </div>
+            ))}
+          </div>
+        </article>
+      ))}
+    </Section>
+  );
+}
+
+const TRAINED = ["stage", "method", "backend", "steps", "loss_at_start", "loss_at_end", "seconds"];
+
+function Training({ training }: { training: Evaluation["training"] }) {
+  const named = Object.entries(training as Record<string, Record<string, unknown>>);
+  if (named.length === 0) return null;
+  return (
+    <Section title="Training">
+      <Table
+        caption="Training"
+        rows={TRAINED}
+        rowKey={(name) => name}
+        columns={[
+          { title: "", cell: (name) => name.replaceAll("_", " ") },
+          ...named.map(([title, facts]) => ({ title, numeric: true, cell: (name: string) => shownFact(facts[name]) })),
+        ]}
+      />
+    </Section>
+  );
+}
+
+const shownFact = (value: unknown): string => (typeof value === "number" ? formatNumber(value) : String(value ?? ""));

@@ -1,0 +1,88 @@
+// Reports of evaluators: is the adapter better than what it is compared with.
+
+import { useInfiniteQuery } from "@tanstack/react-query";
+import { Link, useSearchParams } from "wouter";
+import { client, dataOf } from "../../api/client";
+import type { components } from "../../api/schema";
+import { formatTime } from "../../components/format";
+import { Interval } from "../../components/interval";
+import { Empty, Loading, ProblemNote } from "../../components/notes";
+import { Page, Section } from "../../components/page";
+import { Table } from "../../components/table";
+
+export default function EvaluationsPage() {
+  const [search] = useSearchParams();
+  const run = search.get("run") ?? "";
+  const query = { limit: 50, ...(run && { run }) };
+  const found = useInfiniteQuery({
+    queryKey: ["evaluations", query],
+    queryFn: ({ pageParam }) =>
+      dataOf(
+        client.GET("/api/v1/evaluations", { params: { query: { ...query, ...(pageParam && { cursor: pageParam }) } } }),
+      ),
+    initialPageParam: "",
+    getNextPageParam: (page) => page.next || undefined,
+  });
+  const rows = found.data?.pages.flatMap((page) => page.evaluations) ?? [];
+  return (
+    <Page title="Evaluations">
+      <Section title={run ? `Evaluations of the run ${run.slice(0, 8)}` : "Evaluations of runs"}>
+        {found.error && <ProblemNote error={found.error} onRetry={() => void found.refetch()} />}
+        {found.isPending && <Loading />}
+        {found.data && rows.length === 0 && !found.hasNextPage && (
+          <Empty title="No evaluations yet">
+            <p>
+              Put an evaluator after the trainer of a chain: it compares the adapter with its base on rows that were
+              held out. The template qa-pipeline on <Link href="/chains">Chains</Link> has one.
+            </p>
+          </Empty>
+        )}
+        {rows.length > 0 && <EvaluationTable rows={rows} />}
+        {found.hasNextPage && (
+          <button type="button" aria-busy={found.isFetchingNextPage} onClick={() => void found.fetchNextPage()}>
+            Older evaluations
+          </button>
+        )}
+      </Section>
+    </Page>
+  );
+}
+
+type Line = components["schemas"]["EvaluationVerdict"];
+
+export function EvaluationTable({ rows }: { rows: readonly Line[] }) {
+  return (
+    <Table
+      caption="Evaluations"
+      rows={rows}
+      rowKey={(one) => `${one.run_id}/${one.node}`}
+      columns={[
+        {
+          title: "Evaluation",
+          cell: (one) => {
+            const title = `${one.run_name} ${one.run_id.slice(0, 8)}, ${one.node}`;
+            return one.available ? (
+              <Link href={`/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`}>{title}</Link>
+            ) : (
+              title
+            );
+          },
+        },
+        { title: "Verdict", cell: (one) => <Verdict better={one.better} cautions={one.cautions} /> },
+        { title: "Decides", cell: (one) => one.primary },
+        { title: "Improvement", cell: (one) => one.improvement && <Interval value={one.improvement} /> },
+        { title: "Ended", cell: (one) => formatTime(one.ended) },
+      ]}
+    />
+  );
+}
+
+export function Verdict({ better, cautions = [] }: { better?: boolean | null; cautions?: readonly string[] }) {
+  if (better == null) return <span className="quiet">removed</span>;
+  return (
+    <span className={`verdict verdict-${better ? "good" : "bad"}`}>
+      <span aria-hidden="true">{better ? "▲" : "▼"}</span> {better ? "better" : "not better"}
+      {better && cautions.length > 0 && ", on few rows"}
+    </span>
+  );
+}

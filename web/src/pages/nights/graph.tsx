@@ -1,0 +1,226 @@
+// The knowledge graph: look an entity up, and go from one to the next. The picture repeats what the table says.
+
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
+import { Link, useSearchParams } from "wouter";
+import { client, dataOf } from "../../api/client";
+import type { components } from "../../api/schema";
+import { Empty } from "../../components/notes";
+import { Page, Queried, Section } from "../../components/page";
+import { words } from "../../components/rows";
+import { Facts, Table } from "../../components/table";
+import "../../styles/records.css";
+
+type Neighbors = components["schemas"]["Neighbors"];
+const KINDS = ["person", "company", "project", "account", "location"];
+const PAGE = 50;
+
+export default function GraphPage() {
+  const [search, setSearch] = useSearchParams();
+  const key = search.get("key") ?? "";
+  const set = (values: Record<string, string>) =>
+    setSearch((before) => {
+      const next = new URLSearchParams(before);
+      for (const [name, value] of Object.entries(values)) {
+        if (value) next.set(name, value);
+        else next.delete(name);
+      }
+      return next;
+    });
+  return (
+    <Page title="Knowledge graph" actions={<Link href="/nights">Nights</Link>}>
+      <Section title="Entities">
+        <form
+          className="filters"
+          role="search"
+          onSubmit={(event) => {
+            event.preventDefault();
+            const form = new FormData(event.currentTarget);
+            set({ text: String(form.get("text")), kind: String(form.get("kind")), offset: "", key: "" });
+          }}
+        >
+          <div>
+            <label htmlFor="text">Part of a name</label>
+            <input id="text" name="text" type="search" maxLength={200} defaultValue={search.get("text") ?? ""} />
+          </div>
+          <div>
+            <label htmlFor="kind">Kind</label>
+            <select id="kind" name="kind" defaultValue={search.get("kind") ?? ""}>
+              <option value="">all kinds</option>
+              {KINDS.map((kind) => (
+                <option key={kind}>{kind}</option>
+              ))}
+            </select>
+          </div>
+          <button type="submit">Search</button>
+        </form>
+        <Entities
+          search={search}
+          onPage={(offset) => set({ offset: offset ? String(offset) : "" })}
+          onKey={(one) => set({ key: one })}
+        />
+      </Section>
+      {key && <Around entity={key} onKey={(one) => set({ key: one })} />}
+    </Page>
+  );
+}
+
+interface EntitiesProps {
+  search: URLSearchParams;
+  onPage: (offset: number) => void;
+  onKey: (key: string) => void;
+}
+
+function Entities({ search, onPage, onKey }: EntitiesProps) {
+  const offset = Number(search.get("offset")) || 0;
+  const query = { text: search.get("text") ?? "", kind: search.get("kind") ?? "", limit: PAGE, offset };
+  const found = useQuery({
+    queryKey: ["graph", "entities", query],
+    queryFn: () => dataOf(client.GET("/api/v1/graph/entities", { params: { query } })),
+    placeholderData: keepPreviousData,
+  });
+  return (
+    <Queried query={found}>
+      {({ entities, next_offset }) =>
+        entities.length === 0 ? (
+          <Empty title={query.text || query.kind ? "No such entity" : "The graph is empty"}>
+            <p>
+              Nights read documents into it: <code>trainyard nightly run</code>.
+            </p>
+          </Empty>
+        ) : (
+          <>
+            <Table
+              caption="Entities"
+              rows={entities}
+              rowKey={(one) => one.key}
+              columns={[
+                {
+                  title: "Name",
+                  cell: (one) => (
+                    <button type="button" onClick={() => onKey(one.key)}>
+                      {one.name}
+                    </button>
+                  ),
+                },
+                { title: "Kind", cell: (one) => one.kind },
+                { title: "Tenant", cell: (one) => one.tenant },
+                { title: "Facts", cell: (one) => factText(one.attributes) },
+              ]}
+            />
+            <div className="actions">
+              <button type="button" disabled={offset === 0} onClick={() => onPage(Math.max(0, offset - PAGE))}>
+                Previous
+              </button>
+              <button type="button" disabled={next_offset == null} onClick={() => onPage(next_offset ?? 0)}>
+                Next
+              </button>
+              <span className="quiet">
+                entities {offset + 1} to {offset + entities.length}
+              </span>
+            </div>
+          </>
+        )
+      }
+    </Queried>
+  );
+}
+
+const factText = (facts: Record<string, string>): string =>
+  Object.entries(facts)
+    .map(([name, value]) => `${words(name)}: ${value}`)
+    .join("; ");
+
+function Around({ entity, onKey }: { entity: string; onKey: (key: string) => void }) {
+  const found = useQuery({
+    queryKey: ["graph", "neighbors", entity],
+    queryFn: () => dataOf(client.GET("/api/v1/graph/entities/{key}", { params: { path: { key: entity } } })),
+    placeholderData: keepPreviousData,
+  });
+  return (
+    <div aria-live="polite">
+      <Queried query={found}>
+        {(one) => (
+          <Section title={`${one.entity.name} (${one.entity.kind})`}>
+            <Facts
+              facts={Object.entries(one.entity.attributes).map(([name, value]) => [words(name), value] as const)}
+            />
+            {one.relations.length > 0 && <Picture one={one} onKey={onKey} />}
+            {one.relations.length === 0 ? (
+              <p>No relation leads from it or to it.</p>
+            ) : (
+              <Table
+                caption={`Relations of ${one.entity.name}`}
+                rows={one.relations}
+                rowKey={(each, index) => `${each.kind}${each.direction}${each.entity.key}${index}`}
+                columns={[
+                  {
+                    title: "Relation",
+                    cell: (each) => (each.direction === "out" ? `${words(each.kind)} →` : `← ${words(each.kind)}`),
+                  },
+                  {
+                    title: "Entity",
+                    cell: (each) => (
+                      <button type="button" onClick={() => onKey(each.entity.key)}>
+                        {each.entity.name}
+                      </button>
+                    ),
+                  },
+                  { title: "Kind", cell: (each) => each.entity.kind },
+                ]}
+              />
+            )}
+            <Table
+              caption={`Documents that name ${one.entity.name}`}
+              rows={one.documents}
+              rowKey={(each) => each.key}
+              columns={[
+                { title: "Stream", cell: (each) => each.stream },
+                { title: "Documents that name it", cell: (each) => each.names.join(", ") },
+              ]}
+            />
+            {one.more && <p className="quiet">There are more; the first 100 are shown.</p>}
+          </Section>
+        )}
+      </Queried>
+    </div>
+  );
+}
+
+const DRAWN = 16;
+const [WIDTH, HEIGHT] = [760, 420];
+
+/** The entity in the middle, up to `DRAWN` neighbours around it. For eyes and mice; the table has all of it. */
+function Picture({ one, onKey }: { one: Neighbors; onKey: (key: string) => void }) {
+  const shown = one.relations.slice(0, DRAWN);
+  const [cx, cy] = [WIDTH / 2, HEIGHT / 2];
+  const places = shown.map((_, index) => {
+    const angle = (2 * Math.PI * index) / shown.length - Math.PI / 2;
+    return [cx + 0.36 * WIDTH * Math.cos(angle), cy + 0.4 * HEIGHT * Math.sin(angle)] as const;
+  });
+  return (
+    <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} className="neighbors" aria-hidden="true" focusable="false">
+      {places.map(([x, y], index) => (
+        <g key={index}>
+          <line x1={cx} y1={cy} x2={x} y2={y} />
+          <text x={(cx + x) / 2} y={(cy + y) / 2} textAnchor="middle">
+            {shown[index].direction === "out" ? `${words(shown[index].kind)} →` : `← ${words(shown[index].kind)}`}
+          </text>
+        </g>
+      ))}
+      {places.map(([x, y], index) => (
+        <g key={index} onClick={() => onKey(shown[index].entity.key)} cursor="pointer">
+          <circle cx={x} cy={y} r="9" />
+          <text x={x} y={y + 24} textAnchor="middle">
+            {short(shown[index].entity.name)}
+          </text>
+        </g>
+      ))}
+      <circle cx={cx} cy={cy} r="13" />
+      <text x={cx} y={cy - 20} textAnchor="middle" fontWeight="700">
+        {short(one.entity.name)}
+      </text>
+    </svg>
+  );
+}
+
+const short = (name: string): string => (name.length > 28 ? `${name.slice(0, 27)}…` : name);

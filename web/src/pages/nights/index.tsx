@@ -1,0 +1,163 @@
+// Nights: what each did, what the corpora have against their thresholds, and how large the graph is.
+
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "wouter";
+import { client, dataOf } from "../../api/client";
+import { useLogin } from "../../api/login";
+import { formatDuration, formatNumber, formatTime } from "../../components/format";
+import { Empty } from "../../components/notes";
+import { Page, Queried, Section } from "../../components/page";
+import { Table } from "../../components/table";
+import { words } from "../../components/rows";
+
+export default function NightsPage() {
+  const nights = useQuery({
+    queryKey: ["nights"],
+    queryFn: () => dataOf(client.GET("/api/v1/nightly/nights", { params: { query: { limit: 100 } } })),
+    refetchInterval: 30_000,
+  });
+  return (
+    <Page title="Nights" actions={<Link href="/nights/graph">Browse the graph</Link>}>
+      <Section title="Reports">
+        <Queried query={nights}>
+          {({ nights, more }) =>
+            nights.length === 0 ? (
+              <Empty title="No night yet">
+                <p>
+                  A night reads documents into the knowledge graph and trains on full corpora. Start one with{" "}
+                  <code>trainyard nightly run</code>, or turn its schedule on in the Prefect pages.
+                </p>
+              </Empty>
+            ) : (
+              <>
+                <Table
+                  caption="Nights"
+                  rows={nights}
+                  rowKey={(one) => `${one.tenant}/${one.night}`}
+                  columns={[
+                    {
+                      title: "Night",
+                      cell: (one) => (
+                        <Link href={`/nights/${one.tenant}/${one.night}`}>{`${one.night}, ${one.tenant}`}</Link>
+                      ),
+                    },
+                    { title: "State", cell: (one) => <NightState state={one.state} /> },
+                    { title: "What happened", cell: (one) => one.headline },
+                    { title: "Began", cell: (one) => formatTime(one.started) },
+                    { title: "Took", cell: (one) => formatDuration(one.seconds) },
+                  ]}
+                />
+                {more && <p className="quiet">There are older nights: trainyard nightly list --limit 200.</p>}
+              </>
+            )
+          }
+        </Queried>
+      </Section>
+      <Corpora />
+      <GraphCounts />
+    </Page>
+  );
+}
+
+const SHAPES: Record<string, string> = { completed: "●", failed: "✕", skipped: "·", begun: "◐", unreadable: "?" };
+
+export function NightState({ state }: { state: string }) {
+  return (
+    <span className={`state state-${state === "begun" ? "running" : state}`}>
+      <span aria-hidden="true">{SHAPES[state] ?? "○"}</span> {state}
+    </span>
+  );
+}
+
+/** What a number is against what it is measured by, as text and as a bar. */
+export function Against({
+  value,
+  of,
+  label,
+  unit,
+}: {
+  value: number;
+  of: number;
+  label: string;
+  unit: (value: number) => string;
+}) {
+  return (
+    <span className="budget">
+      {of > 0 ? `${unit(value)} of ${unit(of)}` : unit(value)}{" "}
+      {of > 0 && (
+        <meter min={0} max={of} value={Math.min(value, of)} aria-label={`${label}: ${unit(value)} of ${unit(of)}`} />
+      )}
+      {of > 0 && value > of && " over"}
+    </span>
+  );
+}
+
+/** The corpora of this home's night. They are of the whole machine: a token of one tenant does not see them. */
+function Corpora() {
+  const { tenant } = useLogin();
+  const found = useQuery({
+    queryKey: ["corpora"],
+    queryFn: () => dataOf(client.GET("/api/v1/corpus")),
+    enabled: tenant === "",
+  });
+  if (tenant !== "") return null;
+  return (
+    <Section title="Corpora against their thresholds">
+      <Queried query={found}>
+        {({ buckets }) => (
+          <Table
+            caption="Corpora"
+            rows={buckets}
+            rowKey={(one) => one.bucket}
+            columns={[
+              { title: "Corpus", cell: (one) => one.bucket },
+              { title: "Trains", cell: (one) => `${one.role} (${one.method})` },
+              {
+                title: "Valid of threshold",
+                cell: (one) => <Against value={one.valid} of={one.threshold} label={one.bucket} unit={formatNumber} />,
+              },
+              { title: "Invalid", numeric: true, cell: (one) => formatNumber(one.invalid) },
+              { title: "Twice", numeric: true, cell: (one) => formatNumber(one.duplicates) },
+            ]}
+          />
+        )}
+      </Queried>
+    </Section>
+  );
+}
+
+function GraphCounts() {
+  const found = useQuery({
+    queryKey: ["graph", "stats"],
+    queryFn: () => dataOf(client.GET("/api/v1/graph/stats")),
+  });
+  return (
+    <Section title="Knowledge graph" actions={<Link href="/nights/graph">Browse it</Link>}>
+      <Queried query={found}>
+        {(counts) => (
+          <Table
+            caption="What is in the graph"
+            rows={
+              [
+                ["documents", counts.documents],
+                ["entities", counts.entities],
+                ...pairs(counts.entities_by_kind).map(([kind, count]) => [`entities: ${words(kind)}`, count] as const),
+                ["relations", counts.relations],
+                ...pairs(counts.relations_by_kind).map(
+                  ([kind, count]) => [`relations: ${words(kind)}`, count] as const,
+                ),
+              ] as [string, number][]
+            }
+            rowKey={([name]) => name}
+            columns={[
+              { title: "What", cell: ([name]) => name },
+              { title: "Count", numeric: true, cell: ([, count]) => formatNumber(count) },
+            ]}
+          />
+        )}
+      </Queried>
+    </Section>
+  );
+}
+
+const pairs = (counts: Record<string, number>): [string, number][] => Object.entries(counts);

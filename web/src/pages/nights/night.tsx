@@ -1,0 +1,182 @@
+// One night: phases against their budgets, corpora against their thresholds, what was trained, what failed.
+
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "wouter";
+import { client, dataOf } from "../../api/client";
+import type { components } from "../../api/schema";
+import { formatDuration, formatNumber, formatTime } from "../../components/format";
+import { Empty } from "../../components/notes";
+import { Page, Queried, Section } from "../../components/page";
+import { Facts, Table } from "../../components/table";
+import { Against, NightState } from ".";
+
+/** A report as it is sent: with all parts. */
+type Report = Required<components["schemas"]["NightReport"]>;
+
+export default function NightPage({ tenant, night }: { tenant: string; night: string }) {
+  const found = useQuery({
+    queryKey: ["night", tenant, night],
+    queryFn: () =>
+      dataOf(client.GET("/api/v1/nightly/nights/{night}", { params: { path: { night }, query: { tenant } } })),
+  });
+  return (
+    <Page title={`Night ${night}`} actions={<Link href="/nights">All nights</Link>}>
+      <Queried query={found}>
+        {({ report: found, ...one }) => {
+          const report = found as Report | null;
+          return (
+            <>
+              <Section title="What happened">
+                <p>
+                  <NightState state={one.state} />: {one.headline}
+                </p>
+                {one.next_steps.length > 0 && (
+                  <ul>
+                    {one.next_steps.map((line) => (
+                      <li key={line}>{line}</li>
+                    ))}
+                  </ul>
+                )}
+                <Facts
+                  facts={[
+                    ["Tenant", one.tenant],
+                    ["Began", formatTime(one.started)],
+                    ["Took", formatDuration(one.seconds)],
+                    ["Attempt", report && formatNumber(report.attempt)],
+                  ]}
+                />
+              </Section>
+              {report ? (
+                <>
+                  <Phases report={report} />
+                  <Documents report={report} />
+                  <Buckets report={report} />
+                  <Trainings report={report} />
+                </>
+              ) : (
+                <Empty title="No report yet">
+                  <p>The night is running, or its process ended: trainyard nightly run continues it.</p>
+                </Empty>
+              )}
+            </>
+          );
+        }}
+      </Queried>
+    </Page>
+  );
+}
+
+function Phases({ report }: { report: Report }) {
+  const { phase1, phase2 } = report;
+  const rows: [string, number, number][] = [
+    ["Boot and readiness", phase1.boot_s, 0],
+    ["1: documents into the graph", phase1.extract_s, phase1.budget_s],
+    ["Release of the device", phase1.release_s, 0],
+    ["2: corpora into adapters", phase2.seconds, phase2.budget_s],
+    ["The whole night", report.seconds, report.window_s],
+  ];
+  return (
+    <Section title="Phases against their budgets">
+      <Table
+        caption="Phases"
+        rows={rows}
+        rowKey={([name]) => name}
+        columns={[
+          { title: "Phase", cell: ([name]) => name },
+          {
+            title: "Time of budget",
+            cell: ([name, value, of]) => <Against value={value} of={of} label={name} unit={formatDuration} />,
+          },
+        ]}
+      />
+    </Section>
+  );
+}
+
+function Documents({ report }: { report: Report }) {
+  const one = report.phase1;
+  return (
+    <Section title="Documents">
+      <Facts
+        facts={[
+          ["Waiting", formatNumber(one.waiting)],
+          ["Read into the graph", formatNumber(one.done)],
+          ["Left for the next night", formatNumber(one.left)],
+          ["Predicted", formatNumber(one.predicted)],
+          ["New entities", formatNumber(one.new_entities)],
+          ["Changed entities", formatNumber(one.changed_entities)],
+          ["New relations", formatNumber(one.new_relations)],
+          ["Device free afterwards", one.device_free ? "yes" : "no"],
+        ]}
+      />
+      {one.quarantined.length > 0 && (
+        <Table
+          caption="Quarantined documents"
+          rows={one.quarantined}
+          rowKey={(each, index) => `${each.stream}/${each.name}/${index}`}
+          columns={[
+            { title: "Stream", cell: (each) => each.stream },
+            { title: "Quarantined document", cell: (each) => each.name },
+            { title: "Reason", cell: (each) => each.reason },
+          ]}
+        />
+      )}
+    </Section>
+  );
+}
+
+function Buckets({ report }: { report: Report }) {
+  const rows = report.phase2.buckets;
+  return (
+    <Section title="Corpora against their thresholds">
+      {rows.length === 0 && <p>No corpus was counted. {report.phase2.note}</p>}
+      {rows.length > 0 && (
+        <Table
+          caption="Corpora"
+          rows={rows}
+          rowKey={(one) => one.bucket}
+          columns={[
+            { title: "Corpus", cell: (one) => `${one.bucket} (${one.method})` },
+            {
+              title: "New of threshold",
+              cell: (one) => <Against value={one.new} of={one.threshold} label={one.bucket} unit={formatNumber} />,
+            },
+            { title: "Valid", numeric: true, cell: (one) => formatNumber(one.valid) },
+            { title: "Invalid", numeric: true, cell: (one) => formatNumber(one.invalid) },
+            { title: "Twice", numeric: true, cell: (one) => formatNumber(one.duplicates) },
+            { title: "Marker or note", cell: (one) => one.marker || one.note || one.failure?.what },
+          ]}
+        />
+      )}
+    </Section>
+  );
+}
+
+function Trainings({ report }: { report: Report }) {
+  const rows = report.phase2.trainings;
+  return (
+    <Section title="Adapters">
+      {rows.length === 0 && <p>Nothing was trained.</p>}
+      {rows.length > 0 && (
+        <Table
+          caption="Trainings"
+          rows={rows}
+          rowKey={(one) => one.marker}
+          columns={[
+            { title: "Marker", cell: (one) => one.marker },
+            { title: "Outcome", cell: (one) => one.outcome },
+            {
+              title: "Version",
+              cell: (one) => one.version && <Link href={`/adapters/${one.version}`}>{one.version}</Link>,
+            },
+            { title: "Rows", numeric: true, cell: (one) => formatNumber(one.rows) },
+            { title: "First loss", numeric: true, cell: (one) => formatNumber(one.first_loss) },
+            { title: "Final loss", numeric: true, cell: (one) => formatNumber(one.final_loss) },
+            { title: "Gate", cell: (one) => one.gate.join("; ") || one.note || one.failure?.what },
+            { title: "Took", cell: (one) => formatDuration(one.seconds) },
+          ]}
+        />
+      )}
+    </Section>
+  );
+}

@@ -1,0 +1,169 @@
+// Training scripts: the built-in one, those of this home, and what a chain's trainer would run. Edit one, save it under a
+// name, train with it on the backend `script`.
+
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useEffect, useState } from "react";
+import { client, dataOf } from "../../api/client";
+import { useLogin } from "../../api/login";
+import type { TrainingScriptList, TrainingScriptText } from "../../api/schema";
+import { ActionButton } from "../../components/action";
+import { formatBytes, formatTime } from "../../components/format";
+import { Empty } from "../../components/notes";
+import { Page, Queried, Section } from "../../components/page";
+import { Table } from "../../components/table";
+import { Draft } from "./draft";
+import { RunScript } from "./run";
+
+const BUILT_IN = "built-in";
+
+export default function ScriptsPage() {
+  const login = useLogin();
+  const [chosen, setChosen] = useState(BUILT_IN);
+  const scripts = useQuery({
+    queryKey: ["scripts"],
+    queryFn: () => dataOf(client.GET("/api/v1/scripts")),
+    enabled: login.tenant === "",
+  });
+  const script = useQuery({
+    queryKey: ["scripts", chosen],
+    queryFn: () => dataOf(client.GET("/api/v1/scripts/{name}", { params: { path: { name: chosen } } })),
+    enabled: login.tenant === "",
+    refetchOnWindowFocus: false, // what is being edited is compared by its ETag when it is saved
+  });
+  if (login.tenant !== "") {
+    return (
+      <Page title="Scripts">
+        <Empty title="This login is for one tenant">
+          <p>Scripts are code of the whole machine, for logins that are for all tenants.</p>
+        </Empty>
+      </Page>
+    );
+  }
+  return (
+    <Page title="Scripts">
+      <Queried query={scripts}>
+        {(list) => (
+          <Section title="Scripts of this home">
+            <Table
+              caption="Scripts of this home"
+              rows={list.scripts}
+              rowKey={(one) => one.name}
+              columns={[
+                {
+                  title: "Script",
+                  cell: (one) => (
+                    <button type="button" aria-pressed={one.name === chosen} onClick={() => setChosen(one.name)}>
+                      {one.name}
+                    </button>
+                  ),
+                },
+                { title: "Size", numeric: true, cell: (one) => formatBytes(one.bytes) },
+                { title: "Changed", cell: (one) => formatTime(one.changed) || "with Trainyard" },
+                { title: "SHA-256", cell: (one) => <code title={one.sha256}>{one.sha256.slice(0, 12)}</code> },
+              ]}
+            />
+            <Allowed list={list} />
+          </Section>
+        )}
+      </Queried>
+      <Queried query={script}>
+        {(found) => (
+          <Editor key={found.name} script={found} canEdit={scripts.data?.can_edit === true} onSaved={setChosen} />
+        )}
+      </Queried>
+      {scripts.data?.can_run && login.allows("run") && <RunScript scripts={scripts.data.scripts} />}
+      <Draft />
+    </Page>
+  );
+}
+
+/** What the operator has switched on, and how to switch on the rest. */
+function Allowed({ list }: { list: TrainingScriptList }) {
+  return (
+    <>
+      {!list.can_run && (
+        <p className="quiet">
+          Chains may not run scripts on this machine: <code>allow_scripts = true</code> in <code>trainyard.toml</code>{" "}
+          allows it.
+        </p>
+      )}
+      {!list.can_edit && (
+        <p className="quiet">
+          Scripts are not written from here: <code>api_edit_scripts = true</code> in <code>trainyard.toml</code> allows
+          it to logins with the scope admin. Their folder is <code>{list.folder}</code>.
+        </p>
+      )}
+    </>
+  );
+}
+
+interface EditorProps {
+  script: TrainingScriptText;
+  canEdit: boolean;
+  onSaved: (name: string) => void;
+}
+
+function Editor({ script, canEdit, onSaved }: EditorProps) {
+  const queries = useQueryClient();
+  const login = useLogin();
+  const [text, setText] = useState(script.text);
+  const [name, setName] = useState(script.name === BUILT_IN ? "" : script.name);
+  const [base, setBase] = useState(script);
+  const edits = canEdit && login.allows("admin");
+  const dirty = text !== base.text;
+  // A newer text replaces the old one only where nothing was typed.
+  useEffect(() => {
+    if (!dirty && script.etag !== base.etag) {
+      setBase(script);
+      setText(script.text);
+    }
+  }, [script, base, dirty]);
+  const save = useMutation({
+    mutationFn: () =>
+      dataOf(
+        client.PUT("/api/v1/scripts/{name}", {
+          params: { path: { name }, header: name === base.name ? { "If-Match": `"${base.etag}"` } : {} },
+          body: { text } as any,
+        }),
+      ),
+    onSuccess: (saved) => {
+      queries.setQueryData(["scripts", saved.name], saved);
+      setBase(saved);
+      onSaved(saved.name);
+      return queries.invalidateQueries({ queryKey: ["scripts"], exact: true });
+    },
+  });
+  return (
+    <Section title={dirty ? `${script.name}, edited` : script.name}>
+      <label htmlFor="script-text">Text of the script</label>
+      <textarea
+        id="script-text"
+        className="code script-text"
+        spellCheck={false}
+        readOnly={!edits}
+        value={text}
+        onChange={(event) => setText(event.target.value)}
+      />
+      {edits && (
+        <div className="form-row">
+          <div>
+            <label htmlFor="script-name">Save as</label>
+            <input
+              id="script-name"
+              value={name}
+              pattern="[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+              onChange={(event) => setName(event.target.value)}
+            />
+          </div>
+          <ActionButton mutation={save} variables={undefined} disabled={!name || (!dirty && name === base.name)}>
+            Save
+          </ActionButton>
+          <button type="button" disabled={!dirty} onClick={() => setText(base.text)}>
+            Undo all
+          </button>
+        </div>
+      )}
+      {save.isSuccess && !dirty && <p role="status">Saved {save.data.name}.</p>}
+    </Section>
+  );
+}

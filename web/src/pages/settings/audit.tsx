@@ -1,0 +1,82 @@
+// What was changed, by whom, through what, and how it ended.
+
+import { useMutation, useQuery } from "@tanstack/react-query";
+import { useState } from "react";
+import { client, dataOf } from "../../api/client";
+import { ActionButton } from "../../components/action";
+import { formatDuration, formatTime } from "../../components/format";
+import { Empty } from "../../components/notes";
+import { Queried, Section } from "../../components/page";
+import { Table } from "../../components/table";
+
+const OUTCOMES = ["", "done", "failed", "denied", "stopped", "unfinished"];
+const PAGE = 50;
+
+export function AuditLog() {
+  const [outcome, setOutcome] = useState("");
+  const [limit, setLimit] = useState(PAGE);
+  const audit = useQuery({
+    queryKey: ["audit", outcome, limit],
+    queryFn: () => dataOf(client.GET("/api/v1/audit", { params: { query: { limit, ...(outcome && { outcome }) } } })),
+    placeholderData: (before) => before,
+  });
+  const verify = useMutation({ mutationFn: () => dataOf(client.GET("/api/v1/audit/verify")) });
+  return (
+    <Section
+      title="Audit log"
+      actions={
+        <>
+          <label htmlFor="outcome">Outcome</label>
+          <select id="outcome" value={outcome} onChange={(event) => setOutcome(event.target.value)}>
+            {OUTCOMES.map((one) => (
+              <option key={one} value={one}>
+                {one || "any"}
+              </option>
+            ))}
+          </select>
+          <ActionButton mutation={verify} variables={undefined}>
+            Verify
+          </ActionButton>
+        </>
+      }
+    >
+      {verify.data && (
+        <p role="status">
+          {verify.data.problems.length === 0
+            ? `${verify.data.lines} lines, none missing or changed`
+            : verify.data.problems.join(" ")}
+        </p>
+      )}
+      <Queried query={audit}>
+        {({ entries }) =>
+          entries.length === 0 ? (
+            <Empty title="Nothing was changed yet" />
+          ) : (
+            <>
+              <Table
+                caption="Audit log, the newest first"
+                rows={entries}
+                rowKey={(entry) => entry.id}
+                columns={[
+                  { title: "Time", cell: (entry) => formatTime(entry.time) },
+                  { title: "Caller", cell: (entry) => entry.caller },
+                  { title: "Tenant", cell: (entry) => entry.tenant || "every tenant" },
+                  { title: "Through", cell: (entry) => entry.surface },
+                  { title: "Operation", cell: (entry) => entry.operation },
+                  { title: "Outcome", cell: (entry) => [entry.outcome, entry.code].filter(Boolean).join(" ") },
+                  { title: "Took", numeric: true, cell: (entry) => formatDuration(entry.seconds) },
+                  { title: "Trace", cell: (entry) => <code title={entry.trace}>{entry.trace.slice(0, 8)}</code> },
+                ]}
+              />
+              {entries.length === limit && (
+                <button type="button" onClick={() => setLimit(limit + PAGE)}>
+                  Older
+                </button>
+              )}
+            </>
+          )
+        }
+      </Queried>
+    </Section>
+  );
+}
