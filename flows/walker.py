@@ -10,7 +10,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,16 @@ from flows.notes import RunProgress, announce, publish_report
 from nodes.runner import RunInfo
 from nodes.table import NODES
 from trainyard.api.planning import resolved
-from trainyard.api.records import REFRESH_TAG, NodeResult, NodeState, RunRecord, RunResult, read_chain, read_events
+from trainyard.api.records import (
+    REFRESH_FROM,
+    REFRESH_TAG,
+    NodeResult,
+    NodeState,
+    RunRecord,
+    RunResult,
+    read_chain,
+    read_events,
+)
 from trainyard.api.runs.control import INTERRUPTED
 from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED, node_state
 from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
@@ -207,16 +217,29 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
     Tasks carry no tags: Prefect asks the server for a concurrency slot of every tag, up to two seconds for each node.
     """
     by_id = {node.id: node for node in chain.nodes}
+    again = refreshed_nodes(chain, flow_run.tags)
     futures: Futures = {}
     for node_id in chain.order:
         node = by_id[node_id]
         before = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
         named = table[node.type].with_options(name=node_id, task_run_name=node_id)
         upstream = {earlier: futures[earlier] for earlier in chain.order if earlier in before}
-        future = named.submit(node, upstream, run)
+        own = replace(run, refresh=True) if node_id in again else run
+        future = named.submit(node, upstream, own)
         assert isinstance(future, PrefectConcurrentFuture), "flows here run their nodes in threads"
         futures[node_id] = future
     return futures
+
+
+def refreshed_nodes(chain: ResolvedChain, tags: Iterable[str]) -> set[str]:
+    """The nodes that a tag `refresh-from:NODE` names, and all after them."""
+    found = {tag.removeprefix(REFRESH_FROM) for tag in tags if tag.startswith(REFRESH_FROM)}
+    for node_id in chain.order:
+        node = chain.node(node_id)
+        before = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
+        if before & found:
+            found.add(node_id)
+    return found
 
 
 async def conclude(

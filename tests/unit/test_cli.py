@@ -33,7 +33,7 @@ def test_the_commands_are_the_promised_ones() -> None:
     root = click.Context(app)
     found = {name: app.get_command(root, name) for name in app.list_commands(root)}
     commands = {name for name, command in found.items() if not isinstance(command, click.Group)}
-    stack = {"up", "down", "env", "doctor", "migrate", "gc", "backup", "restore", "settings"}
+    stack = {"up", "down", "env", "dashboard", "doctor", "migrate", "gc", "backup", "restore", "settings"}
     chains = {"check", "plan", "run", "compare", "templates", "schema"}
     assert commands == stack | chains | {
         "demo",
@@ -47,7 +47,22 @@ def test_the_commands_are_the_promised_ones() -> None:
         "gpus",
     }
     groups = {name: set(one.list_commands(root)) for name, one in found.items() if isinstance(one, click.Group)}
-    jobs = {"create", "list", "show", "logs", "metrics", "pause", "resume", "cancel"}
+    jobs = {
+        "create",
+        "list",
+        "show",
+        "logs",
+        "metrics",
+        "pause",
+        "resume",
+        "cancel",
+        "retry",
+        "checkpoints",
+        "verify",
+        "samples",
+        "nodes",
+        "node",
+    }
     life = {"create", "list", "show", "close", "resume"}
     verbs = {"forward", "backward", "step", "zero-grad", "generate", "logprobs", "save", "load"}
     assert groups == {
@@ -69,7 +84,7 @@ def test_the_commands_are_the_promised_ones() -> None:
         "scripts": {"list", "show", "save", "draft"},
         "artifacts": {"list", "show", "rows"},
         "evaluations": {"list", "show"},
-        "chains": {"list", "create", "show", "update", "delete", "run", "runs"},
+        "chains": {"list", "create", "show", "update", "delete", "run", "runs", "palette", "expand", "links", "diff"},
         "corpus": {"engineering", "apprenticeship", "status"},
         "data": {"preview"},
         "graph": {"query", "stats", "export", "entities", "neighbors"},

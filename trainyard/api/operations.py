@@ -37,6 +37,11 @@ OPERATIONS: dict[str, Operation] = {
         NOTHING, "demo:run_demo", "demo:demo_text", ADMIN,
         local="It starts the services of this machine, and takes minutes.",
     ),
+    "dashboard": Operation(
+        "A link that opens the dashboard and logs a browser in: once, within an hour.",
+        NOTHING, "serving.dashboard:show_dashboard", "stack:dashboard_text", ADMIN,
+        local="It prints a secret.",
+    ),
     "env": Operation(
         "The variables that make `prefect` commands talk to this stack.",
         NOTHING, "stack:env", "stack:env_text", ADMIN, example='eval "$(trainyard env)"',
@@ -182,7 +187,7 @@ OPERATIONS: dict[str, Operation] = {
         route="GET /api/v1/chains/{chain}/diff", tenants=True,
     ),
     "schema": Operation(
-        "The settings of a node, a job, a night or the machine; with --json, the JSON Schema for an editor.",
+        "The settings of a node, template, job, night or the machine; with --json, the JSON Schema for an editor.",
         "chains:SchemaInput", "chains.describe:show_schema", "chains:schema_text", READ,
         example="trainyard schema trainer",
         route="GET /api/v1/schema", tenants=True,

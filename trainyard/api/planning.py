@@ -145,7 +145,7 @@ def asked(
     )
     if isinstance(target, str) and target in NAMES:
         wanted = asked_by_name(target, merged(preset_parameters(target, preset), given) if preset else given)
-    elif isinstance(value, Mapping) and value.get("template") in NAMES and "nodes" not in value:
+    elif is_call(value):
         wanted = asked_by_name(str(value["template"]), merged(value.get("parameters") or {}, given))
     elif given or preset:
         raise InvalidInput(
@@ -157,6 +157,13 @@ def asked(
         spec = accepted(value)
         wanted = Asked(spec=spec, deployment="chain/adhoc", parameters={"spec": spec.model_dump(mode="json")})
     return wanted.model_copy(update={"notes": tuple(list_deprecated(value))})
+
+
+def is_call(value: Any) -> bool:
+    """Whether a plain value is the call of a template that there is."""
+    if not isinstance(value, Mapping) or "nodes" in value or not isinstance(value.get("template"), str):
+        return False
+    return value["template"] in NAMES and isinstance(value.get("parameters") or {}, Mapping)
 
 
 def asked_by_name(name: str, given: dict[str, Any]) -> Asked:

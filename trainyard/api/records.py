@@ -38,6 +38,8 @@ from trainyard.stores.whole import MANIFEST, write_json_durably
 
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result again, including finished ones."""
+REFRESH_FROM = "refresh-from:"
+"""A run with the tag `refresh-from:NODE` makes the results of that node and of all after it again."""
 PROGRESS_EVERY_S = 0.5
 """Least time between two progress lines of one node: nobody reads faster, and the file stays small."""
 

@@ -360,12 +360,12 @@ def open_server_mark(settings: Settings) -> Path:
     return settings.services / "server.no-auth"
 
 
-def port_before(settings: Settings) -> int | None:
-    """Return the port of this home's server if that died without being stopped and the port is still free.
+def port_before(settings: Settings, name: str = "server") -> int | None:
+    """Return the port of a service of this home if that died without being stopped and the port is still free.
 
-    The processes of its runs keep running and know only that address.
+    The processes of its runs, and the pages that are open in a browser, know only that address.
     """
-    record = services.read_record(services.record_path(settings, "server"))
+    record = services.read_record(services.record_path(settings, name))
     port = urlsplit(record.url).port if record is not None else None
     return port if port and services.free_port(port) == port else None
 

@@ -1,17 +1,27 @@
-import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { QueryCache, QueryClient, QueryClientProvider } from "@tanstack/react-query";
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 import { Problem } from "./api/client";
 import { LoginGate } from "./api/login";
 import { App } from "./app";
+import { reloadAfterUpdate } from "./components/boundary";
 import { applyTheme } from "./components/theme";
 import "./styles/tokens.css";
 import "./styles/base.css";
 import "./styles/components.css";
 
 applyTheme();
+reloadAfterUpdate();
 
-const queries = new QueryClient({
+const queries: QueryClient = new QueryClient({
+  queryCache: new QueryCache({
+    // A login that has ended: the form that asks for a token is shown in the place of the page.
+    onError: (error, query) => {
+      if (error instanceof Problem && error.status === 401 && query.queryKey[0] !== "login") {
+        void queries.invalidateQueries({ queryKey: ["login"] });
+      }
+    },
+  }),
   defaultOptions: {
     queries: {
       // A refusal is the same the next time; an outage may be over.

@@ -14,6 +14,7 @@ export const PAGES: PageRoute[] = [
   { path: "/", component: lazy(() => import("./pages/overview")), menu: "Overview" },
   { path: "/chains", component: lazy(() => import("./pages/chains")), menu: "Chains" },
   { path: "/chains/new", component: lazy(() => import("./pages/chains/editor")) },
+  { path: "/chains/templates/:template", component: lazy(() => import("./pages/chains/template")) },
   { path: "/chains/:chain/edit", component: lazy(() => import("./pages/chains/editor")) },
   { path: "/chains/:chain", component: lazy(() => import("./pages/chains/stored")) },
   { path: "/jobs", component: lazy(() => import("./pages/jobs")), menu: "Jobs" },

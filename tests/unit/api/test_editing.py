@@ -19,7 +19,11 @@ from trainyard.spec.templates import TEMPLATES, build_template
 PARAMETERS: dict[str, dict[str, Any]] = {
     "qa-pipeline": {"documents": "docs", "steps": {"control": True}, "training": {"method": "qlora", "epochs": 2}},
     "alignment-pipeline": {"sft": "sft.jsonl", "preference": "pairs.jsonl", "alignment": {"loss": "ipo"}},
-    "rag-tuning": {"documents": "docs", "publish": {"targets": [{"type": "vllm", "url": "http://127.0.0.1:1/v1"}]}},
+    "rag-tuning": {
+        "documents": "docs",
+        "training": {"rank": 16},
+        "publish": {"targets": [{"type": "vllm", "url": "http://127.0.0.1:1/v1"}]},
+    },
     "code-tuning": {"repository": ".", "learn_from": "commits"},
 }
 
@@ -89,6 +93,13 @@ def test_a_wrong_call_of_a_template_has_its_reasons_and_no_nodes() -> None:
     assert expanded.nodes == ()
 
 
+@pytest.mark.parametrize("call", [{"parameters": 3}, {"parameters": []}, {"parameters": [1]}, {"parameters": "x"}])
+def test_parameters_that_are_no_mapping_are_a_reason(call: dict[str, Any]) -> None:
+    expanded = here.chains.expand(target={"template": "qa-pipeline", **call})
+    assert not expanded.check.ok
+    assert expanded.nodes == ()
+
+
 @pytest.mark.parametrize("text", ["nodes: [x", "[1, 2]", "3", "a: &b 1"])
 def test_a_text_that_is_no_chain_is_refused(text: str) -> None:
     with pytest.raises(Refused):
@@ -117,6 +128,13 @@ def test_links_are_those_that_the_target_would_take() -> None:
     assert "writer → check → trainer → judge" in circle.because
 
 
+def test_a_long_circle_is_shortened() -> None:
+    line = chain(*((f"n{at}", "trainer", [f"n{at - 1}"] if at else []) for at in range(40)))
+    last = links_of(line, "n39")["adapter", "n0"]
+    assert last.because.endswith("n0 → n1 → n2 → n3 → n4 → n5 → … 34 more → n0.")
+    assert last.instead == "Remove 'n39' from the needs of 'n0', or another link of the circle."
+
+
 def test_a_link_that_would_be_ambiguous_or_unused_is_refused() -> None:
     two = chain(
         ("a", "data_source", []), ("b", "data_source", []), ("trainer", "trainer", ["a"]),
@@ -133,7 +151,7 @@ def test_an_unlinked_validator_may_lead_to_a_trainer() -> None:
     draft = chain(("check", "validator", []), ("trainer", "trainer", []))
     links = links_of(draft, "check")
     assert links["sft", "trainer"].allowed
-    assert not links["preference", "trainer"].allowed
+    assert not links["labelled", "trainer"].allowed
 
 
 def test_links_of_an_unknown_node_are_refused() -> None:

@@ -48,7 +48,7 @@ def adapter(folder: Path, here: Settings) -> None:
 
 
 def test_the_verbs_are_the_promised_ones() -> None:
-    stack = {"up", "down", "env", "doctor", "demo", "migrate", "gc", "backup", "restore"}
+    stack = {"up", "down", "env", "dashboard", "doctor", "demo", "migrate", "gc", "backup", "restore"}
     work = {"check", "plan", "run", "starter build"}
     adapters = {"list", "show", "convert", "promote", "rollback", "delete-version", "card", "merge", "push", "pull"}
     proofs = {"prove-resume", "renderers verify", "gpus"}

@@ -63,7 +63,7 @@ class Running:
         )
 
 
-def register(here: Settings, folder: Path, role: str, base: str) -> None:
+def register(here: Settings, folder: Path, role: str, base: str, facts: dict[str, Any] | None = None) -> None:
     """Register the next version of a role, trained on `base`: a LoRA adapter of random weights. The first is live."""
     source, registry = resolve_model(base, here), AdapterRegistry(here.adapters)
     assert source.path is not None
@@ -81,7 +81,7 @@ def register(here: Settings, folder: Path, role: str, base: str) -> None:
     origin = {"base_model": base, "base_path": str(source.path), "base_sha256": source.sha256}
     template = {"chat_template_sha256": chat_template_sha256(source.path)}
     (folder / "training.json").write_text(json.dumps({**origin, **template}))
-    version = registry.register("default", role, folder)
+    version = registry.register("default", role, folder, facts=facts)
     if version.version == 1:
         registry.promote(version.name)
 

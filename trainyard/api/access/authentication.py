@@ -76,9 +76,22 @@ class Authenticator:
         what = "This is neither a token nor the string of this home." if given else "There is no token."
         raise Denied(what, do=LOGIN_AGAIN, code="E-AUTH")
 
+    def caller_of_code(self, code: str) -> tuple[Caller, str]:
+        """The caller of a code of a link, which is used up then, and the token's name. Raises `Denied` (`E-AUTH`)."""
+        name = self.logins.redeem_code(code)
+        if name is None:
+            raise Denied(
+                "This link was used before, or is older than an hour.", do="Make another: `trainyard dashboard`.",
+                code="E-AUTH",
+            )  # fmt: skip
+        return self.caller_named(name), name
+
     def caller_of_cookie(self, cookie: str) -> Caller:
         """The caller of a login, with what its token allows now."""
-        name = self.logins.find(cookie)
+        return self.caller_named(self.logins.find(cookie))
+
+    def caller_named(self, name: str | None) -> Caller:
+        """The caller of a token by its name. Raises `Denied` (`E-AUTH`) if there is none (any more)."""
         if name == OWN_STRING:
             return REMOTE_OWNER
         record = self.tokens.named(name) if name is not None else None

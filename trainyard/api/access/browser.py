@@ -24,7 +24,7 @@ from trainyard.api.context import Caller
 from trainyard.api.rest.bodies import read_request
 from trainyard.api.rest.routes import trace_of
 from trainyard.errors import Denied
-from trainyard.stores.access.logins import LOGIN_S, forgery_token
+from trainyard.stores.access.logins import CODE_PREFIX, LOGIN_S, forgery_token
 
 LOGOUT = "/api/v1/logout"
 
@@ -35,6 +35,7 @@ class LoginInput(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     token: str = Field(min_length=1, max_length=1024)
+    """A token, the home's string, or the code of a link of `trainyard dashboard`, which works once."""
 
 
 def add_logins(app: Starlette, authenticator: Authenticator) -> None:
@@ -51,7 +52,10 @@ def add_logins(app: Starlette, authenticator: Authenticator) -> None:
     def begin(request: Request, token: str) -> Response:
         address = request.client.host if request.client else ""
         try:
-            caller, name = authenticator.caller_of_credentials(token, address)
+            if token.startswith(CODE_PREFIX):
+                caller, name = authenticator.caller_of_code(token)
+            else:
+                caller, name = authenticator.caller_of_credentials(token, address)
         except Denied as error:
             record_event(authenticator.settings, "login", "", trace_of(request), error)
             raise

@@ -42,6 +42,9 @@ class RunInput(Request):
     refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
         False, description="Make every result again, also those that are finished."
     )
+    refresh_from: Annotated[str | None, Option("--refresh-from")] = Field(
+        None, max_length=100, description="Make the results of this node and of all after it again."
+    )
     tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
 
 
@@ -71,7 +74,7 @@ class TemplatesInput(Request):
 
 class SchemaInput(Request):
     name: Annotated[str | None, Argument("NAME", completes="schema")] = Field(
-        None, description="chain, a node's type, job, night or settings; default: list the names."
+        None, description="chain, a node's type, a template, job, night or settings; default: list the names."
     )
 
 
@@ -144,6 +147,9 @@ class RunChainInput(StoredName):
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow the run to its end.")
     refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
         False, description="Make every result again, also those that are finished."
+    )
+    refresh_from: Annotated[str | None, Option("--refresh-from")] = Field(
+        None, max_length=100, description="Make the results of this node and of all after it again."
     )
     tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
 

@@ -13,10 +13,13 @@ from trainyard.settings import Settings
 
 
 def start_api(settings: Settings, prefect_url: str, say: Callable[[str], None]) -> Service:
-    """The API of this home: the running one, or a new one on the first free port from 8898. Does not wait for it."""
+    """The API of this home: the running one, or a new one. Does not wait for it.
+
+    It gets the first free port from 8898; after it died, the port that it had.
+    """
     if (existing := stack.running(settings, NAME)) is not None:
         return existing
-    port = free_port(PORT)
+    port = stack.port_before(settings, NAME) or free_port(PORT)
     url = f"http://{HOST}:{port}"
     say(f"starting the API on port {port}")
     argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "training", "--port", str(port)]

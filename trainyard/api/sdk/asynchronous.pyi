@@ -44,6 +44,7 @@ from trainyard.api.verbs.records.evaluations import Evaluation, EvaluationList
 from trainyard.api.verbs.records.neighbors import EntityList, Neighbors
 from trainyard.api.verbs.records.nights import NightDetail, NightList
 from trainyard.api.verbs.serving.chat import ChatOutput
+from trainyard.api.verbs.serving.dashboard import DashboardLink
 from trainyard.api.verbs.serving.mcp import McpEnded
 from trainyard.api.verbs.serving.serve import Served
 from trainyard.api.verbs.sessions.calls import BackwardReply, ForwardReply, GenerateReply, LoadReply, LogprobsReply, Operated, ResultReply, SaveReply, StepReply
@@ -73,7 +74,7 @@ class AsyncChainsOperations:
     async def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
     async def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # run
     async def delete(self, *, chain: str) -> DeletedChain: ...  # run
-    async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
+    async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
     async def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
     async def palette(self) -> Palette: ...  # read
     async def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
@@ -189,6 +190,7 @@ class AsyncOperations:
     async def up(self, *, no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
     async def down(self) -> DownOutput: ...  # admin
     async def demo(self) -> DemoResult: ...  # admin
+    async def dashboard(self) -> DashboardLink: ...  # admin
     async def env(self) -> EnvOutput: ...  # admin
     async def settings(self) -> MachineSettingList: ...  # admin
     async def doctor(self) -> Diagnosis: ...  # read
@@ -198,7 +200,7 @@ class AsyncOperations:
     async def restore(self, *, file: Path) -> Restored: ...  # admin
     async def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
     async def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
-    async def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
+    async def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> AsyncSweepOperations: ...
     async def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read

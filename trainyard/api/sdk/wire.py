@@ -231,7 +231,8 @@ def start_run(given: dict[str, Any]) -> Talk:
         )  # fmt: skip
     stored = yield from store_chain(target)
     named = {"chain": stored.id, "revision": stored.revision}
-    return (yield from ask("chains run", named | {key: given[key] for key in ("refresh", "tags") if key in given}))
+    words = {key: given[key] for key in ("refresh", "refresh_from", "tags") if key in given}
+    return (yield from ask("chains run", named | words))
 
 
 def store_chain(body: Mapping[str, Any]) -> Talk:

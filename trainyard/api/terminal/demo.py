@@ -31,9 +31,10 @@ def demo_text(result: DemoResult) -> str:
         f"tuned      {one_line(result.tuned_answer)}",
         "",
         f"adapter    {result.adapter}",
-        f"run        {result.run_url}",
-        f"UI         {result.ui_url}",
-        f"model      {result.model_url}/v1 (OpenAI-compatible)",
+        f"run        {result.urls.run}",
+        f"UI         {result.urls.prefect}",
+        f"dashboard  {result.urls.dashboard} (logs a browser in once, within an hour)",
+        f"model      {result.urls.model}/v1 (OpenAI-compatible)",
         f"seconds    {result.seconds:.0f}",
         result.last_line,
     ]

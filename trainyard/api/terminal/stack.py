@@ -18,6 +18,7 @@ def up_text(result: Any) -> str:
     rows = [
         ("Prefect server" if result.own_server else "Prefect server (attached)", result.ui_url),
         *([("login", f"the text in {result.auth_file}")] if result.auth_file else []),
+        ("dashboard", f"{result.service_url}/dashboard; `trainyard dashboard` logs a browser in"),
         ("REST API", f"{result.service_url}/api/v1"),
         *(("beyond loopback", one) for one in result.exposed_urls),
         ("worker", f"pid {result.worker_pid}"),
@@ -26,6 +27,10 @@ def up_text(result: Any) -> str:
         ("home", result.home),
     ]
     return table(rows, ("up", ""))
+
+
+def dashboard_text(result: Any) -> str:
+    return result.url  # type: ignore[no-any-return]
 
 
 def down_text(result: Any) -> str:

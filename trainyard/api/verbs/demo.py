@@ -24,6 +24,7 @@ from trainyard.api.requests.stack import UpInput
 from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
 from trainyard.api.verbs.chains.run import run
+from trainyard.api.verbs.serving.dashboard import link_to
 from trainyard.api.verbs.stack import up
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.data import Port
@@ -91,6 +92,17 @@ class Quotes(Response):
     tuned: int
 
 
+class DemoUrls(Response):
+    """Where to look at what the demo left."""
+
+    prefect: str
+    run: str
+    dashboard: str
+    """Logs a browser in, once, within an hour."""
+    model: str
+    """The model server; its OpenAI-compatible API is below /v1."""
+
+
 class DemoResult(Response):
     """What the demo found. `ok` asks for what the table's first row must show."""
 
@@ -105,9 +117,7 @@ class DemoResult(Response):
     prompt: str
     base_answer: str
     tuned_answer: str
-    ui_url: str
-    run_url: str
-    model_url: str
+    urls: DemoUrls
     seconds: float
 
     @property
@@ -137,7 +147,11 @@ def run_demo(_: Nothing, context: Context) -> DemoResult:
     result = run(RunInput(target=TEMPLATE, parameters=PARAMETERS, watch=True, tags=("demo",)), context)
     seconds = time.monotonic() - started
     assert stack_is.embedded_url is not None, "the starter model comes with the package"
-    return summarize(result, ui_url=stack_is.ui_url, model_url=stack_is.embedded_url, seconds=seconds)
+    urls = DemoUrls(
+        prefect=stack_is.ui_url, run=result.url, dashboard=link_to(stack_is.service_url, context.settings),
+        model=stack_is.embedded_url,
+    )  # fmt: skip
+    return summarize(result, urls=urls, seconds=seconds)
 
 
 def at_checkout(context: Context) -> Context:
@@ -145,7 +159,7 @@ def at_checkout(context: Context) -> Context:
     return replace(context, settings=context.settings.model_copy(update={"working_folder": checkout()}))
 
 
-def summarize(ended: RunResult, *, ui_url: str, model_url: str, seconds: float) -> DemoResult:
+def summarize(ended: RunResult, *, urls: DemoUrls, seconds: float) -> DemoResult:
     """Read the result of a finished run and ask the model server one question twice.
 
     Raises `TrainyardError` (`E-DEMO`) with the run's own message when it did not complete.
@@ -172,11 +186,9 @@ def summarize(ended: RunResult, *, ui_url: str, model_url: str, seconds: float) 
         quotes=Quotes(questions=quotes["rows"], **right),
         adapter=adapter,
         prompt=sample["prompt"],
-        base_answer=ask(model_url, base_name(model_url), sample["prompt"]),
-        tuned_answer=ask(model_url, adapter, sample["prompt"]),
-        ui_url=ui_url,
-        run_url=ended.url,
-        model_url=model_url,
+        base_answer=ask(urls.model, base_name(urls.model), sample["prompt"]),
+        tuned_answer=ask(urls.model, adapter, sample["prompt"]),
+        urls=urls,
         seconds=round(seconds, 1),
     )
 

@@ -1,8 +1,8 @@
 """Browsers that are logged in: TRAINYARD_HOME/access/logins.json has the hash of each cookie, and its token's name.
 
 A login ends after twelve hours, when it is logged out, and as soon as its token is revoked or expires: what it may do
-is looked up again at each request. The token against forged requests is derived from the cookie, so it belongs to this
-login alone and needs no place.
+is looked up again at each request. A code logs one browser in, once, within an hour: a link has it. The token
+against forged requests is derived from the cookie, so it belongs to this login alone and needs no place.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from trainyard.stores.access.secret_files import Records, SecretFile, digest_of,
 from trainyard.stores.schema import read_versioned, versioned
 
 LOGIN_S = 12 * 3600
+CODE_S = 3600
+CODE_PREFIX = "once_"
 MAX_LOGINS = 1_000
 """Of these the one that ends first makes room for another."""
 OWN_STRING = ""
@@ -43,20 +45,38 @@ class LoginFile:
 
     def begin(self, token_name: str, now: float | None = None) -> str:
         """A new login with a token; return its cookie."""
-        now = time.time() if now is None else now
         cookie = new_secret("")
+        self.add(cookie, {"token": token_name}, LOGIN_S, now)
+        return cookie
+
+    def offer_code(self, token_name: str, now: float | None = None) -> str:
+        """A new code, with which one browser logs in as with the token."""
+        code = new_secret(CODE_PREFIX)
+        self.add(code, {"token": token_name, "once": True}, CODE_S, now)
+        return code
+
+    def redeem_code(self, code: str, now: float | None = None) -> str | None:
+        """The name of the token of a code, which is used up then; None for one that is unknown, used or too old."""
+        with self.file.changing() as records:
+            record = find_record(records, code)
+            if record is None or not record.get("once"):
+                return None
+            del records[digest_of(code)]
+        return None if record["expires"] <= (time.time() if now is None else now) else str(record["token"])
+
+    def add(self, secret: str, record: dict[str, Any], lasts_s: float, now: float | None) -> None:
+        now = time.time() if now is None else now
         with self.file.changing() as records:
             for digest in [digest for digest, one in records.items() if one["expires"] <= now]:
                 del records[digest]
             while len(records) >= MAX_LOGINS:
                 del records[min(records, key=lambda digest: records[digest]["expires"])]
-            records[digest_of(cookie)] = {"token": token_name, "expires": now + LOGIN_S}
-        return cookie
+            records[digest_of(secret)] = {**record, "expires": now + lasts_s}
 
     def find(self, cookie: str, now: float | None = None) -> str | None:
         """The name of the token of a login; None for one that is unknown or has ended."""
         record = find_record(self.file.records(), cookie)
-        if record is None or record["expires"] <= (time.time() if now is None else now):
+        if record is None or record.get("once") or record["expires"] <= (time.time() if now is None else now):
             return None
         return str(record["token"])
 

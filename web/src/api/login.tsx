@@ -9,8 +9,17 @@ import { Loading, ProblemNote } from "../components/notes";
 const LoginContext = createContext<Login | null>(null);
 const RANK = { read: 0, run: 1, admin: 2 };
 
+/** The code of a link of `trainyard dashboard`, which works once; it leaves the address at once. */
+function takeCode(): string {
+  const code = window.location.hash.match(/^#login=(.+)$/)?.[1] ?? "";
+  if (code) window.history.replaceState(null, "", window.location.pathname);
+  return code;
+}
+
 async function readLogin(): Promise<Login | null> {
+  const code = takeCode();
   try {
+    if (code) await fetchOrThrow(post("login", { token: code }));
     const login = (await (await fetchOrThrow(new Request(`${API}/login`))).json()) as Login;
     setCsrf(login.csrf);
     return login;

@@ -21,6 +21,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/adapters/ask": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Ask a version and its base the same question; both answers come back side by side. */
+        post: operations["adapters_ask"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/adapters/card": {
         parameters: {
             query?: never;
@@ -186,6 +203,57 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/artifacts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What the nodes of runs left, the newest run first: sets of rows, adapters, reports. */
+        get: operations["artifacts_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/artifacts/{run}/{node}/{port}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One result of a run: what its node counted, its sets of rows and its files. */
+        get: operations["artifacts_show"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/artifacts/{run}/{node}/{port}/rows": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Rows of a result: those that are kept, a held-out set, or what was dropped and why. */
+        get: operations["artifacts_rows"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/audit": {
         parameters: {
             query?: never;
@@ -237,6 +305,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/backends/cancel": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Stop an installation that is running in the background; what is half made is removed. */
+        post: operations["backends_cancel"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/backends/install": {
         parameters: {
             query?: never;
@@ -248,6 +333,23 @@ export interface paths {
         put?: never;
         /** Make the environment of a trainer that cannot share ours; whole, or not at all. */
         post: operations["backends_install"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/backends/test": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Train two steps on a trainer, as a job: whether it works here, from its data to its adapter. */
+        post: operations["backends_test"];
         delete?: never;
         options?: never;
         head?: never;
@@ -292,6 +394,57 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/chains/expand": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A template, file or draft as a whole chain: ids, links and settings written out, and what is wrong with it. */
+        post: operations["chains_expand"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/chains/links": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Where a link from a node of a chain may lead: for each port and node yes, or why not. */
+        post: operations["chains_links"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/chains/palette": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What chains are made of: the types of nodes with the schemas of their settings, and the ports. */
+        get: operations["chains_palette"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/chains/templates": {
         parameters: {
             query?: never;
@@ -323,6 +476,23 @@ export interface paths {
         post?: never;
         /** Remove a stored chain with all its revisions; refused while a run of it has not ended. */
         delete: operations["chains_delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/chains/{chain}/diff": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The settings in which two revisions of a stored chain differ. */
+        get: operations["chains_diff"];
+        put?: never;
+        post?: never;
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -470,6 +640,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/dashboard": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * A link that opens the dashboard and logs a browser in: once, within an hour.
+         * @description Only for callers on the machine itself: It prints a secret.
+         */
+        post: operations["dashboard"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/data/preview": {
         parameters: {
             query?: never;
@@ -584,6 +774,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/evaluations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The evaluations of runs, the newest first: verdict, primary metric, its interval. */
+        get: operations["evaluations_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/evaluations/{run}/{node}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One evaluation: benchmarks with intervals and flips, the gate, answers side by side, the training. */
+        get: operations["evaluations_show"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/export": {
         parameters: {
             query?: never;
@@ -630,6 +854,40 @@ export interface paths {
         };
         /** The GPUs of this machine: memory, load, temperature, power, clocks, and the memory of each job. */
         get: operations["gpus"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/graph/entities": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Entities of the knowledge graph, by a part of their names. */
+        get: operations["graph_entities"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/graph/entities/{key}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** An entity, its relations, and the documents that name it. */
+        get: operations["graph_neighbors"];
         put?: never;
         post?: never;
         delete?: never;
@@ -764,6 +1022,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job}/checkpoints": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The checkpoints of a job: step, size, metric and hash. */
+        get: operations["jobs_checkpoints"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job}/logs": {
         parameters: {
             query?: never;
@@ -790,6 +1065,40 @@ export interface paths {
         };
         /** Loss and learning rate of every step of a job. */
         get: operations["jobs_metrics"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/nodes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The nodes of a run as they are now: state, progress, what each has left. */
+        get: operations["jobs_nodes"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/nodes/{node}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One node of a run: its settings, its lines and what it has left. */
+        get: operations["jobs_node"];
         put?: never;
         post?: never;
         delete?: never;
@@ -826,6 +1135,57 @@ export interface paths {
         put?: never;
         /** Continue a job that is paused or has ended without a result, from its newest valid checkpoint. */
         post: operations["jobs_resume"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/retry": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Start a new job with the parameters of an earlier one; its newest checkpoint is used, if it left one. */
+        post: operations["jobs_retry"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/samples": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What the model answered to held-out prompts at each evaluation of a job. */
+        get: operations["jobs_samples"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/verify": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Read a job's checkpoints and compare each file with the hash in its manifest. */
+        post: operations["jobs_verify"];
         delete?: never;
         options?: never;
         head?: never;
@@ -881,6 +1241,40 @@ export interface paths {
         };
         /** The last nights and the state of every marker. */
         get: operations["nightly_status"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/nightly/nights": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The nights that were, the newest first: state, headline, times. */
+        get: operations["nightly_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/nightly/nights/{night}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One night: phases against their budgets, corpora against their thresholds, what failed and what to do. */
+        get: operations["nightly_show"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1050,9 +1444,61 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The settings of a node, a job, a night or the machine; with --json, the JSON Schema for an editor. */
+        /** The settings of a node, template, job, night or the machine; with --json, the JSON Schema for an editor. */
         get: operations["schema"];
         put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/scripts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The training scripts of this home, and whether chains may run them. */
+        get: operations["scripts_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/scripts/draft": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** The script that would carry out a trainer of a chain, with its resolved spec; nothing is written. */
+        post: operations["scripts_draft"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/scripts/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A training script of this home; `built-in` is the one that needs none. */
+        get: operations["scripts_show"];
+        /** Write a training script of this home, if it is valid Python and nobody else was faster. */
+        put: operations["scripts_save"];
         post?: never;
         delete?: never;
         options?: never;
@@ -1319,6 +1765,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/settings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The settings of this machine: value, default, and whether it is from the environment or trainyard.toml. */
+        get: operations["settings"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/starter/build": {
         parameters: {
             query?: never;
@@ -1497,6 +1960,49 @@ export interface components {
             rows: {
                 [key: string]: unknown;
             }[];
+        };
+        /** AdaptersAskBody */
+        AdaptersAskBody: {
+            /**
+             * Adapter
+             * @description ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN.
+             */
+            adapter: string;
+            /**
+             * Max Tokens
+             * @description Most tokens of an answer.
+             * @default 256
+             */
+            max_tokens: number;
+            /**
+             * Question
+             * @description What both are asked.
+             */
+            question: string;
+            /**
+             * Seed
+             * @description Of the random numbers, where temperature is not 0.
+             * @default 0
+             */
+            seed: number;
+            /**
+             * System
+             * @description System message of both conversations.
+             * @default
+             */
+            system: string;
+            /**
+             * Temperature
+             * @description 0 takes the likeliest token.
+             * @default 0
+             */
+            temperature: number;
+            /**
+             * Turns
+             * @description The conversation so far; each answers with its own part of it.
+             * @default []
+             */
+            turns: components["schemas"]["EarlierTurn"][];
         };
         /** AdaptersConvertBody */
         AdaptersConvertBody: {
@@ -1831,6 +2337,367 @@ export interface components {
              */
             type: "ai_generator";
         };
+        /** AnswerSample */
+        AnswerSample: {
+            /** Baseline */
+            baseline: string;
+            /** Candidate */
+            candidate: string;
+            /** Gold */
+            gold: string;
+            /** Prompt */
+            prompt: string;
+        };
+        /**
+         * Artifact
+         * @description One result of one node of a run.
+         */
+        Artifact: {
+            /**
+             * Available
+             * @default true
+             */
+            available: boolean;
+            /**
+             * Bytes
+             * @default 0
+             */
+            bytes: number;
+            /** Ended */
+            ended: number;
+            /** Key */
+            key: string;
+            /** Node */
+            node: string;
+            /** Node Type */
+            node_type: string;
+            port: components["schemas"]["Port"];
+            /**
+             * Problem
+             * @default
+             */
+            problem: string;
+            /**
+             * Reused
+             * @default false
+             */
+            reused: boolean;
+            /**
+             * Rows
+             * @default null
+             */
+            rows: number | null;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            /**
+             * Sha256
+             * @default
+             */
+            sha256: string;
+            /** Tenant */
+            tenant: string;
+        };
+        /**
+         * ArtifactDetail
+         * @description One result, whole.
+         */
+        ArtifactDetail: {
+            /**
+             * Available
+             * @default true
+             */
+            available: boolean;
+            /**
+             * Bytes
+             * @default 0
+             */
+            bytes: number;
+            /** Ended */
+            ended: number;
+            /** Facts */
+            facts: {
+                [key: string]: unknown;
+            };
+            /** Files */
+            files: components["schemas"]["ArtifactFile"][];
+            /** Key */
+            key: string;
+            /** Node */
+            node: string;
+            /** Node Type */
+            node_type: string;
+            /** Parts */
+            parts: components["schemas"]["ArtifactPart"][];
+            port: components["schemas"]["Port"];
+            /**
+             * Problem
+             * @default
+             */
+            problem: string;
+            /**
+             * Reused
+             * @default false
+             */
+            reused: boolean;
+            /**
+             * Rows
+             * @default null
+             */
+            rows: number | null;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            /**
+             * Sha256
+             * @default
+             */
+            sha256: string;
+            /** Tenant */
+            tenant: string;
+        };
+        /** ArtifactFile */
+        ArtifactFile: {
+            /** Bytes */
+            bytes: number;
+            /** Name */
+            name: string;
+            /** Sha256 */
+            sha256: string;
+        };
+        /** ArtifactInput */
+        ArtifactInput: {
+            /**
+             * Node
+             * @description Id of the node that made it.
+             */
+            node: string;
+            /** @description What it is: documents, sft, adapter, report, … */
+            port: components["schemas"]["Port"];
+            /**
+             * Run
+             * @description Id of a run or of its job, or enough of its beginning.
+             */
+            run: string;
+        };
+        /** ArtifactList */
+        ArtifactList: {
+            /** Artifacts */
+            artifacts: components["schemas"]["Artifact"][];
+            /**
+             * Next
+             * @default null
+             */
+            next: string | null;
+        };
+        /**
+         * ArtifactPart
+         * @description One set of rows in a result: what is trained on, what is held out, what was dropped.
+         */
+        ArtifactPart: {
+            /** Bytes */
+            bytes: number;
+            /** Name */
+            name: string;
+            /** Rows */
+            rows: number;
+        };
+        /** ArtifactRow */
+        ArtifactRow: {
+            /**
+             * Cut
+             * @default []
+             */
+            cut: string[];
+            /** Index */
+            index: number;
+            /** Values */
+            values: {
+                [key: string]: unknown;
+            };
+        };
+        /**
+         * ArtifactRows
+         * @description A page of rows.
+         */
+        ArtifactRows: {
+            /** Columns */
+            columns: string[];
+            /** Next Offset */
+            next_offset: number | null;
+            /** Node */
+            node: string;
+            /** Offset */
+            offset: number;
+            /** Part */
+            part: string;
+            port: components["schemas"]["Port"];
+            /** Reasons */
+            reasons: {
+                [key: string]: number;
+            };
+            /** Rows */
+            rows: components["schemas"]["ArtifactRow"][];
+            /** Run Id */
+            run_id: string;
+            /** Total */
+            total: number;
+        };
+        /** ArtifactRowsInput */
+        ArtifactRowsInput: {
+            /**
+             * Limit
+             * @description At most so many rows.
+             * @default 20
+             */
+            limit: number;
+            /**
+             * Node
+             * @description Id of the node that made it.
+             */
+            node: string;
+            /**
+             * Offset
+             * @description Number of the first row to look at, from 0.
+             * @default 0
+             */
+            offset: number;
+            /**
+             * Part
+             * @description rows, dropped (with reasons), or a held-out set such as unseen_wording.
+             * @default rows
+             */
+            part: string;
+            /** @description What it is: documents, sft, adapter, report, … */
+            port: components["schemas"]["Port"];
+            /**
+             * Reason
+             * @description Of dropped rows: only with this one.
+             * @default null
+             */
+            reason: string | null;
+            /**
+             * Run
+             * @description Id of a run or of its job, or enough of its beginning.
+             */
+            run: string;
+            /**
+             * Text
+             * @description Only rows that contain this text.
+             * @default null
+             */
+            text: string | null;
+            /**
+             * Text Chars
+             * @description Characters of a text that are given; the row names what is cut.
+             * @default 2000
+             */
+            text_chars: number;
+        };
+        /** ArtifactsInput */
+        ArtifactsInput: {
+            /**
+             * Cursor
+             * @description Continue after a page: its `next`.
+             * @default null
+             */
+            cursor: string | null;
+            /**
+             * Limit
+             * @description At most so many.
+             * @default 50
+             */
+            limit: number;
+            /**
+             * @description Only results of this kind.
+             * @default null
+             */
+            port: components["schemas"]["Port"] | null;
+            /**
+             * Run
+             * @description Id of a run or of its job, or enough of its beginning.
+             * @default null
+             */
+            run: string | null;
+            /**
+             * Sha256
+             * @description Only results with this digest.
+             * @default null
+             */
+            sha256: string | null;
+            /**
+             * Tenant
+             * @description Only this tenant's.
+             * @default null
+             */
+            tenant: string | null;
+        };
+        /** AskInput */
+        AskInput: {
+            /**
+             * Adapter
+             * @description ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN.
+             */
+            adapter: string;
+            /**
+             * Max Tokens
+             * @description Most tokens of an answer.
+             * @default 256
+             */
+            max_tokens: number;
+            /**
+             * Question
+             * @description What both are asked.
+             */
+            question: string;
+            /**
+             * Seed
+             * @description Of the random numbers, where temperature is not 0.
+             * @default 0
+             */
+            seed: number;
+            /**
+             * System
+             * @description System message of both conversations.
+             * @default
+             */
+            system: string;
+            /**
+             * Temperature
+             * @description 0 takes the likeliest token.
+             * @default 0
+             */
+            temperature: number;
+            /**
+             * Turns
+             * @description The conversation so far; each answers with its own part of it.
+             * @default []
+             */
+            turns: components["schemas"]["EarlierTurn"][];
+        };
+        /**
+         * AskedAnswer
+         * @description Both answers to one question.
+         */
+        AskedAnswer: {
+            /** Adapter */
+            adapter: string | null;
+            /** Adapter Version */
+            adapter_version: string;
+            /** Base */
+            base: string | null;
+            /** Base Model */
+            base_model: string;
+            /**
+             * Error
+             * @default null
+             */
+            error: string | null;
+            /** Question */
+            question: string;
+        };
         /** AuditCheck */
         AuditCheck: {
             /** Files */
@@ -2007,6 +2874,13 @@ export interface components {
             fix: string;
             /** Imports */
             imports: string;
+            /**
+             * Installable
+             * @default false
+             */
+            installable: boolean;
+            /** @default null */
+            installation: components["schemas"]["Installation"] | null;
             name: components["schemas"]["BackendName"];
             /** Version */
             version: string;
@@ -2017,6 +2891,25 @@ export interface components {
         BackendTable: {
             /** Rows */
             rows: components["schemas"]["BackendRow"][];
+        };
+        /** BackendTestInput */
+        BackendTestInput: {
+            /** @description A trainer. */
+            name: components["schemas"]["BackendName"];
+            /**
+             * Watch
+             * @description Follow it to its end.
+             * @default false
+             */
+            watch: boolean;
+        };
+        /** BackendsCancelBody */
+        BackendsCancelBody: {
+            /**
+             * Name
+             * @description What is being installed.
+             */
+            name: components["schemas"]["BackendName"] | components["schemas"]["ServerName"];
         };
         /** BackendsInput */
         BackendsInput: {
@@ -2030,11 +2923,28 @@ export interface components {
         /** BackendsInstallBody */
         BackendsInstallBody: {
             /**
+             * Background
+             * @description Return at once; `backends` says how far it is.
+             * @default false
+             */
+            background: boolean;
+            /**
              * Names
              * @description Trainers, or vllm; default: all trainers that need one.
              * @default []
              */
             names: (components["schemas"]["BackendName"] | components["schemas"]["ServerName"])[];
+        };
+        /** BackendsTestBody */
+        BackendsTestBody: {
+            /** @description A trainer. */
+            name: components["schemas"]["BackendName"];
+            /**
+             * Watch
+             * @description Follow it to its end.
+             * @default false
+             */
+            watch: boolean;
         };
         /** BackupBody */
         BackupBody: {
@@ -2254,6 +3164,14 @@ export interface components {
             /** Valid */
             valid: number;
         };
+        /** CancelInstallInput */
+        CancelInstallInput: {
+            /**
+             * Name
+             * @description What is being installed.
+             */
+            name: components["schemas"]["BackendName"] | components["schemas"]["ServerName"];
+        };
         /** Card */
         Card: {
             /** Markdown */
@@ -2463,6 +3381,45 @@ export interface components {
             /** Tenant */
             tenant: string;
         };
+        /** ChainsExpandBody */
+        ChainsExpandBody: {
+            /**
+             * Parameters
+             * @description A parameter; dots reach inside.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Target
+             * @description A template's name, or a chain or job file.
+             * @default null
+             */
+            target: string | {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Text
+             * @description A chain or a job as YAML or JSON, in place of a file.
+             * @default
+             */
+            text: string;
+        };
+        /** ChainsLinksBody */
+        ChainsLinksBody: {
+            /**
+             * Node
+             * @description Id of the node at which the link begins.
+             */
+            node: string;
+            /**
+             * Target
+             * @description The chain, which need not be valid.
+             */
+            target: string | {
+                [key: string]: unknown;
+            };
+        };
         /** ChainsRunBody */
         ChainsRunBody: {
             /**
@@ -2478,6 +3435,12 @@ export interface components {
              * @default false
              */
             refresh: boolean;
+            /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
             /**
              * Revision
              * @description Default: the newest.
@@ -2650,6 +3613,49 @@ export interface components {
         CheckOutput: {
             /** Files */
             files: components["schemas"]["FileCheck"][];
+        };
+        /**
+         * Checkpoint
+         * @description One checkpoint, as its manifest describes it; its files are not read.
+         */
+        Checkpoint: {
+            /** Bytes */
+            bytes: number;
+            /** Created */
+            created: number | null;
+            /** Files */
+            files: number;
+            /** Metric */
+            metric: number | null;
+            /** Name */
+            name: string;
+            /** Node */
+            node: string;
+            /** Sha256 */
+            sha256: string;
+            /** Step */
+            step: number;
+        };
+        /** CheckpointList */
+        CheckpointList: {
+            /** Checkpoints */
+            checkpoints: components["schemas"]["Checkpoint"][];
+            /** Id */
+            id: string;
+        };
+        /** CheckpointsInput */
+        CheckpointsInput: {
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Node
+             * @description Only this trainer's.
+             * @default null
+             */
+            node: string | null;
         };
         /**
          * Collected
@@ -2993,6 +3999,16 @@ export interface components {
             tenant: string | null;
         };
         /**
+         * DashboardLink
+         * @description Who opens it first is logged in as the owner of this home.
+         */
+        DashboardLink: {
+            /** Expires */
+            expires: number;
+            /** Url */
+            url: string;
+        };
+        /**
          * DataFormat
          * @description Shape of the rows of a data set; `auto` detects and reports it.
          * @enum {string}
@@ -3210,23 +4226,32 @@ export interface components {
             heldout: number;
             /** Kept */
             kept: number;
-            /** Model Url */
-            model_url: string;
             /** Pairs */
             pairs: number;
             /** Prompt */
             prompt: string;
             quotes: components["schemas"]["Quotes"];
-            /** Run Url */
-            run_url: string;
             /** Seconds */
             seconds: number;
             /** Sets */
             sets: components["schemas"]["SetResult"][];
             /** Tuned Answer */
             tuned_answer: string;
-            /** Ui Url */
-            ui_url: string;
+            urls: components["schemas"]["DemoUrls"];
+        };
+        /**
+         * DemoUrls
+         * @description Where to look at what the demo left.
+         */
+        DemoUrls: {
+            /** Dashboard */
+            dashboard: string;
+            /** Model */
+            model: string;
+            /** Prefect */
+            prefect: string;
+            /** Run */
+            run: string;
         };
         /**
          * DeployerConfig
@@ -3300,6 +4325,25 @@ export interface components {
         Diagnosis: {
             /** Checks */
             checks: components["schemas"]["Check"][];
+        };
+        /** DiffInput */
+        DiffInput: {
+            /**
+             * After
+             * @description Revision; default: the newest.
+             * @default null
+             */
+            after: number | null;
+            /**
+             * Before
+             * @description Revision.
+             */
+            before: number;
+            /**
+             * Chain
+             * @description Id of a stored chain, or its name where only one has it.
+             */
+            chain: string;
         };
         /**
          * DistillStage
@@ -3415,6 +4459,29 @@ export interface components {
              */
             type: "dpo";
         };
+        /** DraftScriptInput */
+        DraftScriptInput: {
+            /**
+             * Node
+             * @description Which trainer, if there are several.
+             * @default null
+             */
+            node: string | null;
+            /**
+             * Parameters
+             * @description A parameter; dots reach inside.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Target
+             * @description A template's name, or a chain or job.
+             */
+            target: string | {
+                [key: string]: unknown;
+            };
+        };
         /**
          * EarlierFiles
          * @description Files of one kind in an earlier form.
@@ -3428,6 +4495,18 @@ export interface components {
             now: number;
             /** Version */
             version: number;
+        };
+        /**
+         * EarlierTurn
+         * @description A question with both answers, as an earlier call gave them.
+         */
+        EarlierTurn: {
+            /** Adapter */
+            adapter: string;
+            /** Base */
+            base: string;
+            /** Question */
+            question: string;
         };
         /** EjectBody */
         EjectBody: {
@@ -3598,6 +4677,55 @@ export interface components {
              */
             repo: string;
         };
+        /** EntitiesInput */
+        EntitiesInput: {
+            /**
+             * Graph
+             * @description A graph server or file:// address; default: this home's.
+             * @default
+             */
+            graph: string;
+            /**
+             * Kind
+             * @description Only this kind: person, company, project, account, location.
+             * @default
+             */
+            kind: string;
+            /**
+             * Limit
+             * @description At most so many.
+             * @default 50
+             */
+            limit: number;
+            /**
+             * Offset
+             * @description So many are left out at the beginning.
+             * @default 0
+             */
+            offset: number;
+            /**
+             * Tenant
+             * @description Only this tenant's.
+             * @default null
+             */
+            tenant: string | null;
+            /**
+             * Text
+             * @description Only names that contain this.
+             * @default
+             */
+            text: string;
+        };
+        /** EntityList */
+        EntityList: {
+            /** Entities */
+            entities: components["schemas"]["GraphEntity"][];
+            /**
+             * Next Offset
+             * @default null
+             */
+            next_offset: number | null;
+        };
         /** EnvOutput */
         EnvOutput: {
             /** Variables */
@@ -3745,6 +4873,236 @@ export interface components {
             steps: number | "epoch" | null;
         };
         /**
+         * EvaluatedBenchmark
+         * @description One benchmark on one set.
+         */
+        EvaluatedBenchmark: {
+            /** Baseline */
+            baseline: number | null;
+            /** Candidate */
+            candidate: number | null;
+            /**
+             * Control
+             * @default null
+             */
+            control: number | null;
+            flips: components["schemas"]["FlippedRows"];
+            /** Gold */
+            gold: string;
+            /** Higher Is Better */
+            higher_is_better: boolean;
+            improvement: components["schemas"]["PairedInterval"];
+            /**
+             * Judge
+             * @default null
+             */
+            judge: {
+                [key: string]: unknown;
+            } | null;
+            /** Margin */
+            margin: number | null;
+            /** Metric */
+            metric: string;
+            /** Name */
+            name: string;
+            /** Rows */
+            rows: number;
+            /** Set */
+            set: string;
+            /** Skipped */
+            skipped: number;
+            /** @default null */
+            vs_control: components["schemas"]["PairedInterval"] | null;
+        };
+        /**
+         * Evaluation
+         * @description One evaluation, whole.
+         */
+        Evaluation: {
+            /**
+             * Adapter Sha256
+             * @default
+             */
+            adapter_sha256: string;
+            /** Adapters */
+            adapters: string[];
+            /** Available */
+            available: boolean;
+            /** Base Model */
+            base_model: string;
+            /** Baseline */
+            baseline: string;
+            /** Benchmarks */
+            benchmarks: components["schemas"]["EvaluatedBenchmark"][];
+            /**
+             * Better
+             * @default null
+             */
+            better: boolean | null;
+            /**
+             * Cautions
+             * @default []
+             */
+            cautions: string[];
+            /** Confidence */
+            confidence: number;
+            /** Ended */
+            ended: number;
+            /** Facts */
+            facts: {
+                [key: string]: unknown;
+            };
+            gate: components["schemas"]["EvaluationGate"];
+            /** @default null */
+            improvement: components["schemas"]["PairedInterval"] | null;
+            /** Node */
+            node: string;
+            /** Notes */
+            notes: string[];
+            /**
+             * Primary
+             * @default
+             */
+            primary: string;
+            /**
+             * Reasons
+             * @default []
+             */
+            reasons: string[];
+            /** Resamples */
+            resamples: number;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            /** Samples */
+            samples: components["schemas"]["AnswerSample"][];
+            /** Tenant */
+            tenant: string;
+            /** Training */
+            training: {
+                [key: string]: unknown;
+            };
+        };
+        /** EvaluationGate */
+        EvaluationGate: {
+            /** Better */
+            better: boolean;
+            /**
+             * Cautions
+             * @default []
+             */
+            cautions: string[];
+            /**
+             * Passed
+             * @default []
+             */
+            passed: string[];
+            /** Primary */
+            primary: string;
+            /**
+             * Reasons
+             * @default []
+             */
+            reasons: string[];
+        };
+        /** EvaluationInput */
+        EvaluationInput: {
+            /**
+             * Node
+             * @description Id of the evaluator.
+             * @default evaluator
+             */
+            node: string;
+            /**
+             * Run
+             * @description Id of a run or of its job, or enough of its beginning.
+             */
+            run: string;
+        };
+        /** EvaluationList */
+        EvaluationList: {
+            /** Evaluations */
+            evaluations: components["schemas"]["EvaluationVerdict"][];
+            /**
+             * Next
+             * @default null
+             */
+            next: string | null;
+        };
+        /**
+         * EvaluationVerdict
+         * @description One evaluation as a list shows it.
+         */
+        EvaluationVerdict: {
+            /**
+             * Adapter Sha256
+             * @default
+             */
+            adapter_sha256: string;
+            /** Available */
+            available: boolean;
+            /**
+             * Better
+             * @default null
+             */
+            better: boolean | null;
+            /**
+             * Cautions
+             * @default []
+             */
+            cautions: string[];
+            /** Ended */
+            ended: number;
+            /** @default null */
+            improvement: components["schemas"]["PairedInterval"] | null;
+            /** Node */
+            node: string;
+            /**
+             * Primary
+             * @default
+             */
+            primary: string;
+            /**
+             * Reasons
+             * @default []
+             */
+            reasons: string[];
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            /** Tenant */
+            tenant: string;
+        };
+        /** EvaluationsInput */
+        EvaluationsInput: {
+            /**
+             * Cursor
+             * @description Continue after a page: its `next`.
+             * @default null
+             */
+            cursor: string | null;
+            /**
+             * Limit
+             * @description At most so many.
+             * @default 50
+             */
+            limit: number;
+            /**
+             * Run
+             * @description Id of a run or of its job, or enough of its beginning.
+             * @default null
+             */
+            run: string | null;
+            /**
+             * Tenant
+             * @description Only this tenant's.
+             * @default null
+             */
+            tenant: string | null;
+        };
+        /**
          * EvaluatorConfig
          * @description Compares the candidate with its baseline, row by row, on data that training did not see.
          */
@@ -3853,6 +5211,65 @@ export interface components {
              * @default 1
              */
             weight: number;
+        };
+        /** ExpandInput */
+        ExpandInput: {
+            /**
+             * Parameters
+             * @description A parameter; dots reach inside.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Target
+             * @description A template's name, or a chain or job file.
+             * @default null
+             */
+            target: string | {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Text
+             * @description A chain or a job as YAML or JSON, in place of a file.
+             * @default
+             */
+            text: string;
+        };
+        /**
+         * ExpandedChain
+         * @description A whole chain, valid or not yet.
+         */
+        ExpandedChain: {
+            check: components["schemas"]["FileCheck"];
+            /** Nodes */
+            nodes: components["schemas"]["ExpandedNode"][];
+            /** Spec */
+            spec: {
+                [key: string]: unknown;
+            };
+            /** Text */
+            text: string;
+        };
+        /**
+         * ExpandedNode
+         * @description One node, with its ports.
+         */
+        ExpandedNode: {
+            /** Id */
+            id: string;
+            /** Inputs */
+            inputs: {
+                [key: string]: components["schemas"]["Source"][];
+            };
+            /** Makes */
+            makes: components["schemas"]["Port"][];
+            /** Takes */
+            takes: components["schemas"]["Port"][];
+            /** Type */
+            type: string;
+            /** Valid */
+            valid: boolean;
         };
         /** ExportBody */
         ExportBody: {
@@ -4026,6 +5443,15 @@ export interface components {
             reasons: {
                 [key: string]: unknown;
             }[];
+        };
+        /** FlippedRows */
+        FlippedRows: {
+            /** Better */
+            better: number;
+            /** Equal */
+            equal: number;
+            /** Worse */
+            worse: number;
         };
         /** ForwardInput */
         ForwardInput: {
@@ -4295,6 +5721,11 @@ export interface components {
         };
         /** GpuList */
         GpuList: {
+            /**
+             * Alerts
+             * @default []
+             */
+            alerts: string[];
             /** Cuda Version */
             cuda_version: string | null;
             /** Driver Version */
@@ -4351,6 +5782,21 @@ export interface components {
                 [key: string]: number;
             };
         };
+        /** GraphEntity */
+        GraphEntity: {
+            /** Attributes */
+            attributes: {
+                [key: string]: string;
+            };
+            /** Key */
+            key: string;
+            /** Kind */
+            kind: string;
+            /** Name */
+            name: string;
+            /** Tenant */
+            tenant: string;
+        };
         /** GraphExportBody */
         GraphExportBody: {
             /**
@@ -4403,6 +5849,20 @@ export interface components {
             parameters?: {
                 [key: string]: unknown;
             };
+        };
+        /**
+         * GraphRelation
+         * @description A relation of an entity, by its other end.
+         */
+        GraphRelation: {
+            /**
+             * Direction
+             * @enum {string}
+             */
+            direction: "out" | "in";
+            entity: components["schemas"]["GraphEntity"];
+            /** Kind */
+            kind: string;
         };
         /**
          * GrpoStage
@@ -4757,11 +6217,40 @@ export interface components {
         /** InstallInput */
         InstallInput: {
             /**
+             * Background
+             * @description Return at once; `backends` says how far it is.
+             * @default false
+             */
+            background: boolean;
+            /**
              * Names
              * @description Trainers, or vllm; default: all trainers that need one.
              * @default []
              */
             names: (components["schemas"]["BackendName"] | components["schemas"]["ServerName"])[];
+        };
+        /**
+         * Installation
+         * @description The last installation of one trainer that was started in the background.
+         */
+        Installation: {
+            /**
+             * Lines
+             * @default []
+             */
+            lines: string[];
+            /**
+             * Seconds
+             * @default null
+             */
+            seconds: number | null;
+            /** Started */
+            started: number;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "running" | "installed" | "failed";
         };
         /**
          * Interval
@@ -5028,6 +6517,15 @@ export interface components {
             /** Trainings */
             trainings: components["schemas"]["TrainingCurve"][];
         };
+        /** JobSamples */
+        JobSamples: {
+            /** Id */
+            id: string;
+            /** Rounds */
+            rounds: components["schemas"]["SampleRound"][];
+            /** Steps */
+            steps: number[];
+        };
         /**
          * JobSpec
          * @description The body of a training job. Spellings of other tools, such as `hyperparams:`, are read too.
@@ -5191,6 +6689,36 @@ export interface components {
              * @default false
              */
             watch: boolean;
+        };
+        /** JobsRetryBody */
+        JobsRetryBody: {
+            /**
+             * Refresh
+             * @description Make every result again, also those that are finished.
+             * @default false
+             */
+            refresh: boolean;
+            /**
+             * Watch
+             * @description Follow it to its end.
+             * @default false
+             */
+            watch: boolean;
+        };
+        /** JobsVerifyBody */
+        JobsVerifyBody: {
+            /**
+             * Checkpoint
+             * @description Only this one, such as step-0000000120; default: all.
+             * @default null
+             */
+            checkpoint: string | null;
+            /**
+             * Node
+             * @description Only this trainer's.
+             * @default null
+             */
+            node: string | null;
         };
         JsonValue: unknown;
         /**
@@ -5406,7 +6934,7 @@ export interface components {
          * @description What can be removed, in the order of its removal.
          * @enum {string}
          */
-        LeftoverKind: "run" | "training" | "artifact" | "quarantine" | "log" | "environment" | "temporary" | "unfinished removal";
+        LeftoverKind: "run" | "training" | "artifact" | "session" | "curve" | "quarantine" | "log" | "environment" | "temporary" | "unfinished removal";
         /** LengthBin */
         LengthBin: {
             /** Longest */
@@ -5462,6 +6990,56 @@ export interface components {
             median: number;
             /** Truncated */
             truncated: number;
+        };
+        /**
+         * LinkAnswer
+         * @description Whether a link from one port of a node may be made.
+         */
+        LinkAnswer: {
+            /** Allowed */
+            allowed: boolean;
+            /**
+             * Because
+             * @default
+             */
+            because: string;
+            /**
+             * Code
+             * @default
+             */
+            code: string;
+            /**
+             * Instead
+             * @default
+             */
+            instead: string;
+            /** Linked */
+            linked: boolean;
+            port: components["schemas"]["Port"];
+            /** Target */
+            target: string;
+        };
+        /** LinkAnswers */
+        LinkAnswers: {
+            /** Links */
+            links: components["schemas"]["LinkAnswer"][];
+            /** Node */
+            node: string;
+        };
+        /** LinksInput */
+        LinksInput: {
+            /**
+             * Node
+             * @description Id of the node at which the link begins.
+             */
+            node: string;
+            /**
+             * Target
+             * @description The chain, which need not be valid.
+             */
+            target: string | {
+                [key: string]: unknown;
+            };
         };
         /** LoadInput */
         LoadInput: {
@@ -5765,6 +7343,42 @@ export interface components {
              */
             type: "dora" | "lora" | "qlora";
         };
+        /**
+         * MachineSetting
+         * @description One setting as it is in force.
+         */
+        MachineSetting: {
+            /** Default */
+            default: unknown;
+            /** Name */
+            name: string;
+            /**
+             * Source
+             * @enum {string}
+             */
+            source: "environment" | "file" | "argument" | "default";
+            /** Text */
+            text: string;
+            /** Value */
+            value: unknown;
+            /** Variable */
+            variable: string;
+        };
+        /** MachineSettingList */
+        MachineSettingList: {
+            /**
+             * File
+             * Format: path
+             */
+            file: string;
+            /**
+             * Home
+             * Format: path
+             */
+            home: string;
+            /** Settings */
+            settings: components["schemas"]["MachineSetting"][];
+        };
         /** McpBody */
         McpBody: {
             /**
@@ -5893,6 +7507,12 @@ export interface components {
              * @default null
              */
             since_step: number | null;
+            /**
+             * Until Step
+             * @description Only up to this step.
+             * @default null
+             */
+            until_step: number | null;
         };
         /** MigrateBody */
         MigrateBody: {
@@ -6052,6 +7672,45 @@ export interface components {
                 [key: string]: components["schemas"]["MixedSet"];
             };
         };
+        /** Neighbors */
+        Neighbors: {
+            /** Documents */
+            documents: components["schemas"]["StatingDocument"][];
+            entity: components["schemas"]["GraphEntity"];
+            /**
+             * More
+             * @default false
+             */
+            more: boolean;
+            /** Relations */
+            relations: components["schemas"]["GraphRelation"][];
+        };
+        /** NeighborsInput */
+        NeighborsInput: {
+            /**
+             * Graph
+             * @description A graph server or file:// address; default: this home's.
+             * @default
+             */
+            graph: string;
+            /**
+             * Key
+             * @description Key of an entity.
+             */
+            key: string;
+            /**
+             * Limit
+             * @description At most so many relations, and as many documents.
+             * @default 100
+             */
+            limit: number;
+            /**
+             * Tenant
+             * @description Only this tenant's.
+             * @default null
+             */
+            tenant: string | null;
+        };
         /**
          * NewToken
          * @description A token that was made; this is the only time that it is shown.
@@ -6072,6 +7731,47 @@ export interface components {
             valid: boolean;
         };
         /**
+         * NightDetail
+         * @description One night, whole.
+         */
+        NightDetail: {
+            /** Headline */
+            headline: string;
+            /**
+             * Next Steps
+             * @default []
+             */
+            next_steps: string[];
+            /** Night */
+            night: string;
+            /**
+             * Published
+             * @default []
+             */
+            published: string[];
+            /** @default null */
+            report: components["schemas"]["NightReport"] | null;
+            /**
+             * Seconds
+             * @default null
+             */
+            seconds: number | null;
+            /**
+             * Started
+             * @default null
+             */
+            started: number | null;
+            /** State */
+            state: string;
+            /** Tenant */
+            tenant: string;
+            /**
+             * Window S
+             * @default null
+             */
+            window_s: number | null;
+        };
+        /**
          * NightInput
          * @description Where the config comes from: a file, a preset, or TRAINYARD_HOME/nightly.yaml; else the defaults.
          */
@@ -6088,6 +7788,64 @@ export interface components {
              * @default null
              */
             preset: string | null;
+        };
+        /**
+         * NightLine
+         * @description One night as a list shows it.
+         */
+        NightLine: {
+            /** Headline */
+            headline: string;
+            /** Night */
+            night: string;
+            /**
+             * Published
+             * @default []
+             */
+            published: string[];
+            /**
+             * Seconds
+             * @default null
+             */
+            seconds: number | null;
+            /**
+             * Started
+             * @default null
+             */
+            started: number | null;
+            /** State */
+            state: string;
+            /** Tenant */
+            tenant: string;
+            /**
+             * Window S
+             * @default null
+             */
+            window_s: number | null;
+        };
+        /** NightList */
+        NightList: {
+            /**
+             * More
+             * @default false
+             */
+            more: boolean;
+            /** Nights */
+            nights: components["schemas"]["NightLine"][];
+        };
+        /** NightNameInput */
+        NightNameInput: {
+            /**
+             * Night
+             * @description Its name: a date.
+             */
+            night: string;
+            /**
+             * Tenant
+             * @description Whose night it is; default: this home's tenant.
+             * @default null
+             */
+            tenant: string | null;
         };
         /**
          * NightReport
@@ -6226,6 +7984,93 @@ export interface components {
              */
             preset: string | null;
         };
+        /** NightsInput */
+        NightsInput: {
+            /**
+             * Limit
+             * @description At most so many.
+             * @default 30
+             */
+            limit: number;
+            /**
+             * Tenant
+             * @description Only this tenant's.
+             * @default null
+             */
+            tenant: string | null;
+        };
+        /** NodeDetail */
+        NodeDetail: {
+            /** Config */
+            config: {
+                [key: string]: unknown;
+            };
+            /** Facts */
+            facts: {
+                [key: string]: unknown;
+            };
+            /**
+             * Fraction
+             * @default null
+             */
+            fraction: number | null;
+            /** Id */
+            id: string;
+            /** Inputs */
+            inputs: {
+                [key: string]: components["schemas"]["Source"][];
+            };
+            /** Lines */
+            lines: components["schemas"]["NodeLine"][];
+            /** Makes */
+            makes: components["schemas"]["Port"][];
+            /**
+             * Message
+             * @default
+             */
+            message: string;
+            /** Needs */
+            needs: string[];
+            /** Outputs */
+            outputs?: {
+                [key: string]: components["schemas"]["Reference"];
+            };
+            /**
+             * Seconds
+             * @default 0
+             */
+            seconds: number;
+            state: components["schemas"]["NodeState"];
+            /** Trains */
+            trains: boolean;
+            /** Type */
+            type: string;
+        };
+        /** NodeInput */
+        NodeInput: {
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Node
+             * @description Id of the node.
+             */
+            node: string;
+        };
+        /** NodeLine */
+        NodeLine: {
+            /**
+             * Level
+             * @default 20
+             */
+            level: number;
+            /** Text */
+            text: string;
+            /** Time */
+            time: number;
+        };
         /**
          * NodeResult
          * @description How one node ended and what it left.
@@ -6361,6 +8206,54 @@ export interface components {
             sha256: string;
             /** Shape */
             shape: number[];
+        };
+        /**
+         * PairedInterval
+         * @description A mean with its interval; positive is better for every metric.
+         */
+        PairedInterval: {
+            /**
+             * Cases
+             * @default 0
+             */
+            cases: number;
+            /**
+             * High
+             * @default null
+             */
+            high: number | null;
+            /**
+             * Low
+             * @default null
+             */
+            low: number | null;
+            /** Mean */
+            mean: number | null;
+        };
+        /** Palette */
+        Palette: {
+            /** Nodes */
+            nodes: components["schemas"]["PaletteEntry"][];
+            /** Ports */
+            ports: components["schemas"]["PortEntry"][];
+        };
+        /**
+         * PaletteEntry
+         * @description One type of node that can be added.
+         */
+        PaletteEntry: {
+            /** Config */
+            config: {
+                [key: string]: unknown;
+            };
+            /** Settings */
+            settings: {
+                [key: string]: unknown;
+            };
+            /** Text */
+            text: string;
+            /** Type */
+            type: string;
         };
         /**
          * Phase1Report
@@ -6602,6 +8495,11 @@ export interface components {
              */
             eval_reward_margin: number | null;
             /**
+             * Grad Norm
+             * @default null
+             */
+            grad_norm: number | null;
+            /**
              * Learning Rate
              * @default null
              */
@@ -6623,6 +8521,11 @@ export interface components {
              * @default 0
              */
             time: number;
+            /**
+             * Tokens Per Second
+             * @default null
+             */
+            tokens_per_second: number | null;
         };
         /**
          * Port
@@ -6630,6 +8533,18 @@ export interface components {
          * @enum {string}
          */
         Port: "documents" | "sft" | "preference" | "labelled" | "text" | "adapter" | "model" | "report";
+        /**
+         * PortEntry
+         * @description What travels between nodes, and the group whose colour it has.
+         */
+        PortEntry: {
+            /**
+             * Group
+             * @enum {string}
+             */
+            group: "documents" | "dataset" | "adapter" | "model" | "report";
+            port: components["schemas"]["Port"];
+        };
         /**
          * Precision
          * @description The dtype of the matrix products; `auto` measures, and records what it took.
@@ -7249,6 +9164,26 @@ export interface components {
              */
             wait: boolean;
         };
+        /** RetryInput */
+        RetryInput: {
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Refresh
+             * @description Make every result again, also those that are finished.
+             * @default false
+             */
+            refresh: boolean;
+            /**
+             * Watch
+             * @description Follow it to its end.
+             * @default false
+             */
+            watch: boolean;
+        };
         /** Revision */
         Revision: {
             /** Author */
@@ -7259,6 +9194,19 @@ export interface components {
             digest: string;
             /** Revision */
             revision: number;
+        };
+        /** RevisionDiff */
+        RevisionDiff: {
+            /** After */
+            after: number;
+            /** Before */
+            before: number;
+            /** Changes */
+            changes: components["schemas"]["SettingChange"][];
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
         };
         /** RevokeTokenInput */
         RevokeTokenInput: {
@@ -7342,6 +9290,12 @@ export interface components {
              */
             refresh: boolean;
             /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
+            /**
              * Tags
              * @description A tag for the run; may be repeated.
              * @default []
@@ -7382,6 +9336,12 @@ export interface components {
              */
             refresh: boolean;
             /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
+            /**
              * Revision
              * @description Default: the newest.
              * @default null
@@ -7421,6 +9381,12 @@ export interface components {
              * @default false
              */
             refresh: boolean;
+            /**
+             * Refresh From
+             * @description Make the results of this node and of all after it again.
+             * @default null
+             */
+            refresh_from: string | null;
             /**
              * Tags
              * @description A tag for the run; may be repeated.
@@ -7467,6 +9433,75 @@ export interface components {
              * @default null
              */
             run: string | null;
+        };
+        /**
+         * RunNode
+         * @description One node of a run.
+         */
+        RunNode: {
+            /**
+             * Fraction
+             * @default null
+             */
+            fraction: number | null;
+            /** Id */
+            id: string;
+            /** Inputs */
+            inputs: {
+                [key: string]: components["schemas"]["Source"][];
+            };
+            /** Makes */
+            makes: components["schemas"]["Port"][];
+            /**
+             * Message
+             * @default
+             */
+            message: string;
+            /** Needs */
+            needs: string[];
+            /** Outputs */
+            outputs?: {
+                [key: string]: components["schemas"]["Reference"];
+            };
+            /**
+             * Seconds
+             * @default 0
+             */
+            seconds: number;
+            state: components["schemas"]["NodeState"];
+            /** Type */
+            type: string;
+        };
+        /** RunNodes */
+        RunNodes: {
+            /**
+             * Chain
+             * @default
+             */
+            chain: string;
+            /** Detail */
+            detail: string;
+            /**
+             * Digest
+             * @default
+             */
+            digest: string;
+            /** Id */
+            id: string;
+            /** Message */
+            message: string;
+            /** Name */
+            name: string;
+            /** Nodes */
+            nodes: components["schemas"]["RunNode"][];
+            /** Run Id */
+            run_id: string;
+            state: components["schemas"]["JobState"];
+            /**
+             * Url
+             * @default
+             */
+            url: string;
         };
         /** RunOfChain */
         RunOfChain: {
@@ -7571,6 +9606,53 @@ export interface components {
             /** Runs */
             runs: components["schemas"]["RunOfChain"][];
         };
+        /**
+         * SampleRound
+         * @description One evaluation's answers.
+         */
+        SampleRound: {
+            /** Node */
+            node: string;
+            /** Samples */
+            samples: components["schemas"]["SampledAnswer"][];
+            /** Step */
+            step: number;
+            /** Time */
+            time: number | null;
+        };
+        /** SampledAnswer */
+        SampledAnswer: {
+            /** Answer */
+            answer: string;
+            /** Prompt */
+            prompt: string;
+        };
+        /** SamplesInput */
+        SamplesInput: {
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Limit
+             * @description At most so many evaluations, the newest first.
+             * @default 10
+             */
+            limit: number;
+            /**
+             * Node
+             * @description Only this trainer's.
+             * @default null
+             */
+            node: string | null;
+            /**
+             * Step
+             * @description Only of this step.
+             * @default null
+             */
+            step: number | null;
+        };
         /** SaveInput */
         SaveInput: {
             /**
@@ -7637,6 +9719,32 @@ export interface components {
             /** Verb */
             verb: string;
         };
+        /** SaveScriptInput */
+        SaveScriptInput: {
+            /**
+             * File
+             * @description The script as it shall be.
+             * @default null
+             */
+            file: string | null;
+            /**
+             * If Match
+             * @description ETag of the script that was edited; empty for a new one.
+             * @default
+             */
+            if_match: string;
+            /**
+             * Name
+             * @description Name of a training script of this home, or built-in.
+             */
+            name: string;
+            /**
+             * Text
+             * @description Its text, in place of a file.
+             * @default
+             */
+            text: string;
+        };
         /**
          * Schedule
          * @description How the learning rate changes over the steps.
@@ -7647,7 +9755,7 @@ export interface components {
         SchemaInput: {
             /**
              * Name
-             * @description chain, a node's type, job, night or settings; default: list the names.
+             * @description chain, a node's type, a template, job, night or settings; default: list the names.
              * @default null
              */
             name: string | null;
@@ -7658,6 +9766,68 @@ export interface components {
          * @enum {string}
          */
         Scope: "read" | "run" | "admin";
+        /**
+         * ScriptDraft
+         * @description What a trainer would run as a script of its own: `python train.py spec.json` next to its rows.
+         */
+        ScriptDraft: {
+            /** Node */
+            node: string;
+            /** Script */
+            script: string;
+            /** Spec */
+            spec: {
+                [key: string]: unknown;
+            };
+            /** Text */
+            text: string;
+        };
+        /** ScriptNameInput */
+        ScriptNameInput: {
+            /**
+             * Name
+             * @description Name of a training script of this home, or built-in.
+             */
+            name: string;
+        };
+        /** ScriptsDraftBody */
+        ScriptsDraftBody: {
+            /**
+             * Node
+             * @description Which trainer, if there are several.
+             * @default null
+             */
+            node: string | null;
+            /**
+             * Parameters
+             * @description A parameter; dots reach inside.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Target
+             * @description A template's name, or a chain or job.
+             */
+            target: string | {
+                [key: string]: unknown;
+            };
+        };
+        /** ScriptsSaveBody */
+        ScriptsSaveBody: {
+            /**
+             * File
+             * @description The script as it shall be.
+             * @default null
+             */
+            file: string | null;
+            /**
+             * Text
+             * @description Its text, in place of a file.
+             * @default
+             */
+            text: string;
+        };
         /**
          * SensitiveRules
          * @description What is done with personal data and secrets in the texts of a row, by kind.
@@ -8361,6 +10531,21 @@ export interface components {
             /** Tuned */
             tuned: number;
         };
+        /** SettingChange */
+        SettingChange: {
+            /**
+             * After
+             * @default null
+             */
+            after: unknown;
+            /**
+             * Before
+             * @default null
+             */
+            before: unknown;
+            /** Name */
+            name: string;
+        };
         /**
          * SettingRow
          * @description One setting of a model, in words.
@@ -8534,6 +10719,21 @@ export interface components {
             violations: string[];
         };
         /**
+         * Source
+         * @description Where an input comes from: a port of an earlier node.
+         */
+        Source: {
+            /**
+             * Control
+             * @description The adapter of a control trainer, which only an evaluator takes.
+             * @default false
+             */
+            control: boolean;
+            /** Node Id */
+            node_id: string;
+            port: components["schemas"]["Port"];
+        };
+        /**
          * SourceSet
          * @description One named set of a data source. Exactly one of path, url, repository, hub and sql says where it is.
          */
@@ -8629,6 +10829,18 @@ export interface components {
          * @enum {string}
          */
         Stage: "cpt" | "sft" | "reward" | "ppo" | "dpo" | "kto" | "grpo" | "distill";
+        /**
+         * StatingDocument
+         * @description A document that names the entity.
+         */
+        StatingDocument: {
+            /** Key */
+            key: string;
+            /** Names */
+            names: string[];
+            /** Stream */
+            stream: string;
+        };
         /** StepInput */
         StepInput: {
             /**
@@ -9375,6 +11587,52 @@ export interface components {
             version: string;
         };
         /**
+         * TrainingScript
+         * @description One script.
+         */
+        TrainingScript: {
+            /** Bytes */
+            bytes: number;
+            /** Changed */
+            changed: number | null;
+            /** Name */
+            name: string;
+            /** Sha256 */
+            sha256: string;
+        };
+        /** TrainingScriptList */
+        TrainingScriptList: {
+            /** Can Edit */
+            can_edit: boolean;
+            /** Can Run */
+            can_run: boolean;
+            /**
+             * Folder
+             * Format: path
+             */
+            folder: string;
+            /** Scripts */
+            scripts: components["schemas"]["TrainingScript"][];
+        };
+        /**
+         * TrainingScriptText
+         * @description One script with its text; `etag` goes into the next `scripts save` of it.
+         */
+        TrainingScriptText: {
+            /** Bytes */
+            bytes: number;
+            /** Changed */
+            changed: number | null;
+            /** Etag */
+            etag: string;
+            /** Name */
+            name: string;
+            /** Sha256 */
+            sha256: string;
+            /** Text */
+            text: string;
+        };
+        /**
          * Trial
          * @description One set of values and what its training came to.
          */
@@ -9687,6 +11945,44 @@ export interface components {
             /** Template */
             template: string;
         };
+        /** VerifiedCheckpoint */
+        VerifiedCheckpoint: {
+            /** Damage */
+            damage: string;
+            /** Name */
+            name: string;
+            /** Node */
+            node: string;
+            /** Step */
+            step: number;
+        };
+        /** VerifiedCheckpoints */
+        VerifiedCheckpoints: {
+            /** Checkpoints */
+            checkpoints: components["schemas"]["VerifiedCheckpoint"][];
+            /** Id */
+            id: string;
+        };
+        /** VerifyInput */
+        VerifyInput: {
+            /**
+             * Checkpoint
+             * @description Only this one, such as step-0000000120; default: all.
+             * @default null
+             */
+            checkpoint: string | null;
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Node
+             * @description Only this trainer's.
+             * @default null
+             */
+            node: string | null;
+        };
         /** Worked */
         Worked: {
             /** Trainings */
@@ -9845,6 +12141,7 @@ export interface components {
 }
 export type AdapterName = components['schemas']['AdapterName'];
 export type AdapterRows = components['schemas']['AdapterRows'];
+export type AdaptersAskBody = components['schemas']['AdaptersAskBody'];
 export type AdaptersConvertBody = components['schemas']['AdaptersConvertBody'];
 export type AdaptersDeleteVersionBody = components['schemas']['AdaptersDeleteVersionBody'];
 export type AdaptersInput = components['schemas']['AdaptersInput'];
@@ -9857,6 +12154,19 @@ export type AddInput = components['schemas']['AddInput'];
 export type Added = components['schemas']['Added'];
 export type AiGeneratorConfig = components['schemas']['AiGeneratorConfig'];
 export type AiGeneratorNode = components['schemas']['AiGeneratorNode'];
+export type AnswerSample = components['schemas']['AnswerSample'];
+export type Artifact = components['schemas']['Artifact'];
+export type ArtifactDetail = components['schemas']['ArtifactDetail'];
+export type ArtifactFile = components['schemas']['ArtifactFile'];
+export type ArtifactInput = components['schemas']['ArtifactInput'];
+export type ArtifactList = components['schemas']['ArtifactList'];
+export type ArtifactPart = components['schemas']['ArtifactPart'];
+export type ArtifactRow = components['schemas']['ArtifactRow'];
+export type ArtifactRows = components['schemas']['ArtifactRows'];
+export type ArtifactRowsInput = components['schemas']['ArtifactRowsInput'];
+export type ArtifactsInput = components['schemas']['ArtifactsInput'];
+export type AskInput = components['schemas']['AskInput'];
+export type AskedAnswer = components['schemas']['AskedAnswer'];
 export type AuditCheck = components['schemas']['AuditCheck'];
 export type AuditInput = components['schemas']['AuditInput'];
 export type AuditRow = components['schemas']['AuditRow'];
@@ -9866,8 +12176,11 @@ export type BackedUp = components['schemas']['BackedUp'];
 export type BackendName = components['schemas']['BackendName'];
 export type BackendRow = components['schemas']['BackendRow'];
 export type BackendTable = components['schemas']['BackendTable'];
+export type BackendTestInput = components['schemas']['BackendTestInput'];
+export type BackendsCancelBody = components['schemas']['BackendsCancelBody'];
 export type BackendsInput = components['schemas']['BackendsInput'];
 export type BackendsInstallBody = components['schemas']['BackendsInstallBody'];
+export type BackendsTestBody = components['schemas']['BackendsTestBody'];
 export type BackupBody = components['schemas']['BackupBody'];
 export type BackupInput = components['schemas']['BackupInput'];
 export type BackwardInput = components['schemas']['BackwardInput'];
@@ -9876,6 +12189,7 @@ export type BenchmarkSpec = components['schemas']['BenchmarkSpec'];
 export type Blob = components['schemas']['Blob'];
 export type BucketReport = components['schemas']['BucketReport'];
 export type BucketStatus = components['schemas']['BucketStatus'];
+export type CancelInstallInput = components['schemas']['CancelInstallInput'];
 export type Card = components['schemas']['Card'];
 export type CardInput = components['schemas']['CardInput'];
 export type ChainDetail = components['schemas']['ChainDetail'];
@@ -9885,6 +12199,8 @@ export type ChainRun = components['schemas']['ChainRun'];
 export type ChainRunsInput = components['schemas']['ChainRunsInput'];
 export type ChainSpec = components['schemas']['ChainSpec'];
 export type ChainSummary = components['schemas']['ChainSummary'];
+export type ChainsExpandBody = components['schemas']['ChainsExpandBody'];
+export type ChainsLinksBody = components['schemas']['ChainsLinksBody'];
 export type ChainsRunBody = components['schemas']['ChainsRunBody'];
 export type ChatBody = components['schemas']['ChatBody'];
 export type ChatInput = components['schemas']['ChatInput'];
@@ -9894,6 +12210,9 @@ export type Check = components['schemas']['Check'];
 export type CheckBody = components['schemas']['CheckBody'];
 export type CheckInput = components['schemas']['CheckInput'];
 export type CheckOutput = components['schemas']['CheckOutput'];
+export type Checkpoint = components['schemas']['Checkpoint'];
+export type CheckpointList = components['schemas']['CheckpointList'];
+export type CheckpointsInput = components['schemas']['CheckpointsInput'];
 export type Collected = components['schemas']['Collected'];
 export type CompareInput = components['schemas']['CompareInput'];
 export type Compared = components['schemas']['Compared'];
@@ -9909,6 +12228,7 @@ export type CorpusStatus = components['schemas']['CorpusStatus'];
 export type CreateInput = components['schemas']['CreateInput'];
 export type CreateSessionInput = components['schemas']['CreateSessionInput'];
 export type CreateTokenInput = components['schemas']['CreateTokenInput'];
+export type DashboardLink = components['schemas']['DashboardLink'];
 export type DataFormat = components['schemas']['DataFormat'];
 export type DataPreview = components['schemas']['DataPreview'];
 export type DataSourceConfig = components['schemas']['DataSourceConfig'];
@@ -9918,26 +12238,42 @@ export type DeleteInput = components['schemas']['DeleteInput'];
 export type DeletedChain = components['schemas']['DeletedChain'];
 export type DeletedVersion = components['schemas']['DeletedVersion'];
 export type DemoResult = components['schemas']['DemoResult'];
+export type DemoUrls = components['schemas']['DemoUrls'];
 export type DeployerConfig = components['schemas']['DeployerConfig'];
 export type DeployerNode = components['schemas']['DeployerNode'];
 export type Device = components['schemas']['Device'];
 export type Diagnosis = components['schemas']['Diagnosis'];
+export type DiffInput = components['schemas']['DiffInput'];
 export type DistillStage = components['schemas']['DistillStage'];
 export type DownOutput = components['schemas']['DownOutput'];
 export type DpoStage = components['schemas']['DpoStage'];
+export type DraftScriptInput = components['schemas']['DraftScriptInput'];
 export type EarlierFiles = components['schemas']['EarlierFiles'];
+export type EarlierTurn = components['schemas']['EarlierTurn'];
 export type EjectBody = components['schemas']['EjectBody'];
 export type EjectInput = components['schemas']['EjectInput'];
 export type EjectOutput = components['schemas']['EjectOutput'];
 export type EngineSettings = components['schemas']['EngineSettings'];
 export type EngineeringInput = components['schemas']['EngineeringInput'];
+export type EntitiesInput = components['schemas']['EntitiesInput'];
+export type EntityList = components['schemas']['EntityList'];
 export type EnvOutput = components['schemas']['EnvOutput'];
 export type Estimate = components['schemas']['Estimate'];
 export type EvalMetric = components['schemas']['EvalMetric'];
 export type EvalSettings = components['schemas']['EvalSettings'];
+export type EvaluatedBenchmark = components['schemas']['EvaluatedBenchmark'];
+export type Evaluation = components['schemas']['Evaluation'];
+export type EvaluationGate = components['schemas']['EvaluationGate'];
+export type EvaluationInput = components['schemas']['EvaluationInput'];
+export type EvaluationList = components['schemas']['EvaluationList'];
+export type EvaluationVerdict = components['schemas']['EvaluationVerdict'];
+export type EvaluationsInput = components['schemas']['EvaluationsInput'];
 export type EvaluatorConfig = components['schemas']['EvaluatorConfig'];
 export type EvaluatorNode = components['schemas']['EvaluatorNode'];
 export type ExactMatchReward = components['schemas']['ExactMatchReward'];
+export type ExpandInput = components['schemas']['ExpandInput'];
+export type ExpandedChain = components['schemas']['ExpandedChain'];
+export type ExpandedNode = components['schemas']['ExpandedNode'];
 export type ExportBody = components['schemas']['ExportBody'];
 export type ExportConfigInput = components['schemas']['ExportConfigInput'];
 export type ExportInput = components['schemas']['ExportInput'];
@@ -9946,6 +12282,7 @@ export type Exported = components['schemas']['Exported'];
 export type Failure = components['schemas']['Failure'];
 export type FieldProblem = components['schemas']['FieldProblem'];
 export type FileCheck = components['schemas']['FileCheck'];
+export type FlippedRows = components['schemas']['FlippedRows'];
 export type ForwardInput = components['schemas']['ForwardInput'];
 export type ForwardReply = components['schemas']['ForwardReply'];
 export type FreezeMethod = components['schemas']['FreezeMethod'];
@@ -9960,9 +12297,11 @@ export type GpuJob = components['schemas']['GpuJob'];
 export type GpuList = components['schemas']['GpuList'];
 export type GpuUse = components['schemas']['GpuUse'];
 export type GraphCounts = components['schemas']['GraphCounts'];
+export type GraphEntity = components['schemas']['GraphEntity'];
 export type GraphExportBody = components['schemas']['GraphExportBody'];
 export type GraphInput = components['schemas']['GraphInput'];
 export type GraphQueryBody = components['schemas']['GraphQueryBody'];
+export type GraphRelation = components['schemas']['GraphRelation'];
 export type GrpoStage = components['schemas']['GrpoStage'];
 export type HoldoutRules = components['schemas']['HoldoutRules'];
 export type HubSet = components['schemas']['HubSet'];
@@ -9972,6 +12311,7 @@ export type ImportInput = components['schemas']['ImportInput'];
 export type ImportOutput = components['schemas']['ImportOutput'];
 export type ImportedFile = components['schemas']['ImportedFile'];
 export type InstallInput = components['schemas']['InstallInput'];
+export type Installation = components['schemas']['Installation'];
 export type Interval = components['schemas']['Interval'];
 export type Job = components['schemas']['Job'];
 export type JobDetail = components['schemas']['JobDetail'];
@@ -9979,12 +12319,15 @@ export type JobInput = components['schemas']['JobInput'];
 export type JobList = components['schemas']['JobList'];
 export type JobLog = components['schemas']['JobLog'];
 export type JobMetrics = components['schemas']['JobMetrics'];
+export type JobSamples = components['schemas']['JobSamples'];
 export type JobSpec = components['schemas']['JobSpec'];
 export type JobState = components['schemas']['JobState'];
 export type JobsCancelBody = components['schemas']['JobsCancelBody'];
 export type JobsInput = components['schemas']['JobsInput'];
 export type JobsPauseBody = components['schemas']['JobsPauseBody'];
 export type JobsResumeBody = components['schemas']['JobsResumeBody'];
+export type JobsRetryBody = components['schemas']['JobsRetryBody'];
+export type JobsVerifyBody = components['schemas']['JobsVerifyBody'];
 export type JsonValue = components['schemas']['JsonValue'];
 export type JudgeSettings = components['schemas']['JudgeSettings'];
 export type KeyRow = components['schemas']['KeyRow'];
@@ -9997,6 +12340,9 @@ export type LeftoverKind = components['schemas']['LeftoverKind'];
 export type LengthBin = components['schemas']['LengthBin'];
 export type LengthReward = components['schemas']['LengthReward'];
 export type LengthStatistics = components['schemas']['LengthStatistics'];
+export type LinkAnswer = components['schemas']['LinkAnswer'];
+export type LinkAnswers = components['schemas']['LinkAnswers'];
+export type LinksInput = components['schemas']['LinksInput'];
 export type LoadInput = components['schemas']['LoadInput'];
 export type LoadReply = components['schemas']['LoadReply'];
 export type LogLine = components['schemas']['LogLine'];
@@ -10005,6 +12351,8 @@ export type LogprobsReply = components['schemas']['LogprobsReply'];
 export type LogsInput = components['schemas']['LogsInput'];
 export type LoraPlusMethod = components['schemas']['LoraPlusMethod'];
 export type LowRankMethod = components['schemas']['LowRankMethod'];
+export type MachineSetting = components['schemas']['MachineSetting'];
+export type MachineSettingList = components['schemas']['MachineSettingList'];
 export type McpBody = components['schemas']['McpBody'];
 export type McpEnded = components['schemas']['McpEnded'];
 export type McpInput = components['schemas']['McpInput'];
@@ -10019,13 +12367,23 @@ export type MigratedFolder = components['schemas']['MigratedFolder'];
 export type Migration = components['schemas']['Migration'];
 export type MixedSet = components['schemas']['MixedSet'];
 export type Mixture = components['schemas']['Mixture'];
+export type Neighbors = components['schemas']['Neighbors'];
+export type NeighborsInput = components['schemas']['NeighborsInput'];
 export type NewToken = components['schemas']['NewToken'];
+export type NightDetail = components['schemas']['NightDetail'];
 export type NightInput = components['schemas']['NightInput'];
+export type NightLine = components['schemas']['NightLine'];
+export type NightList = components['schemas']['NightList'];
+export type NightNameInput = components['schemas']['NightNameInput'];
 export type NightReport = components['schemas']['NightReport'];
 export type NightStatus = components['schemas']['NightStatus'];
 export type NightlyRunBody = components['schemas']['NightlyRunBody'];
 export type NightlySimulateBody = components['schemas']['NightlySimulateBody'];
 export type NightlyWorkerBody = components['schemas']['NightlyWorkerBody'];
+export type NightsInput = components['schemas']['NightsInput'];
+export type NodeDetail = components['schemas']['NodeDetail'];
+export type NodeInput = components['schemas']['NodeInput'];
+export type NodeLine = components['schemas']['NodeLine'];
 export type NodeResult = components['schemas']['NodeResult'];
 export type NodeState = components['schemas']['NodeState'];
 export type Nothing = components['schemas']['Nothing'];
@@ -10034,6 +12392,9 @@ export type Operated = components['schemas']['Operated'];
 export type Optimizer = components['schemas']['Optimizer'];
 export type OutputInput = components['schemas']['OutputInput'];
 export type OutputReference = components['schemas']['OutputReference'];
+export type PairedInterval = components['schemas']['PairedInterval'];
+export type Palette = components['schemas']['Palette'];
+export type PaletteEntry = components['schemas']['PaletteEntry'];
 export type Phase1Report = components['schemas']['Phase1Report'];
 export type Phase2Report = components['schemas']['Phase2Report'];
 export type PlainStage = components['schemas']['PlainStage'];
@@ -10042,6 +12403,7 @@ export type PlanInput = components['schemas']['PlanInput'];
 export type PlanNode = components['schemas']['PlanNode'];
 export type Point = components['schemas']['Point'];
 export type Port = components['schemas']['Port'];
+export type PortEntry = components['schemas']['PortEntry'];
 export type Precision = components['schemas']['Precision'];
 export type PreferenceLoss = components['schemas']['PreferenceLoss'];
 export type PreviewInput = components['schemas']['PreviewInput'];
@@ -10078,7 +12440,9 @@ export type ResultInput = components['schemas']['ResultInput'];
 export type ResultReply = components['schemas']['ResultReply'];
 export type ResumeInput = components['schemas']['ResumeInput'];
 export type ResumeSessionInput = components['schemas']['ResumeSessionInput'];
+export type RetryInput = components['schemas']['RetryInput'];
 export type Revision = components['schemas']['Revision'];
+export type RevisionDiff = components['schemas']['RevisionDiff'];
 export type RevokeTokenInput = components['schemas']['RevokeTokenInput'];
 export type RewardStage = components['schemas']['RewardStage'];
 export type RollbackInput = components['schemas']['RollbackInput'];
@@ -10087,15 +12451,25 @@ export type RunBody = components['schemas']['RunBody'];
 export type RunChainInput = components['schemas']['RunChainInput'];
 export type RunInput = components['schemas']['RunInput'];
 export type RunNightInput = components['schemas']['RunNightInput'];
+export type RunNode = components['schemas']['RunNode'];
+export type RunNodes = components['schemas']['RunNodes'];
 export type RunOfChain = components['schemas']['RunOfChain'];
 export type RunResult = components['schemas']['RunResult'];
 export type Rung = components['schemas']['Rung'];
 export type RunsOfChain = components['schemas']['RunsOfChain'];
+export type SampleRound = components['schemas']['SampleRound'];
+export type SampledAnswer = components['schemas']['SampledAnswer'];
+export type SamplesInput = components['schemas']['SamplesInput'];
 export type SaveInput = components['schemas']['SaveInput'];
 export type SaveReply = components['schemas']['SaveReply'];
+export type SaveScriptInput = components['schemas']['SaveScriptInput'];
 export type Schedule = components['schemas']['Schedule'];
 export type SchemaInput = components['schemas']['SchemaInput'];
 export type Scope = components['schemas']['Scope'];
+export type ScriptDraft = components['schemas']['ScriptDraft'];
+export type ScriptNameInput = components['schemas']['ScriptNameInput'];
+export type ScriptsDraftBody = components['schemas']['ScriptsDraftBody'];
+export type ScriptsSaveBody = components['schemas']['ScriptsSaveBody'];
 export type SensitiveRules = components['schemas']['SensitiveRules'];
 export type ServeBody = components['schemas']['ServeBody'];
 export type ServeInput = components['schemas']['ServeInput'];
@@ -10118,6 +12492,7 @@ export type SessionsSaveBody = components['schemas']['SessionsSaveBody'];
 export type SessionsStepBody = components['schemas']['SessionsStepBody'];
 export type SessionsZeroGradBody = components['schemas']['SessionsZeroGradBody'];
 export type SetResult = components['schemas']['SetResult'];
+export type SettingChange = components['schemas']['SettingChange'];
 export type SettingRow = components['schemas']['SettingRow'];
 export type SettingSection = components['schemas']['SettingSection'];
 export type SftStage = components['schemas']['SftStage'];
@@ -10127,9 +12502,11 @@ export type ShownSchema = components['schemas']['ShownSchema'];
 export type Side = components['schemas']['Side'];
 export type SimulateInput = components['schemas']['SimulateInput'];
 export type Simulated = components['schemas']['Simulated'];
+export type Source = components['schemas']['Source'];
 export type SourceSet = components['schemas']['SourceSet'];
 export type SqlQuery = components['schemas']['SqlQuery'];
 export type Stage = components['schemas']['Stage'];
+export type StatingDocument = components['schemas']['StatingDocument'];
 export type StepInput = components['schemas']['StepInput'];
 export type StepReply = components['schemas']['StepReply'];
 export type StopInput = components['schemas']['StopInput'];
@@ -10156,6 +12533,9 @@ export type TrainerNode = components['schemas']['TrainerNode'];
 export type Training = components['schemas']['Training'];
 export type TrainingCurve = components['schemas']['TrainingCurve'];
 export type TrainingReport = components['schemas']['TrainingReport'];
+export type TrainingScript = components['schemas']['TrainingScript'];
+export type TrainingScriptList = components['schemas']['TrainingScriptList'];
+export type TrainingScriptText = components['schemas']['TrainingScriptText'];
 export type Trial = components['schemas']['Trial'];
 export type TrialState = components['schemas']['TrialState'];
 export type UpBody = components['schemas']['UpBody'];
@@ -10165,6 +12545,9 @@ export type UpdateChainInput = components['schemas']['UpdateChainInput'];
 export type ValidatorConfig = components['schemas']['ValidatorConfig'];
 export type ValidatorNode = components['schemas']['ValidatorNode'];
 export type Verified = components['schemas']['Verified'];
+export type VerifiedCheckpoint = components['schemas']['VerifiedCheckpoint'];
+export type VerifiedCheckpoints = components['schemas']['VerifiedCheckpoints'];
+export type VerifyInput = components['schemas']['VerifyInput'];
 export type Worked = components['schemas']['Worked'];
 export type WorkerInput = components['schemas']['WorkerInput'];
 export type ZeroGradInput = components['schemas']['ZeroGradInput'];
@@ -10200,6 +12583,44 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["AdapterRows"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    adapters_ask: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["AdaptersAskBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AskedAnswer"];
                 };
             };
             400: components["responses"]["400"];
@@ -10549,6 +12970,139 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    artifacts_list: {
+        parameters: {
+            query?: {
+                /** @description Id of a run or of its job, or enough of its beginning. */
+                run?: string;
+                /** @description Only results of this kind. */
+                port?: components["schemas"]["Port"];
+                /** @description Only results with this digest. */
+                sha256?: string;
+                /** @description Only this tenant's. */
+                tenant?: string;
+                /** @description At most so many. */
+                limit?: number;
+                /** @description Continue after a page: its `next`. */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArtifactList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    artifacts_show: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a run or of its job, or enough of its beginning. */
+                run: string;
+                /** @description Id of the node that made it. */
+                node: string;
+                /** @description What it is: documents, sft, adapter, report, … */
+                port: components["schemas"]["Port"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArtifactDetail"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    artifacts_rows: {
+        parameters: {
+            query?: {
+                /** @description rows, dropped (with reasons), or a held-out set such as unseen_wording. */
+                part?: string;
+                /** @description Number of the first row to look at, from 0. */
+                offset?: number;
+                /** @description At most so many rows. */
+                limit?: number;
+                /** @description Of dropped rows: only with this one. */
+                reason?: string;
+                /** @description Only rows that contain this text. */
+                text?: string;
+                /** @description Characters of a text that are given; the row names what is cut. */
+                text_chars?: number;
+            };
+            header?: never;
+            path: {
+                /** @description Id of a run or of its job, or enough of its beginning. */
+                run: string;
+                /** @description Id of the node that made it. */
+                node: string;
+                /** @description What it is: documents, sft, adapter, report, … */
+                port: components["schemas"]["Port"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArtifactRows"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     audit_list: {
         parameters: {
             query?: {
@@ -10658,6 +13212,44 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    backends_cancel: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BackendsCancelBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BackendTable"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     backends_install: {
         parameters: {
             query?: never;
@@ -10681,6 +13273,44 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["BackendTable"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    backends_test: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BackendsTestBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunResult"];
                 };
             };
             400: components["responses"]["400"];
@@ -10798,6 +13428,107 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ChainDetail"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    chains_expand: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ChainsExpandBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ExpandedChain"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    chains_links: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ChainsLinksBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LinkAnswers"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    chains_palette: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Palette"];
                 };
             };
             400: components["responses"]["400"];
@@ -10952,6 +13683,45 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["DeletedChain"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    chains_diff: {
+        parameters: {
+            query: {
+                /** @description Revision. */
+                before: number;
+                /** @description Revision; default: the newest. */
+                after?: number;
+            };
+            header?: never;
+            path: {
+                /** @description Id of a stored chain, or its name where only one has it. */
+                chain: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RevisionDiff"];
                 };
             };
             400: components["responses"]["400"];
@@ -11270,6 +14040,40 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    dashboard: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DashboardLink"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     data_preview: {
         parameters: {
             query: {
@@ -11487,6 +14291,82 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    evaluations_list: {
+        parameters: {
+            query?: {
+                /** @description Id of a run or of its job, or enough of its beginning. */
+                run?: string;
+                /** @description Only this tenant's. */
+                tenant?: string;
+                /** @description At most so many. */
+                limit?: number;
+                /** @description Continue after a page: its `next`. */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EvaluationList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    evaluations_show: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a run or of its job, or enough of its beginning. */
+                run: string;
+                /** @description Id of the evaluator. */
+                node: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Evaluation"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     export: {
         parameters: {
             query?: never;
@@ -11579,6 +14459,91 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["GpuList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    graph_entities: {
+        parameters: {
+            query?: {
+                /** @description Only names that contain this. */
+                text?: string;
+                /** @description Only this kind: person, company, project, account, location. */
+                kind?: string;
+                /** @description Only this tenant's. */
+                tenant?: string;
+                /** @description At most so many. */
+                limit?: number;
+                /** @description So many are left out at the beginning. */
+                offset?: number;
+                /** @description A graph server or file:// address; default: this home's. */
+                graph?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EntityList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    graph_neighbors: {
+        parameters: {
+            query?: {
+                /** @description Only this tenant's. */
+                tenant?: string;
+                /** @description At most so many relations, and as many documents. */
+                limit?: number;
+                /** @description A graph server or file:// address; default: this home's. */
+                graph?: string;
+            };
+            header?: never;
+            path: {
+                /** @description Key of an entity. */
+                key: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Neighbors"];
                 };
             };
             400: components["responses"]["400"];
@@ -11908,6 +14873,43 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    jobs_checkpoints: {
+        parameters: {
+            query?: {
+                /** @description Only this trainer's. */
+                node?: string;
+            };
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CheckpointList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     jobs_logs: {
         parameters: {
             query?: {
@@ -11963,6 +14965,8 @@ export interface operations {
                 max_points?: number;
                 /** @description Only from this step on. */
                 since_step?: number;
+                /** @description Only up to this step. */
+                until_step?: number;
                 /** @description Draw the curves instead of listing the steps. */
                 plot?: boolean;
             };
@@ -11983,6 +14987,76 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["JobMetrics"];
                     "text/event-stream": string;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_nodes: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunNodes"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_node: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+                /** @description Id of the node. */
+                node: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NodeDetail"];
                 };
             };
             400: components["responses"]["400"];
@@ -12065,6 +15139,126 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Job"] | components["schemas"]["RunResult"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_retry: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["JobsRetryBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunResult"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_samples: {
+        parameters: {
+            query?: {
+                /** @description Only this trainer's. */
+                node?: string;
+                /** @description Only of this step. */
+                step?: number;
+                /** @description At most so many evaluations, the newest first. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobSamples"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_verify: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["JobsVerifyBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["VerifiedCheckpoints"];
                 };
             };
             400: components["responses"]["400"];
@@ -12177,6 +15371,79 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["NightStatus"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    nightly_list: {
+        parameters: {
+            query?: {
+                /** @description Only this tenant's. */
+                tenant?: string;
+                /** @description At most so many. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NightList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    nightly_show: {
+        parameters: {
+            query?: {
+                /** @description Whose night it is; default: this home's tenant. */
+                tenant?: string;
+            };
+            header?: never;
+            path: {
+                /** @description Its name: a date. */
+                night: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NightDetail"];
                 };
             };
             400: components["responses"]["400"];
@@ -12493,7 +15760,7 @@ export interface operations {
     schema: {
         parameters: {
             query?: {
-                /** @description chain, a node's type, job, night or settings; default: list the names. */
+                /** @description chain, a node's type, a template, job, night or settings; default: list the names. */
                 name?: string;
             };
             header?: never;
@@ -12509,6 +15776,149 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ShownSchema"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_list: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingScriptList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_draft: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScriptsDraftBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScriptDraft"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_show: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Name of a training script of this home, or built-in. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingScriptText"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    scripts_save: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The ETag of what is changed. */
+                "If-Match"?: string;
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Name of a training script of this home, or built-in. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ScriptsSaveBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingScriptText"];
                 };
             };
             400: components["responses"]["400"];
@@ -13140,6 +16550,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Operated"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    settings: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MachineSettingList"];
                 };
             };
             400: components["responses"]["400"];

@@ -47,7 +47,7 @@ export interface NodeData extends Record<string, unknown> {
 export type FlowNode = Node<NodeData, "chain">;
 export type Place = { x: number; y: number };
 
-export const NODE_WIDTH = 190;
+export const NODE_WIDTH = 164;
 const ROW_HEIGHT = 22;
 const HEAD_HEIGHT = 62;
 const DATASETS = ["sft", "preference", "labelled", "text"];
@@ -192,7 +192,7 @@ export function layOut(
   nodes: readonly { id: string; needs: readonly string[]; takes: number; makes: number }[],
 ): Record<string, Place> {
   const graph = new dagre.graphlib.Graph();
-  graph.setGraph({ rankdir: "LR", nodesep: 36, ranksep: 50 });
+  graph.setGraph({ rankdir: "LR", nodesep: 36, ranksep: 40 });
   graph.setDefaultEdgeLabel(() => ({}));
   const known = new Set(nodes.map((node) => node.id));
   for (const node of nodes) graph.setNode(node.id, { width: NODE_WIDTH, height: heightOf(node) });

@@ -38,7 +38,7 @@ export function Interval({ value, scale }: { value: IntervalValue; scale?: numbe
   const x = (at: number) => WIDTH / 2 + (Math.max(-1, Math.min(1, at / most)) * (WIDTH - 8)) / 2;
   return (
     <span className={`interval interval-${verdict}`}>
-      <span className="numeric">{intervalText(value)}</span>{" "}
+      <span className="range-text">{intervalText(value)}</span>{" "}
       <svg width={WIDTH} height={HEIGHT} aria-hidden="true" focusable="false">
         <line x1={WIDTH / 2} x2={WIDTH / 2} y1="0" y2={HEIGHT} className="zero" />
         <line x1={x(low)} x2={x(high)} y1={HEIGHT / 2} y2={HEIGHT / 2} className="range" />

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
-from trainyard.api.access.authentication import FORGERY_HEADER
+from trainyard.api.access.authentication import FORGERY_HEADER, Authenticator
 from trainyard.api.access.entrance import MAX_HEADER_BYTES
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
@@ -20,7 +21,10 @@ from trainyard.api.requests.callers.audit import AuditInput
 from trainyard.api.rest.bodies import MAX_BODY_BYTES
 from trainyard.api.rest.service import guarded_app
 from trainyard.api.verbs.callers.audit import list_audit, verify_audit
+from trainyard.api.verbs.serving.dashboard import link_to, show_dashboard
+from trainyard.errors import Unavailable
 from trainyard.settings import load_settings, settings
+from trainyard.stores.access.logins import CODE_S, OWN_STRING, LoginFile
 from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.auth_string import keep_auth
 
@@ -146,6 +150,21 @@ def test_a_browser_logs_in_works_and_logs_out(service: Service) -> None:
     service.cookies = kept
     assert service.ask("GET", TOKENS).status_code == 401
     assert [one[1] for one in entries()] == ["logout", "tokens revoke", "login"]
+
+
+def test_a_link_logs_one_browser_in_once(service: Service, home: Path) -> None:
+    with pytest.raises(Unavailable, match="E-SERVER-UNREACHABLE: The dashboard is not running"):
+        show_dashboard(Nothing(), Context(settings()))
+    cookie_name = Authenticator(settings()).cookie_name
+    code = link_to("http://127.0.0.1:8898", settings()).partition("#login=")[2]
+    assert service.ask("GET", TOKENS, headers={"cookie": f"{cookie_name}={code}"}).status_code == 401
+    assert service.ask("POST", "/api/v1/login", json={"token": code}).json()["scope"] == "admin"
+    assert service.ask("GET", TOKENS).status_code == 200
+    again = service.ask("POST", "/api/v1/login", json={"token": code})
+    assert (again.status_code, again.json()["code"]) == (401, "E-AUTH")
+    assert code not in (home / "access" / "logins.json").read_text()
+    late = LoginFile(home).offer_code(OWN_STRING, now=time.time() - CODE_S - 1)
+    assert service.ask("POST", "/api/v1/login", json={"token": late}).status_code == 401
 
 
 def test_a_login_ends_with_its_token(service: Service, home: Path) -> None:

@@ -24,6 +24,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "job": JobSpec,
     "night": NightConfig,
     "settings": Settings,
+    **{name: template.model for name, template in TEMPLATES.items()},
 }
 """Name -> the model that reads it."""
 

@@ -10,12 +10,12 @@ from trainyard.api import planning
 from trainyard.api.access.reaching import refuse_whole_chain, require_template
 from trainyard.api.context import Context
 from trainyard.api.live.found import note_started
-from trainyard.api.records import REFRESH_TAG, RunResult
+from trainyard.api.records import REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.chains import missing_backend
 from trainyard.api.verbs.chains.tenancy import keep_to_tenant, require_free_tags
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.chain import ResolvedChain
 from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
 
@@ -58,13 +58,24 @@ def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunRe
         context.say(note)
     chain = planning.resolved(wanted.spec, settings)
     waits = missing_backend.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
-    tags = (*given.tags, *own_tags, *([REFRESH_TAG] if given.refresh else []), *tags_of(chain, context))
+    tags = (*given.tags, *own_tags, *refresh_tags(given, chain), *tags_of(chain, context))
     watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:8]}"
     started: RunResult = watching.start_run(
         wanted.deployment, wanted.parameters,
         settings=settings, tags=tags, waits=waits, called=called, key=key_of(context),
     )  # fmt: skip
     return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
+
+
+def refresh_tags(given: RunInput, chain: ResolvedChain) -> list[str]:
+    """The tags by which a run makes finished results again. Raises `NotFound` (`E-PARAMETER`) for an unknown node."""
+    node = given.refresh_from
+    if node is not None and node not in chain.by_id:
+        raise NotFound(
+            f"The chain {chain.name} has no node {node!r}.", why=f"It has: {', '.join(chain.order)}.",
+            do="Name one of them.", code="E-PARAMETER",
+        )  # fmt: skip
+    return [*([REFRESH_TAG] if given.refresh else []), *([f"{REFRESH_FROM}{node}"] if node else [])]
 
 
 def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
@@ -83,7 +94,7 @@ def key_of(context: Context) -> str:
 
 def continued(given: RunInput, context: Context) -> RunResult:
     """An ended run, started again."""
-    if given.parameters or given.preset or given.refresh or given.tags:
+    if given.parameters or given.preset or given.refresh or given.refresh_from or given.tags:
         raise InvalidInput(
             "A run that is continued takes no parameters, preset, tags or refresh.",
             why="It continues with those that it was started with.",

@@ -103,7 +103,7 @@ export default function ChainsPage() {
                   <p>{one.description}</p>
                   <p className="quiet">{one.nodes.join(" → ")}</p>
                   <div className="actions">
-                    <Link href={`/chains/new?template=${one.name}`}>Open {one.name} in the editor</Link>
+                    <Link href={`/chains/templates/${one.name}`}>Use {one.name}</Link>
                   </div>
                 </article>
               ))}

@@ -60,7 +60,7 @@ export default function StoredChainPage({ chain }: { chain: string }) {
     >
       <Queried query={stored}>
         {(found) => (
-          <>
+          <div className="stack">
             <Section title="Newest revision">
               <Facts
                 facts={[
@@ -77,7 +77,7 @@ export default function StoredChainPage({ chain }: { chain: string }) {
             </Section>
             <Runs chain={chain} />
             <Revisions stored={found} />
-          </>
+          </div>
         )}
       </Queried>
     </Page>

@@ -43,7 +43,7 @@ function Gate({ one }: { one: Evaluation }) {
         {gate.better ? "the candidate may replace its baseline." : "the candidate is not deployed."}
       </p>
       <Lines title="Why not" lines={gate.reasons} />
-      <Lines title="In order" lines={gate.passed} />
+      <Lines title="Looked at, and in order" lines={gate.passed} />
       <Lines title="Cautions" lines={gate.cautions} />
       <Lines title="Notes" lines={one.notes} />
       <Facts
@@ -75,7 +75,7 @@ function Versions({ names }: { names: readonly string[] }) {
 function Lines({ title, lines = [] }: { title: string; lines?: readonly string[] }) {
   if (lines.length === 0) return null;
   return (
-    <div>
+    <div className="lines">
       <h3>{title}</h3>
       <ul>
         {lines.map((line) => (

@@ -199,14 +199,24 @@ function Picture({ one, onKey }: { one: Neighbors; onKey: (key: string) => void 
   });
   return (
     <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} className="neighbors" aria-hidden="true" focusable="false">
-      {places.map(([x, y], index) => (
-        <g key={index}>
-          <line x1={cx} y1={cy} x2={x} y2={y} />
-          <text x={(cx + x) / 2} y={(cy + y) / 2} textAnchor="middle">
-            {shown[index].direction === "out" ? `${words(shown[index].kind)} →` : `← ${words(shown[index].kind)}`}
-          </text>
-        </g>
-      ))}
+      <defs>
+        <marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto">
+          <path d="M 0 0 L 10 5 L 0 10 z" />
+        </marker>
+      </defs>
+      {places.map(([x, y], index) => {
+        const [near, far] = [between([cx, cy], [x, y], 0.1), between([cx, cy], [x, y], 0.95)];
+        const [from, to] = shown[index].direction === "out" ? [near, far] : [far, near];
+        const [tx, ty] = between([cx, cy], [x, y], 0.66);
+        return (
+          <g key={index}>
+            <line x1={from[0]} y1={from[1]} x2={to[0]} y2={to[1]} markerEnd="url(#arrow)" />
+            <text x={tx} y={ty - 4} textAnchor="middle" className="relation">
+              {words(shown[index].kind)}
+            </text>
+          </g>
+        );
+      })}
       {places.map(([x, y], index) => (
         <g key={index} onClick={() => onKey(shown[index].entity.key)} cursor="pointer">
           <circle cx={x} cy={y} r="9" />
@@ -222,5 +232,13 @@ function Picture({ one, onKey }: { one: Neighbors; onKey: (key: string) => void 
     </svg>
   );
 }
+
+type Point = readonly [number, number];
+
+/** The point at a share of the way from one point to another. */
+const between = (from: Point, to: Point, share: number): Point => [
+  from[0] + (to[0] - from[0]) * share,
+  from[1] + (to[1] - from[1]) * share,
+];
 
 const short = (name: string): string => (name.length > 28 ? `${name.slice(0, 27)}…` : name);

@@ -97,7 +97,11 @@ function LiveAdapters() {
               caption="Live adapters"
               rows={live}
               rowKey={(row) => String(row.name)}
-              columns={[{ title: "Version", cell: (row) => <Link href="/adapters">{String(row.name)}</Link> }]}
+              columns={[
+                { title: "Version", cell: (row) => <Link href="/adapters">{String(row.name)}</Link> },
+                { title: "Base", cell: (row) => String(row.base ?? "") },
+                { title: "Evaluated", cell: (row) => (row.evaluated ? "yes" : "no") },
+              ]}
             />
           );
         }}

@@ -180,7 +180,7 @@ export function Canvas({ store, nodes, version, selection, onSelect, onAdd, read
     const type = event.dataTransfer.getData(DRAGGED_TYPE);
     if (!type) return;
     event.preventDefault();
-    onAdd(type, flow.screenToFlowPosition({ x: event.clientX - 95, y: event.clientY - 30 }));
+    onAdd(type, flow.screenToFlowPosition({ x: event.clientX - 80, y: event.clientY - 30 }));
   };
 
   return (
@@ -204,6 +204,7 @@ export function Canvas({ store, nodes, version, selection, onSelect, onAdd, read
         nodesConnectable={!readOnly}
         deleteKeyCode={readOnly ? null : DELETE_KEYS}
         connectionRadius={40}
+        selectNodesOnDrag={false}
         minZoom={0.1}
         onlyRenderVisibleElements={false}
         proOptions={HIDE}

@@ -2,12 +2,14 @@
 
 import { useQuery } from "@tanstack/react-query";
 import { useEffect, useId, useState } from "react";
-import { Link } from "wouter";
+import type { ProblemReason } from "../../../api/client";
 import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
+import { SchemaForm } from "../../../components/form";
+import type { JsonSchema } from "../../../components/schema";
 import { NodeResult } from "../node_result";
+import { Reasons } from "../reasons";
 import { configured, linked, renamed, unlinked, without, type DraftNode, type DraftStore } from "./draft";
-import { askLinks, reasonsOf, type CheckReason } from "./server";
-import { Settings, type Schema } from "./settings";
+import { askLinks, reasonsOf } from "./server";
 
 interface InspectorProps {
   store: DraftStore;
@@ -15,36 +17,52 @@ interface InspectorProps {
   expanded: ExpandedChain | undefined;
   palette: Palette;
   run: string;
+  onRunFrom: (node: string) => void;
+  isStarting: boolean;
   onSelect: (ids: ReadonlySet<string>) => void;
   readOnly: boolean;
 }
 
-export function Inspector({ store, node, expanded, palette, run, onSelect, readOnly }: InspectorProps) {
+export function Inspector({
+  store,
+  node,
+  expanded,
+  palette,
+  run,
+  onRunFrom,
+  isStarting,
+  onSelect,
+  readOnly,
+}: InspectorProps) {
   const entry = palette.nodes.find((one) => one.type === node.type);
-  const schema = entry?.settings as Schema | undefined;
+  const schema = entry?.settings as JsonSchema | undefined;
   const reasons = reasonsOf(expanded).filter((one) => one.node === node.id);
-  const problems = reasons.map((one) => ({ ...one, field: one.field.replace(/^config\.?/, "") }));
+  const problems = reasons as unknown as ProblemReason[];
   const elsewhere = reasons.filter((one) => !one.field.startsWith("config."));
   return (
     <>
       <h2>{node.id}</h2>
       <p className="quiet">{entry?.text ?? `${node.type} is not a type of node.`}</p>
       {run && <NodeResult run={run} node={node.id} />}
+      {run && !readOnly && (
+        <button type="button" onClick={() => onRunFrom(node.id)} disabled={isStarting} aria-busy={isStarting}>
+          Run again from here
+        </button>
+      )}
       {elsewhere.length > 0 && <Reasons reasons={elsewhere} />}
       <IdField key={node.id} store={store} node={node} onSelect={onSelect} readOnly={readOnly} />
       <Links store={store} node={node} readOnly={readOnly} />
       {schema && (
         <section aria-label={`Settings of ${node.id}`}>
           <h3>Settings</h3>
-          <Settings
-            root={schema}
+          <SchemaForm
             schema={schema}
             value={node.config}
             onChange={(config) =>
               store.changeNodes(`config ${node.id}`, configured(store.get().draft.nodes, node.id, config))
             }
             problems={problems}
-            disabled={readOnly}
+            prefix="config"
           />
         </section>
       )}
@@ -60,30 +78,7 @@ export function Inspector({ store, node, expanded, palette, run, onSelect, readO
           Delete {node.id}
         </button>
       )}
-      <p>
-        <Link href="/chains">Chains</Link>
-      </p>
     </>
-  );
-}
-
-export function Reasons({ reasons, onSelect }: { reasons: readonly CheckReason[]; onSelect?: (node: string) => void }) {
-  return (
-    <ul className="reasons">
-      {reasons.map((one, index) => (
-        <li key={index} className="wrong">
-          {one.node && onSelect ? (
-            <button type="button" onClick={() => onSelect(one.node!)}>
-              {one.node}
-            </button>
-          ) : (
-            one.node
-          )}
-          {one.node && ": "}
-          {one.field && <code>{one.field}</code>} {one.because} {one.instead} <code>{one.code}</code>
-        </li>
-      ))}
-    </ul>
   );
 }
 

@@ -1,0 +1,69 @@
+"""The committed build of the dashboard is what its sources and its lockfile make, and it is small."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_budgets import REPOSITORY
+
+WEB, BUILD = REPOSITORY / "web", REPOSITORY / "trainyard" / "api" / "web"
+BUDGET_BYTES = 400_000
+"""Of everything that a browser could load, compressed."""
+
+
+def test_the_bundle_is_small() -> None:
+    sizes = {path.name: len(gzip.compress(path.read_bytes())) for path in BUILD.glob("assets/*")}
+    assert sum(sizes.values()) <= BUDGET_BYTES, sizes
+
+
+def test_no_text_is_html_and_no_code_is_text() -> None:
+    """In our sources; the content security policy refuses the same in what they are built from."""
+    forbidden = ("dangerouslySetInnerHTML", "innerHTML", "eval(", "new Function", "<style", "document.write")
+    sources = [path for path in (WEB / "src").rglob("*.ts*") if path.name != "schema.d.ts"]
+    assert sources
+    found = {path.name: word for path in sources for word in forbidden if word in path.read_text(encoding="utf-8")}
+    assert not found
+
+
+@pytest.fixture(scope="module")
+def node_programs() -> Path:
+    """The programs of the dashboard's packages, as `npm ci` installs them from the lockfile."""
+    folder = WEB / "node_modules" / ".bin"
+    if shutil.which("node") is None or not folder.is_dir():
+        pytest.skip("node and web/node_modules are not here: `cd web && npm ci`")
+    return folder
+
+
+def test_the_packages_are_those_of_the_lockfile(node_programs: Path) -> None:
+    locked = json.loads((WEB / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    wanted = json.loads((WEB / "package.json").read_text(encoding="utf-8"))
+    for name, version in (wanted["dependencies"] | wanted["devDependencies"]).items():
+        installed = json.loads((WEB / "node_modules" / name / "package.json").read_text(encoding="utf-8"))
+        assert installed["version"] == locked[f"node_modules/{name}"]["version"] == version, name
+
+
+def test_the_build_is_that_of_its_sources(node_programs: Path, tmp_path: Path) -> None:
+    argv = [str(node_programs / "vite"), "build", "--outDir", str(tmp_path / "build"), "--emptyOutDir"]
+    subprocess.run(argv, cwd=WEB, check=True, capture_output=True)
+    built, committed = files_below(tmp_path / "build"), files_below(BUILD)
+    assert sorted(built) == sorted(committed)
+    assert not [name for name in built if built[name] != committed[name]]
+
+
+def test_the_types_are_those_of_the_api(node_programs: Path, tmp_path: Path) -> None:
+    document, types = tmp_path / "openapi.json", tmp_path / "schema.d.ts"
+    subprocess.run([sys.executable, "-m", "docs.generator.openapi", str(document)], cwd=REPOSITORY, check=True)
+    argv = [str(node_programs / "openapi-typescript"), str(document), "-o", str(types)]
+    subprocess.run([*argv, "--root-types", "--root-types-no-schema-prefix"], cwd=WEB, check=True, capture_output=True)
+    assert types.read_text(encoding="utf-8") == (WEB / "src" / "api" / "schema.d.ts").read_text(encoding="utf-8")
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

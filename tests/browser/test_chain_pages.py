@@ -1,0 +1,307 @@
+"""Chains in the dashboard: built by dragging, refused, fixed, stored, run, and shown while they run."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.dashboard import Audit, DashboardService, PageWatch, open_page
+
+pytestmark = [pytest.mark.browser]
+
+TYPES = ("data_source", "ai_generator", "validator", "trainer", "evaluator", "deployer")
+LINKS = (
+    ("data-source", "documents", "ai-generator"), ("ai-generator", "sft", "validator"),
+    ("validator", "sft", "trainer"), ("trainer", "adapter", "evaluator"), ("evaluator", "report", "deployer"),
+)  # fmt: skip
+"""The links of qa-pipeline."""
+REFUSAL = "A deployer publishes an adapter or a model, and it is offered documents."
+CHECKED_MS, RUN_MS = 20_000, 240_000
+DRAG_S, MEDIAN_FRAME_MS, LONGEST_TASK_MS = 3.0, 50.0, 200.0
+WIDE_LINES = 40
+NAMES = (
+    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{7*7}}", "javascript:alert(1)", "\u202etxt.exe",
+)  # fmt: skip
+
+
+@pytest.fixture
+def documents(service: DashboardService) -> Path:
+    """A folder of documents in the data root of the tenant."""
+    folder = service.stack.settings.home / "tenants" / "default" / "depot"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(24):
+        lines = [f"The depot {number} has {number + 3} tracks.", f"The crane {number} lifts {number + 10} tonnes."]
+        (folder / f"depot-{number}.md").write_text(f"# Depot {number}\n\n" + "\n\n".join(lines) + "\n")
+    return folder
+
+
+def node(page: Page, name: str) -> Locator:
+    return page.locator(f'.react-flow__node[data-id="{name}"]')
+
+
+def centre(found: Locator) -> tuple[float, float]:
+    box = found.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def drag_link(page: Page, source: str, port: str, target: str) -> None:
+    """Drag from a port to a node; the button stays down."""
+    handle = node(page, source).locator(f'.react-flow__handle.source[data-handleid="{port}"]')
+    handle.wait_for()
+    with page.expect_response("**/chains/links"):
+        page.mouse.move(*centre(handle))
+        page.mouse.down()
+        page.mouse.move(*centre(node(page, target)), steps=6)
+    page.mouse.move(*(value + 2 for value in centre(node(page, target))), steps=2)
+
+
+def status(page: Page) -> Locator:
+    return page.get_by_role("status", name="State of the draft")
+
+
+def wide_chain(lines: int) -> dict[str, Any]:
+    """Independent lines of five nodes each."""
+    nodes = []
+    for at in range(lines):
+        before = None
+        for kind in TYPES[:-1]:
+            config = {"path": "depot"} if kind == "data_source" else {}
+            name = f"line-{at}-{kind.replace('_', '-')}"
+            nodes.append({"id": name, "type": kind, "needs": [before] if before else [], "config": config})
+            before = name
+    return {"name": "wide", "nodes": nodes}
+
+
+@pytest.fixture
+def stored(service: DashboardService, documents: Path) -> dict[str, Any]:
+    """The chain of the template, stored."""
+    spec = service.post("chains/expand", {"target": "qa-pipeline", "parameters": {"documents": "depot"}})["spec"]
+    return service.post("chains", spec)
+
+
+@pytest.mark.timeout(600)  # it starts the stack, trains and evaluates
+def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: DashboardService, documents: Path) -> None:
+    open_page(page, "/chains/new", "New chain")
+    canvas = page.get_by_role("region", name="Canvas of the chain")
+    for at, kind in enumerate(TYPES):
+        place = {"x": 110 + (at % 3) * 260, "y": 110 + (at // 3) * 220}
+        page.get_by_role("button", name=f"+ {kind}").drag_to(canvas, target_position=place)  # type: ignore[arg-type]
+        expect(page.locator(".react-flow__node")).to_have_count(at + 1)
+
+    drag_link(page, "data-source", "documents", "deployer")
+    expect(page.locator(".link-hint")).to_contain_text(REFUSAL)  # while the button is down
+    page.mouse.up()
+    expect(page.get_by_text("The link is refused.")).to_be_visible()
+    expect(page.locator(".react-flow__edge")).to_have_count(0)
+
+    for link in LINKS:
+        drag_link(page, *link)
+        page.mouse.up()
+        expect(page.locator(f'.react-flow__edge[data-id="{link[0]}:{link[1]}->{link[2]}"]')).to_be_attached()
+
+    expect(status(page)).to_contain_text("1 problem", timeout=CHECKED_MS)
+    node(page, "data-source").click()
+    expect(page.get_by_label("Selected node")).to_contain_text("There is no file or folder 'documents'")
+    page.get_by_role("textbox", name="path", exact=False).first.fill("depot")
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    node(page, "ai-generator").click()
+    page.get_by_role("textbox", name="count").fill("48")
+    node(page, "trainer").click()
+    page.get_by_text("hyperparameters", exact=False).first.click()
+    page.get_by_role("textbox", name="max steps").fill("40")
+
+    page.get_by_role("button", name="Save and run").click()
+    expect(page).to_have_url(re.compile(r"\?run=."), timeout=CHECKED_MS)
+    expect(node(page, "data-source").locator(".node-completed")).to_be_visible(timeout=RUN_MS)
+    expect(status(page).locator(".state")).to_have_text(re.compile("completed|failed"), timeout=RUN_MS)
+    run = page.url.partition("?run=")[2]
+    states = {one["id"]: (one["state"], one["message"]) for one in service.get(f"jobs/{run}/nodes")["nodes"]}
+    for name, (state, message) in states.items():
+        assert state == "completed", f"{name}: {message}"
+        expect(node(page, name).locator(".node-completed")).to_be_visible()
+    node(page, "validator").click()
+    shown = page.get_by_role("region", name="validator in this run")
+    outputs = service.get(f"jobs/{run}/nodes/validator")["outputs"]
+    expect(shown).to_contain_text(f"sft: {outputs['sft']['rows']} rows")
+    expect(shown).to_contain_text(outputs["sft"]["sha256"][:12])
+    page.reload()
+    expect(node(page, "trainer").locator(".node-completed")).to_be_visible()
+    expect(status(page)).to_contain_text("revision 1")
+    page.get_by_role("link", name=run).click()
+    for name in states:
+        expect(node(page, name).locator(".node-completed")).to_be_visible()
+
+
+def test_an_unsaved_draft_survives_a_reload_and_undo_takes_it_back(page: Page, stored: dict[str, Any]) -> None:
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    node(page, "evaluator").click()
+    page.keyboard.press("Delete")
+    expect(node(page, "evaluator")).to_have_count(0)
+    page.reload()
+    expect(status(page)).to_contain_text("Unsaved changes of an earlier visit are shown")
+    expect(page.locator(".react-flow__node")).to_have_count(5)
+    page.get_by_role("button", name="Discard them").click()
+    expect(page.locator(".react-flow__node")).to_have_count(6)
+    page.locator('.react-flow__edge[data-id="trainer:adapter->evaluator"]').focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Delete")
+    expect(page.locator('.react-flow__edge[data-id="trainer:adapter->evaluator"]')).to_have_count(0)
+    expect(status(page)).to_contain_text("problem", timeout=CHECKED_MS)
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator('.react-flow__edge[data-id="trainer:adapter->evaluator"]')).to_be_attached()
+    node(page, "trainer").click()
+    page.keyboard.press("Control+c")
+    page.keyboard.press("Control+v")
+    expect(node(page, "trainer-2")).to_be_attached()
+    page.keyboard.press("Control+z")
+    expect(node(page, "trainer-2")).to_have_count(0)
+    page.keyboard.press("Control+y")
+    expect(node(page, "trainer-2")).to_be_attached()
+
+
+def test_a_chain_is_built_with_the_keyboard_alone(page: Page, documents: Path) -> None:
+    open_page(page, "/chains/new", "New chain")
+    for kind in ("data_source", "ai_generator"):
+        page.get_by_role("button", name=f"+ {kind}").focus()
+        page.keyboard.press("Enter")
+    node(page, "data-source").focus()
+    page.keyboard.press("Enter")
+    links = page.get_by_role("region", name="Links of data-source")
+    links.get_by_label("Link to").select_option("documents to ai-generator")
+    expect(links).to_contain_text("to ai-generator")
+    expect(page.locator(".react-flow__edge.link-documents")).to_have_count(1)
+
+
+def test_the_yaml_is_what_the_command_line_takes(
+    page: Page, service: DashboardService, stored: dict[str, Any], watch: PageWatch
+) -> None:
+    watch.expect("status of 422")
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    page.get_by_role("button", name="YAML").click()
+    box = page.get_by_label("A chain, a job or the call of a template")
+    text = box.input_value()
+    assert yaml.safe_load(text) == stored["body"]
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download qa-pipeline.yaml").click()
+    file = service.stack.work / "downloaded.yaml"
+    download.value.save_as(file)
+    assert file.read_text() == text
+    (checked,) = service.stack.json("check", str(file))["files"]
+    assert (checked["ok"], checked["digest"]) == (True, stored["digest"])
+    box.fill("nodes: [{type: data_source, config: {path: depot}}")
+    page.get_by_role("button", name="Put it on the canvas").click()
+    expect(page.get_by_role("alert")).to_contain_text("E-SPEC-SYNTAX")
+    box.fill("nodes: [{type: data_source, config: {path: depot}}]")
+    page.get_by_role("button", name="Put it on the canvas").click()
+    expect(page.locator(".react-flow__node")).to_have_count(1)
+
+
+def test_another_writer_is_not_overwritten(
+    page: Page, service: DashboardService, stored: dict[str, Any], watch: PageWatch
+) -> None:
+    watch.expect("status of 409")
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    page.get_by_label("Description").fill("of mine")
+    others = {**stored["body"], "description": "of another"}
+    headers = {"authorization": f"Bearer {service.token}", "if-match": f'"{stored["etag"]}"'}
+    answer = httpx.put(f"{service.url}/api/v1/chains/{stored['id']}", json=others, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    page.reload()  # a draft of an earlier visit was made from the earlier revision
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("description: None -> 'of another'")
+    page.get_by_role("button", name="Store mine as revision 3").click()
+    expect(status(page)).to_contain_text("revision 3")
+    open_page(page, f"/chains/{stored['id']}", f"Chain {stored['name']}")
+    difference = page.get_by_role("table", name="Settings that differ between revision 2 and 3")
+    expect(difference).to_contain_text("of another")
+    expect(difference).to_contain_text("of mine")
+
+
+def test_two_hundred_nodes_are_dragged_smoothly(page: Page, service: DashboardService, documents: Path) -> None:
+    found = service.post("chains", wide_chain(WIDE_LINES))
+    open_page(page, f"/chains/{found['id']}/edit", "wide")
+    expect(page.locator(".react-flow__node")).to_have_count(5 * WIDE_LINES)
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    page.wait_for_timeout(1000)  # the layout and the first fit of the view
+    page.evaluate(
+        """() => {
+          window.frames = []; window.tasks = [];
+          let last = performance.now();
+          const tick = (now) => { window.frames.push(now - last); last = now; requestAnimationFrame(tick); };
+          requestAnimationFrame(tick);
+          new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((one) => one.duration)))
+            .observe({ entryTypes: ['longtask'] });
+        }"""
+    )
+    x, y = centre(node(page, "line-3-trainer").locator(".chain-node-head"))
+    before = node(page, "line-3-trainer").bounding_box()
+    page.mouse.move(x, y)
+    page.mouse.down()
+    ends, step = time.monotonic() + DRAG_S, 0
+    while time.monotonic() < ends:
+        step += 1
+        page.mouse.move(x + (step % 60) * 4 + 3, y + (step % 40) * 3)
+    frames, tasks = page.evaluate("[window.frames, window.tasks]")
+    page.mouse.up()
+    assert node(page, "line-3-trainer").bounding_box() != before
+    assert statistics.median(frames) <= MEDIAN_FRAME_MS, sorted(frames)[-10:]
+    assert max(tasks, default=0.0) <= LONGEST_TASK_MS, sorted(tasks)[-10:]
+
+
+@pytest.mark.parametrize("path", ["/chains", "/chains/templates/qa-pipeline", "/chains/{id}", "/chains/{id}/edit"])
+def test_the_pages_of_chains_are_accessible(page: Page, axe: Audit, stored: dict[str, Any], path: str) -> None:
+    page.goto(f"/dashboard{path.format(**stored)}")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    expect(page.locator(".loading")).to_have_count(0)
+    if path.endswith("edit"):
+        node(page, "trainer").click()
+        expect(page.get_by_role("region", name="Settings of trainer")).to_be_visible()
+    axe(page)
+
+
+def test_a_template_is_filled_in_and_opened_in_the_editor(page: Page, documents: Path) -> None:
+    open_page(page, "/chains", "Chains")
+    page.get_by_role("link", name="Use qa-pipeline").click()
+    expect(page.get_by_role("heading", level=1, name="Template qa-pipeline")).to_be_visible()
+    expect(page.get_by_role("button", name="Run qa-pipeline")).to_be_disabled()
+    page.get_by_role("textbox", name="documents").fill("depot")
+    expect(page.get_by_text("would run here")).to_be_visible(timeout=CHECKED_MS)
+    expect(page.get_by_role("button", name="Run qa-pipeline")).to_be_enabled()
+    page.get_by_role("button", name="Open in the editor").click()
+    expect(page.locator(".react-flow__node")).to_have_count(6)
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+
+
+def test_the_numbers_of_the_chains_are_those_of_the_api(page: Page, service: DashboardService, stored: Any) -> None:
+    open_page(page, "/chains", "Chains")
+    for one in service.get("chains", limit=50)["chains"]:
+        row = page.get_by_role("row").filter(has=page.locator(f'a[href="/dashboard/chains/{one["id"]}"]'))
+        cells = row.get_by_role("cell").all_inner_texts()
+        assert cells[:6] == [one["name"], one["description"], str(one["nodes"]), str(one["revision"]), one["tenant"],
+                             one["author"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_texts_of_a_chain_are_texts(page: Page, service: DashboardService, documents: Path, text: str) -> None:
+    page.add_init_script("window.executed = 0; window.alert = () => { window.executed += 1; };")
+    spec = wide_chain(1)
+    spec["nodes"][3]["config"] = {"base_model": text}
+    found = service.post("chains", {**spec, "description": text})
+    open_page(page, "/chains", "Chains")
+    expect(page.get_by_role("cell", name=text, exact=True).first).to_be_visible()
+    open_page(page, f"/chains/{found['id']}/edit", "wide")
+    expect(page.get_by_label("Description")).to_have_value(text)
+    expect(page.get_by_role("region", name="Problems")).to_be_visible(timeout=CHECKED_MS)
+    assert page.evaluate("window.executed") == 0

@@ -1,0 +1,142 @@
+"""Sweeps as a study has them, and scripts where they may be written: a service without other processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.api_process import serving
+from tests.browser.dashboard import Audit, PageWatch, open_page
+from trainyard.api.context import Context
+from trainyard.api.requests.sweeps import SweepInput
+from trainyard.api.verbs.sweeps.build import build_sweep
+from trainyard.api.verbs.sweeps.show import SweepReport, report_of
+from trainyard.settings import Settings, load_settings
+from trainyard.stores.access.tokens import TokenFile
+from trainyard.sweeps.folder import SweepRecord, sweep_folder, write_record
+from trainyard.sweeps.study import SweepStudy
+
+pytestmark = [pytest.mark.browser]
+
+CHAIN = """
+name: guide
+nodes:
+- {type: data_source, config: {path: data.jsonl}}
+- {type: trainer, config: {hyperparameters: {max_steps: 36}}}
+"""
+VALUES = (2.5, 1.25, 3.75)
+"""Metric of each trial at its first rung; the second is the best."""
+WITHOUT_PREFECT = ("503", "Failed to load resource")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lone") / "home"
+
+
+@pytest.fixture(scope="module")
+def settings(home: Path) -> Settings:
+    return load_settings(home=home, working_folder=home.parent, min_free_mb=0)
+
+
+@pytest.fixture(scope="module")
+def sweep(settings: Settings) -> SweepReport:
+    """A sweep of three trials, of which one has finished."""
+    folder = settings.working_folder
+    (folder / "data.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 40)
+    (folder / "chain.yaml").write_text(CHAIN)
+    given = {"file": str(folder / "chain.yaml"), "parameters": {"trainer": {"learning_rate": "loguniform(1e-5, 1e-3)"}}}
+    spec = build_sweep(SweepInput.model_validate({**given, "name": "guide"}), Context(settings, lambda _: None))
+    record = SweepRecord(spec=spec, created=1.0)
+    write_record(settings, record)
+    study = SweepStudy(sweep_folder(settings, spec.name), spec)
+    first, *_ = spec.levels
+    for value in VALUES:
+        study.pause(study.add(first).number, first, value)
+    study.complete(VALUES.index(min(VALUES)), 36, min(VALUES) / 2)
+    return report_of(record, settings)
+
+
+@pytest.fixture(scope="module")
+def address(home: Path, sweep: SweepReport) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("TRAINYARD_", "PREFECT_"))]:
+            patch.delenv(name)
+        patch.setenv("TRAINYARD_HOME", str(home))
+        patch.setenv("TRAINYARD_ALLOW_SCRIPTS", "true")
+        patch.setenv("TRAINYARD_API_EDIT_SCRIPTS", "true")
+        with serving() as port:
+            yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def lone_page(browser: Browser, address: str, home: Path) -> Iterator[Page]:
+    """A page of an admin at this service."""
+    watch, tokens = PageWatch(address, expected=[*WITHOUT_PREFECT]), TokenFile(home)
+    name = f"visitor-{len(tokens.list())}"
+    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
+    assert context.request.post("/api/v1/login", data={"token": tokens.create(name, "admin", "", 1)}).ok
+    page = context.new_page()
+    watch.watch(page)
+    yield page
+    context.close()
+    assert watch.problems == []
+
+
+def test_a_sweep_is_rests(lone_page: Page, sweep: SweepReport, axe: Audit) -> None:
+    open_page(lone_page, "/sweeps", "Sweeps")
+    row = lone_page.get_by_role("row").filter(has=lone_page.get_by_role("link", name="guide"))
+    expect(row).to_contain_text(f"3 of {sweep.num_trials}")
+    row.get_by_role("link").click()
+    expect(lone_page.get_by_role("heading", level=1, name="Sweep guide")).to_be_visible()
+    rows = lone_page.get_by_role("table", name="Trials, the best first").locator("tbody tr")
+    expect(rows).to_have_count(len(sweep.trials))
+    cells = [row.locator("td").all_inner_texts() for row in rows.all()]
+    assert sweep.best is not None
+    assert cells[0][0] == f"{sweep.best.number}, best"
+    assert float(cells[0][-2]) == pytest.approx(sweep.best.value)
+    by_number = {int(row[0].partition(",")[0]): row for row in cells}
+    for trial in sweep.trials:
+        shown = by_number[trial.number]
+        assert trial.state.value in shown[1]
+        assert float(shown[2]) == pytest.approx(float(trial.params["trainer.learning_rate"]), rel=1e-3)
+        assert shown[3] == str(trial.steps)
+        assert shown[4] == ", ".join(f"{step}: {value:g}" for step, value in trial.found.items())
+    axe(lone_page)
+    lone_page.get_by_role("button", name="Show").click()
+    expect(lone_page.locator("pre")).to_contain_text("Best of 3 trials")
+
+
+def test_a_script_is_written_under_a_name(lone_page: Page, home: Path, axe: Audit) -> None:
+    open_page(lone_page, "/scripts", "Scripts")
+    text = lone_page.get_by_label("Text of the script")
+    save = lone_page.get_by_role("button", name="Save", exact=True)
+    text.fill("def :\n")
+    lone_page.get_by_label("Save as").fill("mine")
+    save.click()
+    expect(lone_page.get_by_role("alert")).to_contain_text("not valid Python")
+    text.fill("print('one')\n")
+    save.click()
+    expect(lone_page.get_by_role("button", name="mine")).to_be_visible()
+    assert (home / "script_templates" / "mine.py").read_text() == "print('one')\n"
+    axe(lone_page)
+
+
+def test_a_script_that_somebody_else_wrote_is_kept(lone_page: Page, home: Path) -> None:
+    path = home / "script_templates" / "theirs.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("print('before')\n")
+    open_page(lone_page, "/scripts", "Scripts")
+    lone_page.get_by_role("button", name="theirs").click()
+    text = lone_page.get_by_label("Text of the script")
+    expect(text).to_have_value("print('before')\n")
+    path.write_text("print('theirs')\n")
+    text.fill("print('mine')\n")
+    lone_page.get_by_role("button", name="Save", exact=True).click()
+    expect(lone_page.get_by_role("alert")).to_contain_text("was written meanwhile")
+    assert path.read_text() == "print('theirs')\n"
+    expect(text).to_have_value("print('mine')\n")

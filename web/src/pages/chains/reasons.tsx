@@ -1,0 +1,23 @@
+// Reasons against a chain, each with the node and the field that it is about.
+
+import type { CheckReason } from "./editor/server";
+
+export function Reasons({ reasons, onSelect }: { reasons: readonly CheckReason[]; onSelect?: (node: string) => void }) {
+  return (
+    <ul className="reasons">
+      {reasons.map((one, index) => (
+        <li key={index} className="wrong">
+          {one.node && onSelect ? (
+            <button type="button" onClick={() => onSelect(one.node!)}>
+              {one.node}
+            </button>
+          ) : (
+            one.node
+          )}
+          {one.node && ": "}
+          {one.field && <code>{one.field}</code>} {one.because} {one.instead} <code>{one.code}</code>
+        </li>
+      ))}
+    </ul>
+  );
+}
