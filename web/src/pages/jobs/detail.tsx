@@ -5,6 +5,7 @@ import { useLocation } from "wouter";
 import type { JobDetail } from "../../api/schema";
 import { useLogin } from "../../api/login";
 import { ActionButton } from "../../components/action";
+import { ExternalLink } from "../../components/external";
 import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
 import { Empty, Loading } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
@@ -131,7 +132,7 @@ function Summary({ job }: { job: JobDetail }) {
           ["Time", formatDuration(job.seconds)],
           ["Attempts", String(job.attempts)],
           ["Tags", job.tags.join(", ")],
-          ["Run", job.url ? <a href={job.url}>in Prefect</a> : job.run_id],
+          ["Run", job.url ? <ExternalLink url={job.url}>in Prefect</ExternalLink> : job.run_id],
         ]}
       />
     </Section>

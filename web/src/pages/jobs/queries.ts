@@ -1,5 +1,6 @@
 // What the pages of jobs ask the API, and what they change.
 
+import { useRef } from "react";
 import { keepPreviousData, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { client, dataOf } from "../../api/client";
 import type { Job, JobState } from "../../api/schema";
@@ -49,10 +50,16 @@ export const isOver = (state: string | undefined) => OVER.includes(state ?? "");
 /** Follow the state of a job; `over` opens the stream again after a resume. */
 export function useJobEvents(job: string, over: boolean): StreamState {
   const queries = useQueryClient();
-  return useEventStream(`/jobs/${encodeURIComponent(job)}#${over ? "over" : "live"}`, {
-    job: () => void queries.invalidateQueries({ queryKey: ["job", job] }),
-    end: () => void queries.invalidateQueries({ queryKey: ["job", job] }),
-  });
+  const state = useRef("");
+  const read = (now: { state: string }) => {
+    void queries.invalidateQueries({ queryKey: ["job", job] });
+    // What is read rarely, or not at all after the end, changes with the state: a pause writes a checkpoint.
+    if (now.state !== state.current) {
+      state.current = now.state;
+      for (const key of ["checkpoints", "samples"]) void queries.invalidateQueries({ queryKey: [key, job] });
+    }
+  };
+  return useEventStream(`/jobs/${encodeURIComponent(job)}#${over ? "over" : "live"}`, { job: read, end: read });
 }
 
 export type JobVerb = "pause" | "resume" | "cancel";

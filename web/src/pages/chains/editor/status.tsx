@@ -1,5 +1,6 @@
 // The line above the canvas: what is stored, whether the draft would run, how far its run is; and a refused save.
 
+import { ExternalLink } from "../../../components/external";
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";
 import { client, dataOf, Problem } from "../../../api/client";
@@ -71,11 +72,7 @@ export function StatusLine({
           Run <Link href={`/jobs/${run}`}>{run}</Link>
           {isOther && " (of another version of this chain)"}{" "}
           {runNodes && <StateBadge state={runNodes.state} detail={runNodes.detail} />}{" "}
-          {runNodes?.url && (
-            <a href={runNodes.url} target="_blank" rel="noreferrer">
-              Prefect
-            </a>
-          )}{" "}
+          {runNodes?.url && <ExternalLink url={runNodes.url}>Prefect</ExternalLink>}{" "}
           <button type="button" onClick={onCloseRun}>
             Hide the run
           </button>
