@@ -36,8 +36,8 @@ pytestmark = [pytest.mark.browser]
 RUN = "33333333-0000-4000-8000-000000000000"
 EVIL = "<img src=x onerror=alert(1)>"
 NIGHT = "2026-10-03"
-CHAT_MS = 90_000
-"""For an answer whose model server is started first."""
+SLOW_MS = 90_000
+"""For an answer whose model server is started first, and for what is read in child processes."""
 
 
 @dataclass
@@ -192,7 +192,7 @@ def test_base_and_adapter_answer_side_by_side(page: Page, axe: Audit, records: R
     page.get_by_label("Question").fill(EVIL)
     page.keyboard.press("Enter")
     turn = page.get_by_role("listitem")
-    expect(turn).to_have_count(1, timeout=CHAT_MS)
+    expect(turn).to_have_count(1, timeout=SLOW_MS)
     expect(turn).to_contain_text(EVIL)
     expect(turn).to_contain_text("Adapter: default/assistant/v1")
     asked = {"adapter": "default/assistant/v1", "question": EVIL, "max_tokens": 4}
@@ -205,7 +205,8 @@ def test_base_and_adapter_answer_side_by_side(page: Page, axe: Audit, records: R
 
 
 def test_a_night_and_the_graph_that_it_wrote(page: Page, axe: Audit, records: Records) -> None:
-    open_page(page, "/nights", "Nights")
+    page.goto("/dashboard/nights")
+    expect(page.locator(".loading")).to_have_count(0, timeout=SLOW_MS)  # corpora and graph are read in child processes
     counts = records.service.get("graph/stats")
     graph = page.get_by_role("region", name="What is in the graph")
     expect(graph.get_by_role("row", name="entities:").first).to_contain_text("1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import chain, count
 from pathlib import Path
 
@@ -251,7 +252,8 @@ def add(
 def show_corpora(given: requests.NightInput, context: Context) -> CorpusStatus:
     config = config_of(given.config, given.preset, context)
     corpora = corpora_of(config, context.settings)
-    with kept_service():
+    written = any(corpora.file(bucket.name).exists() for bucket in config.buckets)
+    with kept_service() if written else nullcontext():  # its process takes a second to start
         readings = [(bucket, corpora.read(bucket.name, bucket.method)) for bucket in config.in_order()]
     rows = (
         BucketStatus(

@@ -97,6 +97,7 @@ function Corpora() {
   const { tenant } = useLogin();
   const found = useQuery({
     queryKey: ["corpora"],
+    staleTime: 60_000, // they are read in a child process, which takes a second or more
     queryFn: () => dataOf(client.GET("/api/v1/corpus")),
     enabled: tenant === "",
   });
@@ -129,6 +130,7 @@ function Corpora() {
 function GraphCounts() {
   const found = useQuery({
     queryKey: ["graph", "stats"],
+    staleTime: 60_000, // opening the database takes a second
     queryFn: () => dataOf(client.GET("/api/v1/graph/stats")),
   });
   return (
