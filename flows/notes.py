@@ -1,4 +1,4 @@
-"""What a run shows in Prefect's pages: its tags, the plan as a table, one progress bar, one report."""
+"""What a run shows in Prefect's pages: its tags, its page in the dashboard, the plan, one progress bar, one report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 from prefect.artifacts import (
+    acreate_link_artifact,
     acreate_markdown_artifact,
     acreate_progress_artifact,
     acreate_table_artifact,
@@ -20,17 +21,19 @@ from prefect.runtime import flow_run
 from trainyard.api.records import NodeResult, NodeState, RunResult
 from trainyard.api.training_logs import draw_run
 from trainyard.compute.events import EventTail
+from trainyard.compute.services import find_service, record_path
 from trainyard.evals.curves import CURVES_FILE
+from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedChain
-from trainyard.stores.live.job_ids import TENANT_TAG, job_tags
+from trainyard.stores.live.job_ids import TENANT_TAG, job_tags, name_run
 
 MAX_REPORT_CHARS = 400_000
 """An artifact is one JSON value in the server's database; a longer report stays a file."""
 
 
 async def announce(chain: ResolvedChain) -> None:
-    """Tag the run and write its plan, while the first nodes are running already."""
+    """Tag the run, write its plan and the link to its page, while the first nodes are running already."""
     async with get_client() as client:
         tags = {tag for tag in flow_run.tags if not tag.startswith(TENANT_TAG)}
         tags |= {f"chain:{chain.name}", f"{TENANT_TAG}{chain.tenant}"}
@@ -38,6 +41,12 @@ async def announce(chain: ResolvedChain) -> None:
             tags = job_tags(flow_run.id, tags)
         await client.update_flow_run(UUID(flow_run.id), tags=sorted(tags))
     await acreate_table_artifact(plan_rows(chain), key=f"{chain.name}-plan", description=f"Plan of {flow_run.name}")
+    if (service := find_service(record_path(settings(), "api"))) is not None:
+        link = f"{service.url}/dashboard/jobs/{name_run(flow_run.id, tags)}"
+        await acreate_link_artifact(
+            link, link_text=f"{flow_run.name} in the dashboard", key=f"{chain.name}-dashboard",
+            description="Curves, log, nodes and results of the run.",
+        )  # fmt: skip
 
 
 def plan_rows(chain: ResolvedChain) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 """Write a picture of every page of the dashboard: `python -m docs.generator.screenshots [ADDRESS]`.
 
 It looks at the service of TRAINYARD_HOME (`trainyard demo` makes one with a run, a job and an adapter) in a Chromium
-of 1280 x 800, in light; at those of `DARK` in dark, at those of `NARROW` on a telephone, too. Look at them before a
+of 1280 x 760, in light; at those of `DARK` in dark, at those of `NARROW` on a telephone, too. Look at them before a
 commit.
 """
 
@@ -22,27 +22,35 @@ from trainyard.settings import load_settings
 from trainyard.stores.auth_string import read_auth
 
 FOLDER = Path(__file__).parents[1] / "images"
-SIZE, NARROW_SIZE = {"width": 1280, "height": 800}, {"width": 390, "height": 800}
-DARK, NARROW = ("overview", "job", "chain"), ("overview", "job")
+SIZE, NARROW_SIZE = {"width": 1280, "height": 760}, {"width": 390, "height": 800}
+DARK, NARROW = ("editor", "job"), ("overview", "job")
 SETTLE_MS = 1500
 """After the last answer: curves are drawn, the view of a graph has been fitted."""
 
 PAGES = {
     "overview": "", "jobs": "/jobs", "job": "/jobs/{job}", "new-job": "/jobs/new", "compare": "/jobs/compare?{pair}",
     "chains": "/chains", "chain": "/chains/{chain}", "editor": "/chains/{chain}/edit", "data": "/data",
-    "evaluations": "/evaluations", "adapters": "/adapters", "nights": "/nights", "backends": "/backends",
-    "gpus": "/gpus", "sweeps": "/sweeps", "scripts": "/scripts", "settings": "/settings",
+    "rows": "/data/{artifact}", "evaluations": "/evaluations", "evaluation": "/evaluations/{evaluation}",
+    "adapters": "/adapters", "adapter": "/adapters/{adapter}", "chat": "/adapters/{adapter}/chat", "nights": "/nights",
+    "graph": "/nights/graph", "backends": "/backends", "gpus": "/gpus", "sweeps": "/sweeps", "scripts": "/scripts",
+    "settings": "/settings",
 }  # fmt: skip
 """Name of a picture -> its page; what is in braces is looked up, and a page without it is left out."""
 
 
 def find_things(client: httpx.Client) -> dict[str, str]:
-    """The newest job that has completed, two to compare, and a stored chain."""
+    """The longest of the newest jobs, two to compare, and the newest of everything else that has a page."""
     jobs = client.get("jobs", params={"state": "completed"}).json()["jobs"]
-    chains = client.get("chains").json()["chains"]
-    found = {"job": jobs[0]["id"]} if jobs else {}
-    found |= {"pair": f"runs={jobs[0]['id']},{jobs[1]['id']}"} if len(jobs) > 1 else {}
-    return found | ({"chain": chains[0]["id"]} if chains else {})
+    jobs.sort(key=lambda job: -job["step"])
+    found = {"job": [job["id"] for job in jobs], "adapter": [], "chain": [], "artifact": [], "evaluation": []}
+    found["pair"] = ["&".join(f"job={job['id']}" for job in jobs[:2])] if len(jobs) > 1 else []
+    found["chain"] = [one["id"] for one in client.get("chains").json()["chains"]]
+    found["adapter"] = [one["name"] for one in client.get("adapters").json()["rows"]]
+    artifacts = client.get("artifacts").json()["artifacts"]
+    rows = [one for one in artifacts if one["node_type"] == "validator"] or artifacts
+    found["artifact"] = [f"{one['run_id']}/{one['node']}/{one['port']}" for one in rows]
+    found["evaluation"] = [f"{one['run_id']}/{one['node']}" for one in client.get("evaluations").json()["evaluations"]]
+    return {name: every[0] for name, every in found.items() if every}
 
 
 def addresses(things: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ GIVEN = "bytes or text of the user, or for people to read"
 WITHOUT = {
     "trainyard/api/records.py: begin": GIVEN,
     "trainyard/api/stack.py: mark_bootstrapped": CACHE,
+    "trainyard/api/verbs/machine/scripts.py: save_script": GIVEN,
     "trainyard/api/verbs/versions.py: show_card": GIVEN,
     "trainyard/backends/axolotl/program.py: finish": CHILD,
     "trainyard/backends/axolotl/program.py: stop": CHILD,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.browser.dashboard import Audit, DashboardService, PageWatch, audit, log_in, processes_of
 from tests.flows.real_stack import standing, until
@@ -21,6 +21,12 @@ from trainyard.stores.auth_string import read_auth
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PAGE_MS = 20_000
 JOB_STEPS = 12
+expect.set_options(timeout=PAGE_MS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What kills services runs last: a stack that has just been started again is slow."""
+    items.sort(key=lambda item: item.path.name == "test_outages.py")
 
 
 @pytest.fixture(scope="session")

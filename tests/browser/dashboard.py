@@ -21,8 +21,9 @@ BLOCKING = ("serious", "critical")
 Audit = Callable[[Page], None]
 PAGES = {
     "": "Overview", "/jobs": "Jobs", "/jobs/new": "New job", "/chains": "Chains", "/chains/new": "New chain",
-    "/backends": "Backends", "/gpus": "GPUs", "/sweeps": "Sweeps", "/scripts": "Scripts", "/settings": "Settings",
-    "/nothing/here": "No such page",
+    "/data": "Data", "/evaluations": "Evaluations", "/adapters": "Adapters", "/nights": "Nights",
+    "/nights/graph": "Knowledge graph", "/backends": "Backends", "/gpus": "GPUs", "/sweeps": "Sweeps",
+    "/scripts": "Scripts", "/settings": "Settings", "/nothing/here": "No such page",
 }  # fmt: skip
 """Path below /dashboard -> its title: every page that needs nothing stored."""
 
@@ -49,7 +50,7 @@ class DashboardService:
         assert answer.is_success, answer.text
         return answer.json()
 
-    def wait_for_job(self, job: str, *states: str, seconds: float = 120) -> dict[str, Any]:
+    def wait_for_job(self, job: str, *states: str, seconds: float = 240) -> dict[str, Any]:
         """The job, once it is in one of these states."""
         until(lambda: self.get(f"jobs/{job}")["state"] in states, seconds, f"becoming {' or '.join(states)}")
         found: dict[str, Any] = self.get(f"jobs/{job}")

@@ -37,8 +37,8 @@ def documents(service: DashboardService) -> Path:
     """A folder of documents in the data root of the tenant."""
     folder = service.stack.settings.home / "tenants" / "default" / "depot"
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(8):
-        lines = [f"The depot {number} has {number + 3} tracks.", f"Its crane {number} lifts {number + 10} tonnes."]
+    for number in range(24):
+        lines = [f"The depot {number} has {number + 3} tracks.", f"The crane {number} lifts {number + 10} tonnes."]
         (folder / f"depot-{number}.md").write_text(f"# Depot {number}\n\n" + "\n\n".join(lines) + "\n")
     return folder
 
@@ -114,19 +114,21 @@ def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: Dashboard
     page.get_by_role("textbox", name="path", exact=False).first.fill("depot")
     expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
     node(page, "ai-generator").click()
-    page.get_by_role("textbox", name="count").fill("16")
+    page.get_by_role("textbox", name="count").fill("48")
     node(page, "trainer").click()
     page.get_by_text("hyperparameters", exact=False).first.click()
-    page.get_by_role("textbox", name="max steps").fill("6")
+    page.get_by_role("textbox", name="max steps").fill("40")
 
     page.get_by_role("button", name="Save and run").click()
     expect(page).to_have_url(re.compile(r"\?run=."), timeout=CHECKED_MS)
-    for name in ("data-source", "ai-generator", "validator", "trainer", "evaluator", "deployer"):
-        expect(node(page, name).locator(".node-completed")).to_be_visible(timeout=RUN_MS)
-    expect(status(page)).to_contain_text("completed", timeout=RUN_MS)
-
-    node(page, "validator").click()
+    expect(node(page, "data-source").locator(".node-completed")).to_be_visible(timeout=RUN_MS)
+    expect(status(page).locator(".state")).to_have_text(re.compile("completed|failed"), timeout=RUN_MS)
     run = page.url.partition("?run=")[2]
+    states = {one["id"]: (one["state"], one["message"]) for one in service.get(f"jobs/{run}/nodes")["nodes"]}
+    for name, (state, message) in states.items():
+        assert state == "completed", f"{name}: {message}"
+        expect(node(page, name).locator(".node-completed")).to_be_visible()
+    node(page, "validator").click()
     shown = page.get_by_role("region", name="validator in this run")
     outputs = service.get(f"jobs/{run}/nodes/validator")["outputs"]
     expect(shown).to_contain_text(f"sft: {outputs['sft']['rows']} rows")
@@ -134,6 +136,9 @@ def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: Dashboard
     page.reload()
     expect(node(page, "trainer").locator(".node-completed")).to_be_visible()
     expect(status(page)).to_contain_text("revision 1")
+    page.get_by_role("link", name=run).click()
+    for name in states:
+        expect(node(page, name).locator(".node-completed")).to_be_visible()
 
 
 def test_an_unsaved_draft_survives_a_reload_and_undo_takes_it_back(page: Page, stored: dict[str, Any]) -> None:
@@ -147,6 +152,13 @@ def test_an_unsaved_draft_survives_a_reload_and_undo_takes_it_back(page: Page, s
     expect(page.locator(".react-flow__node")).to_have_count(5)
     page.get_by_role("button", name="Discard them").click()
     expect(page.locator(".react-flow__node")).to_have_count(6)
+    page.locator('.react-flow__edge[data-id="trainer:adapter->evaluator"]').focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Delete")
+    expect(page.locator('.react-flow__edge[data-id="trainer:adapter->evaluator"]')).to_have_count(0)
+    expect(status(page)).to_contain_text("problem", timeout=CHECKED_MS)
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator('.react-flow__edge[data-id="trainer:adapter->evaluator"]')).to_be_attached()
     node(page, "trainer").click()
     page.keyboard.press("Control+c")
     page.keyboard.press("Control+v")
@@ -206,6 +218,7 @@ def test_another_writer_is_not_overwritten(
     headers = {"authorization": f"Bearer {service.token}", "if-match": f'"{stored["etag"]}"'}
     answer = httpx.put(f"{service.url}/api/v1/chains/{stored['id']}", json=others, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
+    page.reload()  # a draft of an earlier visit was made from the earlier revision
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("description: None -> 'of another'")
     page.get_by_role("button", name="Store mine as revision 3").click()

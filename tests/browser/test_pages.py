@@ -63,7 +63,8 @@ def test_who_is_not_logged_in_sees_the_login_alone(context: Any, watch: PageWatc
     page.get_by_label("Token").fill(service.token)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1, name="Settings")).to_be_visible()
-    page.get_by_role("button", name="Log out").click()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Log out").click()
     expect(page.get_by_label("Token")).to_be_visible()
 
 
@@ -77,3 +78,14 @@ def test_the_theme_that_was_chosen_stays(page: Page) -> None:
     page.reload()
     expect(page.get_by_role("button", name="Light theme")).to_be_visible()
     assert page.evaluate(ground) == dark != light
+
+
+def test_a_page_whose_code_cannot_be_loaded_says_so(page: Page, watch: PageWatch) -> None:
+    """As after an update of the service under an open page: it is loaded again, once."""
+    watch.expect("Failed to load resource", "Failed to fetch dynamically imported module")
+    open_page(page, "", "Overview")
+    page.route("**/dashboard/assets/gpus-*.js", lambda route: route.fulfill(status=404, body=""))
+    page.get_by_role("link", name="GPUs", exact=True).first.click()
+    expect(page.get_by_role("heading", level=1, name="This page cannot be shown")).to_be_visible()
+    page.get_by_role("link", name="Overview", exact=True).click()
+    expect(page.get_by_role("heading", level=1, name="Overview")).to_be_visible()

@@ -94,6 +94,7 @@ def test_a_sweep_is_rests(lone_page: Page, sweep: SweepReport, axe: Audit) -> No
     row.get_by_role("link").click()
     expect(lone_page.get_by_role("heading", level=1, name="Sweep guide")).to_be_visible()
     rows = lone_page.get_by_role("table", name="Trials, the best first").locator("tbody tr")
+    expect(rows).to_have_count(len(sweep.trials))
     cells = [row.locator("td").all_inner_texts() for row in rows.all()]
     assert sweep.best is not None
     assert cells[0][0] == f"{sweep.best.number}, best"

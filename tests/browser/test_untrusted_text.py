@@ -90,8 +90,10 @@ def test_real_text_of_others_is_text(
 def test_any_text_of_an_answer_is_text(
     page: Page, service: DashboardService, watch: PageWatch, spoiled_job: dict[str, Any], path: str
 ) -> None:
-    # React refuses an address that is code, and says so in the console.
-    watch.expect("javascript: URL", "Failed to load resource")
+    # An address that is code is clicked below: the policy refuses it, and the browser says so.
+    watch.expect(
+        "Running the JavaScript URL violates", "content security policy: script-src", "Failed to load resource"
+    )
     page.route("**/api/v1/**", answer_spoiled)
     page.goto(f"/dashboard{path.format(job=spoiled_job['id'])}")
     expect(page.locator("h1")).to_be_visible()

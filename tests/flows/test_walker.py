@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.client.schemas.objects import FlowRun, State
 
 from trainyard.api.records import RunResult, read_events, read_result
+from trainyard.compute.services import Service, record_path, write_record
 from trainyard.settings import settings
+from trainyard.stores.processes import process_start
 
 DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
 TEN = {
@@ -175,6 +178,14 @@ def test_plan_progress_and_report_are_artifacts(place: Path) -> None:
     assert found["shape-progress"].data == 100
     assert "| b | failed |" in found["shape-report"].data
     assert "E-TEST" in found["shape-report"].data
+
+
+def test_the_page_of_the_run_in_the_dashboard_is_a_link(place: Path) -> None:
+    service = Service(os.getpid(), process_start(), url="http://127.0.0.1:8898", name="api")
+    write_record(record_path(settings(), "api"), service)
+    state = walk_shape(chain_of({"a": []}, place))
+    run_id = str(state.state_details.flow_run_id)
+    assert f"(http://127.0.0.1:8898/dashboard/jobs/{run_id})" in artifacts_of(state)["shape-dashboard"].data
 
 
 def test_events_tell_the_story(place: Path) -> None:

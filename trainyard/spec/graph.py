@@ -245,15 +245,20 @@ def cycles_among(needs: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def cycle_reason(cycle: Sequence[str]) -> Reason:
-    shown = [*cycle, cycle[0]]
-    if len(shown) > MAX_CYCLE_SHOWN:
-        shown = [*cycle[: MAX_CYCLE_SHOWN - 2], f"… {len(cycle) - MAX_CYCLE_SHOWN + 2} more", cycle[0]]
+    return describe_cycle(cycle[:MAX_CYCLE_SHOWN], cycle[-1], len(cycle))
+
+
+def describe_cycle(begin: Sequence[str], last: str, length: int) -> Reason:
+    """The reason against a cycle, by its first `MAX_CYCLE_SHOWN` nodes, its last one and how many it has."""
+    shown = [*begin, begin[0]]
+    if length >= MAX_CYCLE_SHOWN:
+        shown = [*begin[: MAX_CYCLE_SHOWN - 2], f"… {length - MAX_CYCLE_SHOWN + 2} more", begin[0]]
     return Reason(
         "E-SPEC-GRAPH",
-        cycle[0],
+        begin[0],
         "needs",
         f"The nodes wait for each other in a circle: {' → '.join(shown)}.",
-        f"Remove {cycle[-1]!r} from the needs of {cycle[0]!r}, or another link of the circle.",
+        f"Remove {last!r} from the needs of {begin[0]!r}, or another link of the circle.",
     )
 
 

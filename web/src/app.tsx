@@ -3,6 +3,7 @@
 import { Suspense, useEffect, useState } from "react";
 import { Link, Route, Router, Switch, useLocation } from "wouter";
 import { useLogin, useLogOut } from "./api/login";
+import { Boundary } from "./components/boundary";
 import { ConnectionNote } from "./components/connection";
 import { Loading } from "./components/notes";
 import { ThemeButton } from "./components/theme";
@@ -17,6 +18,15 @@ export function App() {
       </a>
       <Header />
       <ConnectionNote />
+      <Content />
+    </Router>
+  );
+}
+
+function Content() {
+  const [location] = useLocation();
+  return (
+    <Boundary place={location}>
       <Suspense fallback={<Loading />}>
         <Switch>
           {PAGES.map(({ path, component: Component }) => (
@@ -29,7 +39,7 @@ export function App() {
           </Route>
         </Switch>
       </Suspense>
-    </Router>
+    </Boundary>
   );
 }
 

@@ -4,12 +4,14 @@ import { createRoot } from "react-dom/client";
 import { Problem } from "./api/client";
 import { LoginGate } from "./api/login";
 import { App } from "./app";
+import { reloadAfterUpdate } from "./components/boundary";
 import { applyTheme } from "./components/theme";
 import "./styles/tokens.css";
 import "./styles/base.css";
 import "./styles/components.css";
 
 applyTheme();
+reloadAfterUpdate();
 
 const queries: QueryClient = new QueryClient({
   queryCache: new QueryCache({

@@ -20,6 +20,11 @@ from trainyard.spec.templates import TEMPLATES
 BETTER = {"mean": 0.2, "low": 0.1, "high": 0.3}
 UNSURE = {"mean": 0.2, "low": -0.1, "high": 0.5}
 
+URLS = demo.DemoUrls(
+    prefect="http://127.0.0.1:1", run="http://127.0.0.1:1/runs/1",
+    dashboard="http://127.0.0.1:3/dashboard#login=once_x", model="http://127.0.0.1:2",
+)  # fmt: skip
+
 
 def result(*, base: dict[str, float] = BETTER, control: dict[str, float] = BETTER) -> demo.DemoResult:
     row = {
@@ -30,8 +35,7 @@ def result(*, base: dict[str, float] = BETTER, control: dict[str, float] = BETTE
         documents=3, pairs=10, kept=6, heldout=3, dropped={"too_long": 1}, sets=(demo.set_result(row),),
         quotes=demo.Quotes(questions=20, base=0, control=2, tuned=17),
         adapter="default/handbook/v1", prompt="What?", base_answer="No\nidea.", tuned_answer="That.",
-        ui_url="http://127.0.0.1:1", dashboard_url="http://127.0.0.1:3/dashboard#login=once_x",
-        run_url="http://127.0.0.1:1/runs/1", model_url="http://127.0.0.1:2", seconds=1.0,
+        urls=URLS, seconds=1.0,
     )  # fmt: skip
 
 
@@ -42,6 +46,7 @@ def test_better_than_base_and_control_is_ok() -> None:
     assert lines[-1] == "demo: ok adapter=default/handbook/v1 base_loss=4.000 control_loss=0.500 tuned_loss=0.300"
     assert lines[1] == "rows       10 read = 6 kept + 3 held out + dropped (1 too_long)"
     assert "base       No idea." in lines
+    assert "dashboard  http://127.0.0.1:3/dashboard#login=once_x (logs a browser in once, within an hour)" in lines
     assert "right sentence quoted 20       0        2      17   questions in unseen wording" in lines
 
 
@@ -57,7 +62,7 @@ def test_a_run_that_failed_is_told_in_its_own_words() -> None:
         run_id="1", name="n", chain="c", digest="d", state=JobState.FAILED, message="trainer: E-DATA-EMPTY", url="u"
     )
     with pytest.raises(TrainyardError, match=r"E-DEMO: The demo's run did not complete\. Why: trainer: E-DATA-EMPTY"):
-        demo.summarize(run, ui_url="", dashboard_url="", model_url="", seconds=0)
+        demo.summarize(run, urls=URLS, seconds=0)
 
 
 def test_its_parameters_are_what_the_form_accepts() -> None:

@@ -128,6 +128,13 @@ def test_links_are_those_that_the_target_would_take() -> None:
     assert "writer → check → trainer → judge" in circle.because
 
 
+def test_a_long_circle_is_shortened() -> None:
+    line = chain(*((f"n{at}", "trainer", [f"n{at - 1}"] if at else []) for at in range(40)))
+    last = links_of(line, "n39")["adapter", "n0"]
+    assert last.because.endswith("n0 → n1 → n2 → n3 → n4 → n5 → … 34 more → n0.")
+    assert last.instead == "Remove 'n39' from the needs of 'n0', or another link of the circle."
+
+
 def test_a_link_that_would_be_ambiguous_or_unused_is_refused() -> None:
     two = chain(
         ("a", "data_source", []), ("b", "data_source", []), ("trainer", "trainer", ["a"]),

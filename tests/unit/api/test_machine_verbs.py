@@ -103,7 +103,12 @@ def test_the_built_in_script_stays(context: Context) -> None:
 
 
 def test_a_draft_has_the_script_and_the_spec_of_a_trainer(context: Context, tiny_model: Path) -> None:
-    job = {"name": "first", "base_model": str(tiny_model), "dataset": {"path": "rows.jsonl"}, "lora": {"rank": 4}}
+    job = {
+        "name": "first",
+        "base_model": str(tiny_model),
+        "dataset": {"path": "rows.jsonl"},
+        "method": {"type": "lora", "rank": 4},
+    }
     draft = carry_out("scripts draft", context, target="training-job", parameters=job)
     assert (draft.node, draft.script) == ("trainer", "built-in")
     assert draft.spec["lora"]["rank"] == 4

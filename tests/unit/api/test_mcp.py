@@ -33,6 +33,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "chains_show": {"chain": "chain"},
     "data_preview": {"path": "rows.jsonl"},
     "graph_export": {"file": "graph.jsonl"},
+    "scripts_save": {"name": "mine", "text": "print()"},
     "tokens_create": {"name": "laptop"},
     "tokens_revoke": {"name": "laptop"},
 }
@@ -161,7 +162,7 @@ async def test_a_caller_may_do_what_its_token_allows() -> None:
         async with connected(url + "/mcp", "acme") as client:
             stored = await client.call_tool("chains_create", {"spec": CHAIN})
             assert stored.structured_content["tenant"] == "acme"
-            assert "E-SCOPE" in text_of(await client.call_tool("graph_stats", {}))
+            assert "E-SCOPE" in text_of(await client.call_tool("sweep_list", {}))
         async with connected(url + "/mcp", "owner") as client:
             listed = (await client.call_tool("chains_list", {})).structured_content
             assert [one["author"] for one in listed["chains"]] == ["acme"]

@@ -110,7 +110,7 @@ def test_errors_are_those_of_the_operation(url: str) -> None:
         with pytest.raises(Denied, match="E-LOCAL"):
             remote.up()
         with pytest.raises(Denied, match="E-SCOPE"):
-            acme.graph.stats()
+            acme.sweep.list()
         with connect(url, "nobody") as nobody, pytest.raises(Denied, match="E-AUTH"):
             nobody.jobs.list()
         stored = remote.chains.create(spec=chain().given)

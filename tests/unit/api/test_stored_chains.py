@@ -174,3 +174,10 @@ def test_a_given_job_is_taken_as_written(do: Do, name: str, reason: str) -> None
         do("jobs create", parameters=given)
     reasons = getattr(refused.value, "reasons", ())
     assert not [one for one in reasons if one.code.startswith("E-SPEC")]
+
+
+def test_a_run_from_a_node_that_the_chain_lacks_is_not_started(do: Do) -> None:
+    stored = do("chains create", spec=body())
+    with pytest.raises(NotFound, match="no node 'nobody'") as refused:
+        do("chains run", chain=stored.id, refresh_from="nobody")
+    assert "data-source, trainer" in str(refused.value)

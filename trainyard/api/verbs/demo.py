@@ -92,6 +92,17 @@ class Quotes(Response):
     tuned: int
 
 
+class DemoUrls(Response):
+    """Where to look at what the demo left."""
+
+    prefect: str
+    run: str
+    dashboard: str
+    """Logs a browser in, once, within an hour."""
+    model: str
+    """The model server; its OpenAI-compatible API is below /v1."""
+
+
 class DemoResult(Response):
     """What the demo found. `ok` asks for what the table's first row must show."""
 
@@ -106,11 +117,7 @@ class DemoResult(Response):
     prompt: str
     base_answer: str
     tuned_answer: str
-    ui_url: str
-    dashboard_url: str
-    """Logs a browser in, once, within an hour."""
-    run_url: str
-    model_url: str
+    urls: DemoUrls
     seconds: float
 
     @property
@@ -140,10 +147,11 @@ def run_demo(_: Nothing, context: Context) -> DemoResult:
     result = run(RunInput(target=TEMPLATE, parameters=PARAMETERS, watch=True, tags=("demo",)), context)
     seconds = time.monotonic() - started
     assert stack_is.embedded_url is not None, "the starter model comes with the package"
-    dashboard_url = link_to(stack_is.service_url, context.settings)
-    return summarize(
-        result, ui_url=stack_is.ui_url, dashboard_url=dashboard_url, model_url=stack_is.embedded_url, seconds=seconds
-    )
+    urls = DemoUrls(
+        prefect=stack_is.ui_url, run=result.url, dashboard=link_to(stack_is.service_url, context.settings),
+        model=stack_is.embedded_url,
+    )  # fmt: skip
+    return summarize(result, urls=urls, seconds=seconds)
 
 
 def at_checkout(context: Context) -> Context:
@@ -151,7 +159,7 @@ def at_checkout(context: Context) -> Context:
     return replace(context, settings=context.settings.model_copy(update={"working_folder": checkout()}))
 
 
-def summarize(ended: RunResult, *, ui_url: str, dashboard_url: str, model_url: str, seconds: float) -> DemoResult:
+def summarize(ended: RunResult, *, urls: DemoUrls, seconds: float) -> DemoResult:
     """Read the result of a finished run and ask the model server one question twice.
 
     Raises `TrainyardError` (`E-DEMO`) with the run's own message when it did not complete.
@@ -178,12 +186,9 @@ def summarize(ended: RunResult, *, ui_url: str, dashboard_url: str, model_url: s
         quotes=Quotes(questions=quotes["rows"], **right),
         adapter=adapter,
         prompt=sample["prompt"],
-        base_answer=ask(model_url, base_name(model_url), sample["prompt"]),
-        tuned_answer=ask(model_url, adapter, sample["prompt"]),
-        ui_url=ui_url,
-        dashboard_url=dashboard_url,
-        run_url=ended.url,
-        model_url=model_url,
+        base_answer=ask(urls.model, base_name(urls.model), sample["prompt"]),
+        tuned_answer=ask(urls.model, adapter, sample["prompt"]),
+        urls=urls,
         seconds=round(seconds, 1),
     )
 

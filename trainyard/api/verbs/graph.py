@@ -11,6 +11,7 @@ from trainyard.api.requests.graph import ExportInput, GraphInput, QueryInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.records.finding import own_tenant
 from trainyard.api.verbs.records.neighbors import nothing_written
+from trainyard.api.verbs.records.opening import graph_in_turn
 from trainyard.api.verbs.serving import graph_server
 from trainyard.serve.listening import url_of
 from trainyard.stores.graph.addresses import open_graph
@@ -36,7 +37,7 @@ class Exported(Response):
 
 
 def query_graph(given: QueryInput, context: Context) -> QueryRows:
-    with open_graph(given.graph, context.settings) as graph:
+    with graph_in_turn(given.graph, context.settings) as graph:
         return QueryRows(rows=tuple(graph.query(given.cypher, given.parameters)))
 
 
@@ -44,12 +45,12 @@ def count_graph(given: GraphInput, context: Context) -> GraphCounts:
     tenant = own_tenant(given.tenant, context)
     if tenant is None or nothing_written(given.graph, context):
         return GraphCounts(**asdict(GraphStats()))
-    with open_graph(given.graph, context.settings) as graph:
+    with graph_in_turn(given.graph, context.settings) as graph:
         return GraphCounts(**asdict(graph.stats(tenant or None)))
 
 
 def export_graph(given: ExportInput, context: Context) -> Exported:
-    with open_graph(given.graph, context.settings) as graph:
+    with graph_in_turn(given.graph, context.settings) as graph:
         return Exported(file=str(given.file), lines=graph.export(given.file.absolute(), given.tenant))
 
 

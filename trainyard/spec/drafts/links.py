@@ -5,6 +5,7 @@ Adding one link changes what reaches its target alone, so that one wiring of the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from trainyard.spec.compat.context import View, apply_rows
 from trainyard.spec.compat.data import DATA_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.drafts.reading import DraftNode, DraftWiring, wire_draft
-from trainyard.spec.graph import complete_config, cycle_reason
+from trainyard.spec.graph import MAX_CYCLE_SHOWN, complete_config, describe_cycle
 from trainyard.spec.ports import (
     ROW_PORTS,
     Offer,
@@ -49,14 +50,16 @@ def list_links(nodes: Sequence[DraftNode], source: str, base_model: str) -> Iter
     """The links from each port of a node to every other node. Raises `KeyError` for a node that is not there."""
     draft = wire_draft(nodes)
     needs = {one.id: one.needs for one in nodes}
-    before = paths_to(source, needs)
+    before = steps_to(source, needs)
     made = ports_made(draft, source)
     for target, node in draft.nodes.items():
         if target == source:
             continue
         for port in made:
             reason = (
-                cycle_reason(before[target]) if target in before else refusal(draft, node, source, port, base_model)
+                circle_reason(target, source, before)
+                if target in before
+                else refusal(draft, node, source, port, base_model)
             )
             yield Link(port, target, source in node.needs, reason)
 
@@ -71,17 +74,25 @@ def ports_made(draft: DraftWiring, node_id: str) -> tuple[Port, ...]:
     return ROW_PORTS
 
 
-def paths_to(source: str, needs: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Node before the source -> a path from it to the source."""
-    found: dict[str, list[str]] = {}
-    pending = [[source]]
+def steps_to(source: str, needs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]:
+    """Node before the source -> the next node on its shortest way there, and the length of that way."""
+    found: dict[str, tuple[str, int]] = {}
+    pending = deque([(source, 0)])
     while pending:
-        path = pending.pop()
-        for need in needs.get(path[0], ()):
+        node, steps = pending.popleft()
+        for need in needs.get(node, ()):
             if need not in found and need != source:
-                found[need] = [need, *path]
-                pending.append(found[need])
+                found[need] = (node, steps + 1)
+                pending.append((need, steps + 1))
     return found
+
+
+def circle_reason(target: str, source: str, before: Mapping[str, tuple[str, int]]) -> Reason:
+    """Why a node before the source cannot follow it."""
+    begin = [target]
+    while begin[-1] != source and len(begin) < MAX_CYCLE_SHOWN:
+        begin.append(before[begin[-1]][0])
+    return describe_cycle(begin, source, before[target][1] + 1)
 
 
 def refusal(draft: DraftWiring, node: PortNode, source: str, port: Port, base_model: str) -> Reason | None:
@@ -89,9 +100,9 @@ def refusal(draft: DraftWiring, node: PortNode, source: str, port: Port, base_mo
     if node.type == "data_source":
         because = f"The data_source {node.id!r} reads files and takes nothing from other nodes."
         return Reason("R-PORT", node.id, "needs", because, "Link the two to a node that takes both.")
-    after, position = draft.wiring.after, {one: at for at, one in enumerate(draft.nodes)}
+    after = draft.wiring.after
     needs = tuple(dict.fromkeys((*node.needs, source)))
-    offers = merge([after[one] for one in needs if one in after], draft.wiring.inputs, position)
+    offers = merge([after[one] for one in needs if one in after], draft.wiring.inputs, draft.position)
     if two := [one for one in find_ambiguous(node, offers) if source in one.candidates and one.port == port]:
         return row_reason(node, Wiring(ambiguous=two), base_model)
     taken = [one for sources in take(node, offers).values() for one in sources]

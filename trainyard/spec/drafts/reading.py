@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -36,6 +37,11 @@ class DraftWiring:
 
     nodes: dict[str, PortNode]
     wiring: Wiring
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """Node -> its place in the order."""
+        return {one: at for at, one in enumerate(self.nodes)}
 
 
 def read_nodes(body: Mapping[str, Any]) -> list[DraftNode]:

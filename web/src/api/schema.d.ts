@@ -4216,8 +4216,6 @@ export interface components {
             adapter: string;
             /** Base Answer */
             base_answer: string;
-            /** Dashboard Url */
-            dashboard_url: string;
             /** Documents */
             documents: number;
             /** Dropped */
@@ -4228,23 +4226,32 @@ export interface components {
             heldout: number;
             /** Kept */
             kept: number;
-            /** Model Url */
-            model_url: string;
             /** Pairs */
             pairs: number;
             /** Prompt */
             prompt: string;
             quotes: components["schemas"]["Quotes"];
-            /** Run Url */
-            run_url: string;
             /** Seconds */
             seconds: number;
             /** Sets */
             sets: components["schemas"]["SetResult"][];
             /** Tuned Answer */
             tuned_answer: string;
-            /** Ui Url */
-            ui_url: string;
+            urls: components["schemas"]["DemoUrls"];
+        };
+        /**
+         * DemoUrls
+         * @description Where to look at what the demo left.
+         */
+        DemoUrls: {
+            /** Dashboard */
+            dashboard: string;
+            /** Model */
+            model: string;
+            /** Prefect */
+            prefect: string;
+            /** Run */
+            run: string;
         };
         /**
          * DeployerConfig
@@ -12231,6 +12238,7 @@ export type DeleteInput = components['schemas']['DeleteInput'];
 export type DeletedChain = components['schemas']['DeletedChain'];
 export type DeletedVersion = components['schemas']['DeletedVersion'];
 export type DemoResult = components['schemas']['DemoResult'];
+export type DemoUrls = components['schemas']['DemoUrls'];
 export type DeployerConfig = components['schemas']['DeployerConfig'];
 export type DeployerNode = components['schemas']['DeployerNode'];
 export type Device = components['schemas']['Device'];

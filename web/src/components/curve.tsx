@@ -142,30 +142,33 @@ function lastOf({ x, y }: CurveSeries): { x?: number; y?: number | null } {
 /** What the picture says, for who does not see it. */
 function LastValues({ series, xLabel, yLabel }: Pick<CurveProps, "series" | "xLabel" | "yLabel">) {
   return (
-    <table className="visually-hidden">
-      <caption>{yLabel}, last values</caption>
-      <thead>
-        <tr>
-          <th scope="col">Curve</th>
-          <th scope="col">{xLabel}</th>
-          <th scope="col">{yLabel}</th>
-          <th scope="col">Points</th>
-        </tr>
-      </thead>
-      <tbody>
-        {series.map((one) => {
-          const last = lastOf(one);
-          return (
-            <tr key={one.name}>
-              <th scope="row">{one.name}</th>
-              <td>{last.x}</td>
-              <td>{formatNumber(last.y)}</td>
-              <td>{one.x.length}</td>
-            </tr>
-          );
-        })}
-      </tbody>
-    </table>
+    // A table keeps its width when it is hidden, so that its frame is what is hidden.
+    <div className="visually-hidden">
+      <table>
+        <caption>{yLabel}, last values</caption>
+        <thead>
+          <tr>
+            <th scope="col">Curve</th>
+            <th scope="col">{xLabel}</th>
+            <th scope="col">{yLabel}</th>
+            <th scope="col">Points</th>
+          </tr>
+        </thead>
+        <tbody>
+          {series.map((one) => {
+            const last = lastOf(one);
+            return (
+              <tr key={one.name}>
+                <th scope="row">{one.name}</th>
+                <td>{last.x}</td>
+                <td>{formatNumber(last.y)}</td>
+                <td>{one.x.length}</td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+    </div>
   );
 }
 

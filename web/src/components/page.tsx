@@ -43,7 +43,7 @@ export function Queried<T>({ query, children }: { query: UseQueryResult<T>; chil
           This is from {formatTime(query.dataUpdatedAt / 1000)}: {(query.error as Error).message}
         </p>
       )}
-      <div className={query.isError ? "is-stale" : undefined}>{children(query.data)}</div>
+      <div className={query.isError ? "queried is-stale" : "queried"}>{children(query.data)}</div>
     </>
   );
 }

@@ -148,6 +148,6 @@ def test_another_tenant_s_versions_do_not_exist_in_the_same_words(
 
 
 def test_what_is_not_kept_apart_is_not_for_tenants(two_tenants: Context) -> None:
-    for name in ("doctor", "sweep list", "graph stats", "corpus status", "tokens list", "audit list", "gc"):
+    for name in ("doctor", "sweep list", "settings", "corpus status", "tokens list", "audit list", "gc"):
         with pytest.raises(Denied, match=r"E-SCOPE: .* concerns every tenant of this machine"):
             ask(name, two_tenants)

@@ -82,6 +82,6 @@ def test_memory_that_the_driver_does_not_say_is_not_guessed(context: Context) ->
 def test_without_a_gpu_the_answer_is_a_state(context: Context) -> None:
     found = list_gpus(GpuMonitor((lambda: None,)).read(), context)
     assert json.loads(found.model_dump_json()) == {
-        "state": "no GPU", "gpus": [], "driver_version": None, "cuda_version": None,
+        "state": "no GPU", "gpus": [], "driver_version": None, "cuda_version": None, "alerts": [],
     }  # fmt: skip
     assert gpus_text(found) == "no GPU"

@@ -10,7 +10,6 @@ The installation is the command's own, with its lock and its all-or-nothing fold
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -23,6 +22,7 @@ from trainyard.backends import environments
 from trainyard.backends.external.installing import LOG_FILE, require_installable
 from trainyard.compute.services import Service, read_record, reap_launched, record_path, stop_service
 from trainyard.errors import Conflict
+from trainyard.inherited import installer_environment
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName, Installable
 
@@ -55,7 +55,9 @@ def begin_installation(name: Installable, settings: Settings) -> None:
         if stack.running(settings, service_name(name)) is not None:
             return
         argv = [sys.executable, "-m", "trainyard.cli", "backends", "install", name.value]
-        stack.spawn(settings, service_name(name), argv, {**os.environ, "TRAINYARD_HOME": str(settings.home)}, "")
+        stack.spawn(
+            settings, service_name(name), argv, installer_environment({"TRAINYARD_HOME": str(settings.home)}), ""
+        )
 
 
 def read_installation(name: BackendName, settings: Settings, *, available: bool) -> Installation | None:

@@ -24,7 +24,6 @@ def try_backend(given: BackendTestInput, context: Context) -> RunResult:
         "backend": given.name.value,
         "dataset": {"path": write_rows(context.settings, tenant)},
         "hyperparameters": {"max_steps": STEPS, "batch_size": 2},
-        "lora": {"rank": 4},
     }
     return run(RunInput(target=JOB, parameters=settings, refresh=True, watch=given.watch), context)
 

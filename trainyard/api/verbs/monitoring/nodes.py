@@ -138,11 +138,11 @@ def ends_of(folder: Path, row: Mapping[str, Any]) -> dict[str, NodeResult]:
 def node_now(
     node: ResolvedNode, events: list[Event], end: NodeResult | None, row: Mapping[str, Any], store: ArtifactStore
 ) -> RunNode:
-    told = [event for event in events if event["event"] in STATES]
-    state = STATES[told[-1]["event"]] if told else NodeState.PENDING
+    stated = [event for event in events if event["event"] in STATES]
+    state = STATES[stated[-1]["event"]] if stated else NodeState.PENDING
     if state is NodeState.RUNNING and row["state"] in (JobState.PAUSED, *ENDED):
         state = NodeState.CANCELED  # its process is gone, or about to go
-    started = next((event["time"] for event in reversed(told) if event["event"] == "started"), None)
+    started = next((event["time"] for event in reversed(stated) if event["event"] == "started"), None)
     last = events[-1] if events else {}
     given: dict[str, Any] = {
         "state": state, "message": str(last.get("message") or last.get("text") or ""),
@@ -150,7 +150,7 @@ def node_now(
         "fraction": last.get("fraction") if state is NodeState.RUNNING else None,
     }  # fmt: skip
     if state in (NodeState.COMPLETED, NodeState.REUSED):
-        given["outputs"] = outputs_of(store, str(told[-1]["key"]))
+        given["outputs"] = outputs_of(store, str(stated[-1]["key"]))
     if end is not None:
         given = {"state": end.state, "message": end.message, "seconds": end.seconds, "outputs": end.outputs}
     return RunNode(

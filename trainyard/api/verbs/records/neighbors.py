@@ -14,8 +14,9 @@ from trainyard.api.context import Context
 from trainyard.api.requests.records.nights import EntitiesInput, NeighborsInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.records.finding import own_tenant
+from trainyard.api.verbs.records.opening import graph_in_turn
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.stores.graph.addresses import graph_file, open_graph
+from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.facts import ENTITY_KINDS
 
 OF_TENANT = "($tenant = '' OR {0}.tenant = $tenant)"
@@ -78,7 +79,7 @@ def list_entities(given: EntitiesInput, context: Context) -> EntityList:
         f"ORDER BY e.name, e.key SKIP {given.offset} LIMIT {given.limit + 1}"
     )
     values = {"tenant": tenant, "kind": given.kind, "text": given.text.lower().replace("\0", "")}
-    with open_graph(given.graph, context.settings) as graph:
+    with graph_in_turn(given.graph, context.settings) as graph:
         rows = graph.query(cypher, values)
     more = given.offset + given.limit if len(rows) > given.limit else None
     return EntityList(entities=tuple(entity_of(row, "e") for row in rows[: given.limit]), next_offset=more)
@@ -90,7 +91,7 @@ def show_neighbors(given: NeighborsInput, context: Context) -> Neighbors:
     if tenant is None or nothing_written(given.graph, context):
         raise no_entity(given.key)
     values, most = {"key": given.key, "tenant": tenant}, given.limit + 1
-    with open_graph(given.graph, context.settings) as graph:
+    with graph_in_turn(given.graph, context.settings) as graph:
         of_tenant = OF_TENANT.format("e")
         itself = graph.query(f"MATCH (e:Entity) WHERE e.key = $key AND {of_tenant} RETURN {FIELDS.format('e')}", values)
         if not itself:

@@ -12,7 +12,8 @@ import { JobLog } from "../jobs/log";
 const EVERY_MS = 1000;
 const RUNNING = ["pending", "running"];
 
-export function NodeResult({ run, node }: { run: string; node: string }) {
+/** `isRunPage` leaves out what the page of the run has already: the link to it, and the log of its trainers. */
+export function NodeResult({ run, node, isRunPage = false }: { run: string; node: string; isRunPage?: boolean }) {
   const detail = useQuery({
     queryKey: ["jobs", run, "nodes", node],
     queryFn: (): Promise<NodeDetail> =>
@@ -23,12 +24,12 @@ export function NodeResult({ run, node }: { run: string; node: string }) {
   return (
     <section aria-label={`${node} in this run`}>
       <h3>In this run</h3>
-      <Queried query={detail}>{(found) => <Result run={run} found={found} />}</Queried>
+      <Queried query={detail}>{(found) => <Result run={run} found={found} isRunPage={isRunPage} />}</Queried>
     </section>
   );
 }
 
-function Result({ run, found }: { run: string; found: NodeDetail }) {
+function Result({ run, found, isRunPage }: { run: string; found: NodeDetail; isRunPage: boolean }) {
   const outputs = Object.entries(found.outputs ?? {});
   return (
     <>
@@ -46,10 +47,12 @@ function Result({ run, found }: { run: string; found: NodeDetail }) {
           ))}
         </ul>
       )}
-      <p>
-        <Link href={`/jobs/${run}`}>{found.trains ? "Curves and log of the run" : "The run"}</Link>
-      </p>
-      {found.trains && (
+      {!isRunPage && (
+        <p>
+          <Link href={`/jobs/${run}`}>{found.trains ? "Curves and log of the run" : "The run"}</Link>
+        </p>
+      )}
+      {found.trains && !isRunPage && (
         <details>
           <summary>What its training prints</summary>
           <JobLog job={run} nodes={[found.id]} over={!RUNNING.includes(found.state)} />

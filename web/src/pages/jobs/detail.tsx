@@ -1,12 +1,12 @@
 // One job: state and actions, curves as they grow, logs, checkpoints, samples, results, and what it was started with.
 
-import { useEffect } from "react";
+import { lazy, Suspense, useEffect } from "react";
 import { useLocation } from "wouter";
 import type { JobDetail } from "../../api/schema";
 import { useLogin } from "../../api/login";
 import { ActionButton } from "../../components/action";
 import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
-import { Empty } from "../../components/notes";
+import { Empty, Loading } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
 import { Facts, Table } from "../../components/table";
@@ -17,6 +17,8 @@ import { useCurves } from "./curves";
 import { JobLog } from "./log";
 import { isOver, stepsOf, useJob, useJobAction, useJobEvents, useRetry, verbsOf, type JobVerb } from "./queries";
 import "./jobs.css";
+
+const RunGraph = lazy(() => import("../chains/run_graph"));
 
 export default function JobPage({ job }: { job: string }) {
   const query = useJob(job);
@@ -33,6 +35,9 @@ export default function JobPage({ job }: { job: string }) {
               </p>
             )}
             <Summary job={found} />
+            <Suspense fallback={<Loading />}>
+              <RunGraph run={found.id} />
+            </Suspense>
             <Curves job={found} over={over} />
             <Section title="Log">
               <JobLog job={found.id} nodes={found.trainings.map((one) => one.node)} over={over} />

@@ -37,7 +37,7 @@ export function Estimate({ draft, plan }: { draft: Values; plan: Planning }) {
       ) : plan.error ? (
         <ProblemNote error={plan.error} />
       ) : plan.data ? (
-        <Shown plan={plan.data} />
+        <PlannedNodes plan={plan.data} />
       ) : (
         <p className="quiet">Steps, memory and time of the job, and whether this machine would refuse it.</p>
       )}
@@ -45,13 +45,14 @@ export function Estimate({ draft, plan }: { draft: Values; plan: Planning }) {
   );
 }
 
-function Shown({ plan }: { plan: ChainPlan }) {
+/** What a run would do, node by node. */
+export function PlannedNodes({ plan }: { plan: ChainPlan }) {
   return (
     <div aria-live="polite">
       {plan.refusals.length > 0 ? (
         <div className="problem">
           <p>
-            <strong>This machine would refuse the job.</strong>
+            <strong>This machine would refuse it.</strong>
           </p>
           <ul>
             {plan.refusals.map((one, index) => (
@@ -60,7 +61,7 @@ function Shown({ plan }: { plan: ChainPlan }) {
           </ul>
         </div>
       ) : (
-        <p>This machine would accept the job.</p>
+        <p>This machine would accept it.</p>
       )}
       <Table
         caption="Estimate of each node"

@@ -204,6 +204,7 @@ export function Canvas({ store, nodes, version, selection, onSelect, onAdd, read
         nodesConnectable={!readOnly}
         deleteKeyCode={readOnly ? null : DELETE_KEYS}
         connectionRadius={40}
+        selectNodesOnDrag={false}
         minZoom={0.1}
         onlyRenderVisibleElements={false}
         proOptions={HIDE}

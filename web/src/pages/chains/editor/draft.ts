@@ -40,12 +40,16 @@ const EMPTY: Draft = { name: "chain", nodes: [] };
 export class DraftStore {
   private state: EditorState;
   private readonly listeners = new Set<() => void>();
+  /** ETag of the revision that the draft was made from: a newer one of somebody else is not overwritten unseen. */
+  base: string;
   private lastChange = { what: "", at: 0 };
 
   constructor(
     private readonly key: string,
     start: Draft = EMPTY,
+    private readonly opened = "",
   ) {
+    this.base = opened;
     this.state = { draft: start, places: {}, past: [], future: [], dirty: false, version: 0 };
   }
 
@@ -124,6 +128,7 @@ export class DraftStore {
 
   /** Begin with a chain that is stored. */
   open(draft: Draft): void {
+    this.base = this.opened;
     this.lastChange = { what: "", at: 0 };
     this.set({
       draft,
@@ -135,14 +140,15 @@ export class DraftStore {
     });
   }
 
-  markSaved(): void {
+  markSaved(etag: string): void {
+    this.base = etag;
     this.set({ dirty: false });
   }
 
   /** Keep the draft in this browser, so that a reload loses nothing. */
   private keep(): void {
     const { draft, places, dirty } = this.state;
-    localStorage.setItem(this.key, JSON.stringify({ draft: dirty ? draft : null, places }));
+    localStorage.setItem(this.key, JSON.stringify({ draft: dirty ? draft : null, base: this.base, places }));
   }
 
   /** Take up what an earlier visit kept. Return whether there was an unsaved draft. */
@@ -150,6 +156,7 @@ export class DraftStore {
     try {
       const kept = JSON.parse(localStorage.getItem(this.key) ?? "null");
       if (!kept) return false;
+      if (kept.draft) this.base = kept.base ?? this.base;
       this.set({
         places: kept.places ?? {},
         ...(kept.draft ? { draft: kept.draft, dirty: true } : {}),

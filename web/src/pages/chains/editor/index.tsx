@@ -1,22 +1,25 @@
 // The visual editor of a chain: what is on the canvas is a spec, which the service checks, stores and runs.
 
 import { ReactFlowProvider, useReactFlow } from "@xyflow/react";
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useQuery } from "@tanstack/react-query";
 import { useCallback, useEffect, useMemo, useState } from "react";
-import { Link, useLocation, useSearchParams } from "wouter";
-import { client, dataOf, Problem } from "../../../api/client";
+import { useSearchParams } from "wouter";
+import { client, dataOf } from "../../../api/client";
 import { useLogin } from "../../../api/login";
 import type { ChainDetail, ExpandedChain, Palette } from "../../../api/schema";
-import { dataOf as nodeDataOf, layOut, type GraphNode } from "../../../components/graph";
+import { dataOf as nodeDataOf, layOut, NODE_WIDTH, type GraphNode, type Place } from "../../../components/graph";
 import { Loading, ProblemNote } from "../../../components/notes";
 import { Page } from "../../../components/page";
-import { StateBadge } from "../../../components/state";
 import { Canvas } from "./canvas";
 import { copies, DraftStore, freeId, useDraft, without, type Draft, type DraftNode } from "./draft";
 import { Reasons } from "../reasons";
+import { ChainSettings } from "./chain_settings";
+import { ChainEstimate } from "./estimate";
 import { Inspector } from "./inspector";
 import { PaletteList } from "./palette";
+import { useRun, useSave } from "./saving";
 import { expand, reasonsOf, useCheck, usePalette, useRunNodes } from "./server";
+import { SaveProblem, StatusLine } from "./status";
 import { YamlDialog } from "./yaml";
 
 interface EditorPageProps {
@@ -93,9 +96,9 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const run = search.get("run") ?? "";
   // The store lives as long as the page of this chain, and begins with what an earlier visit kept.
   const [store, hadDraft] = useMemo(() => {
-    const made = new DraftStore(`trainyard.draft.${first?.id ?? (template || "new")}`, draftOf(opened));
+    const made = new DraftStore(`trainyard.draft.${first?.id ?? (template || "new")}`, draftOf(opened), first?.etag);
     return [made, made.restore()] as const;
-  }, [first?.id, template, opened]);
+  }, [first?.id, first?.etag, template, opened]);
   const [restored, setRestored] = useState(hadDraft);
   const state = useDraft(store);
   const { draft, version } = state;
@@ -121,7 +124,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
       const { draft: now, places } = store.get();
       const id = freeId(now.nodes, type);
       const config = structuredClone(palette.nodes.find((one) => one.type === type)?.config ?? {});
-      const place = at ?? { x: now.nodes.length * 60, y: now.nodes.length * 40 };
+      const place = at ?? nextPlace(places);
       store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: place });
       setSelection(new Set([id]));
       if (!at) window.setTimeout(() => void flow.fitView({ padding: 0.15, maxZoom: 1 }), 60);
@@ -263,6 +266,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           </section>
         )}
       </div>
+      <ChainEstimate draft={draft} />
       {showYaml && (
         <YamlDialog
           name={draft.name ?? "chain"}
@@ -309,198 +313,17 @@ function graphNodes(
   });
 }
 
+/** To the right of every other node. */
+function nextPlace(places: Record<string, Place>): Place {
+  const last = Object.values(places).sort((one, other) => other.x - one.x)[0];
+  return last ? { x: last.x + NODE_WIDTH + 40, y: last.y } : { x: 0, y: 0 };
+}
+
 function layoutOf(nodes: readonly GraphNode[]) {
   return layOut(
     nodes.map((node) => {
       const data = nodeDataOf(node);
       return { id: node.id, needs: node.needs, takes: data.takes.length, makes: data.makes.length };
     }),
-  );
-}
-
-/** Store the draft: as a new chain, or as a revision on top of the one that was opened. */
-function useSave(
-  store: DraftStore,
-  stored: ChainDetail | undefined,
-  setStored: (stored: ChainDetail) => void,
-  onDone: () => void,
-) {
-  const queries = useQueryClient();
-  const [, navigate] = useLocation();
-  return useMutation({
-    mutationFn: (etag: string | undefined): Promise<ChainDetail> => {
-      const body = store.get().draft as never;
-      if (!stored) return dataOf(client.POST("/api/v1/chains", { body })) as Promise<ChainDetail>;
-      const header = { "If-Match": `"${etag ?? stored.etag}"` };
-      return dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path: { chain: stored.id }, header }, body }));
-    },
-    onSuccess: (saved) => {
-      store.markSaved();
-      onDone();
-      void queries.invalidateQueries({ queryKey: ["chains"] });
-      if (!stored) {
-        const { places } = store.get();
-        store.forget();
-        localStorage.setItem(`trainyard.draft.${saved.id}`, JSON.stringify({ draft: null, places }));
-        navigate(`/chains/${saved.id}/edit`, { replace: true });
-      }
-      setStored(saved);
-    },
-  });
-}
-
-function useRun(setSearch: ReturnType<typeof useSearchParams>[1], save: ReturnType<typeof useSave>) {
-  const [, navigate] = useLocation();
-  return useMutation({
-    mutationFn: async ({ stored, dirty, from }: { stored: ChainDetail | undefined; dirty: boolean; from?: string }) => {
-      const chain = stored && !dirty ? stored : await save.mutateAsync(undefined);
-      const started = await dataOf(
-        client.POST("/api/v1/chains/{chain}/run", {
-          params: { path: { chain: chain.id } },
-          body: { revision: chain.revision, refresh_from: from ?? null } as never,
-        }),
-      );
-      return { chain, run: (started as { id: string }).id };
-    },
-    onSuccess: ({ chain, run }, { stored }) => {
-      if (stored) setSearch({ run });
-      else navigate(`/chains/${chain.id}/edit?run=${run}`, { replace: true });
-    },
-  });
-}
-
-const countOf = (problems: number) => (problems === 1 ? "1 problem" : `${problems} problems`);
-
-interface StatusLineProps {
-  stored: ChainDetail | undefined;
-  dirty: boolean;
-  restored: boolean;
-  check: ExpandedChain | undefined;
-  isCurrent: boolean;
-  run: string;
-  runNodes: { state: string; detail: string; message: string; url: string } | undefined;
-  onDiscard: () => void;
-  onCloseRun: () => void;
-}
-
-function StatusLine({
-  stored,
-  dirty,
-  restored,
-  check,
-  isCurrent,
-  run,
-  runNodes,
-  onDiscard,
-  onCloseRun,
-}: StatusLineProps) {
-  return (
-    <div className="actions" role="status" aria-label="State of the draft">
-      <span>
-        {stored ? (
-          <Link href={`/chains/${stored.id}`}>
-            {stored.name}, revision {stored.revision}
-          </Link>
-        ) : (
-          "not stored yet"
-        )}
-        {dirty ? ", changed" : ""}
-      </span>
-      {restored && (
-        <span>
-          Unsaved changes of an earlier visit are shown.{" "}
-          <button type="button" onClick={onDiscard}>
-            Discard them
-          </button>
-        </span>
-      )}
-      <span className={check?.check.ok ? "state-completed" : "state-failed"}>
-        {!isCurrent
-          ? "checking …"
-          : check?.check.ok
-            ? "✓ would run here"
-            : `✕ ${countOf(check?.check.reasons?.length ?? 0)}`}
-      </span>
-      {run && (
-        <span>
-          Run <Link href={`/jobs/${run}`}>{run}</Link>{" "}
-          {runNodes && <StateBadge state={runNodes.state} detail={runNodes.detail} />}{" "}
-          {runNodes?.url && (
-            <a href={runNodes.url} target="_blank" rel="noreferrer">
-              Prefect
-            </a>
-          )}{" "}
-          <button type="button" onClick={onCloseRun}>
-            Hide the run
-          </button>
-        </span>
-      )}
-    </div>
-  );
-}
-
-function SaveProblem({
-  error,
-  stored,
-  onOverwrite,
-}: {
-  error: Error;
-  stored: ChainDetail | undefined;
-  onOverwrite: (etag: string) => void;
-}) {
-  const newest = useQuery({
-    queryKey: ["chains", stored?.id, "etag"],
-    queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain: stored!.id } } })),
-    enabled: error instanceof Problem && error.status === 409 && stored !== undefined,
-    gcTime: 0,
-  });
-  return (
-    <>
-      <ProblemNote error={error} />
-      {newest.data && (
-        <div className="actions">
-          <button type="button" onClick={() => window.location.reload()}>
-            Read revision {newest.data.revision}
-          </button>
-          <button type="button" className="danger" onClick={() => onOverwrite(newest.data.etag)}>
-            Store mine as revision {newest.data.revision + 1}
-          </button>
-        </div>
-      )}
-    </>
-  );
-}
-
-function ChainSettings({ store, draft, readOnly }: { store: DraftStore; draft: Draft; readOnly: boolean }) {
-  const set = (name: "name" | "description", text: string) =>
-    store.change(`chain ${name}`, { ...store.get().draft, [name]: text });
-  return (
-    <>
-      <h2>Chain</h2>
-      <div className="setting">
-        <label htmlFor="chain-name">Name</label>
-        <input
-          id="chain-name"
-          value={draft.name ?? ""}
-          disabled={readOnly}
-          onChange={(event) => set("name", event.target.value)}
-        />
-      </div>
-      <div className="setting">
-        <label htmlFor="chain-description">Description</label>
-        <textarea
-          id="chain-description"
-          rows={3}
-          value={draft.description ?? ""}
-          disabled={readOnly}
-          onChange={(event) => set("description", event.target.value)}
-        />
-      </div>
-      <p className="quiet">
-        {draft.nodes.length === 0
-          ? "Drag a node from the palette onto the canvas, or press its button."
-          : "Select a node to see its links and settings. Drag from a port on the right of a node to another node."}
-      </p>
-    </>
   );
 }

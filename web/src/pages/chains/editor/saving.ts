@@ -1,0 +1,58 @@
+// Store the draft as a chain or a revision, and run what is stored.
+
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useLocation, type useSearchParams } from "wouter";
+import { client, dataOf } from "../../../api/client";
+import type { ChainDetail } from "../../../api/schema";
+import type { DraftStore } from "./draft";
+
+/** Store the draft: as a new chain, or as a revision on top of the one that was opened. */
+export function useSave(
+  store: DraftStore,
+  stored: ChainDetail | undefined,
+  setStored: (stored: ChainDetail) => void,
+  onDone: () => void,
+) {
+  const queries = useQueryClient();
+  const [, navigate] = useLocation();
+  return useMutation({
+    mutationFn: (etag: string | undefined): Promise<ChainDetail> => {
+      const body = store.get().draft as never;
+      if (!stored) return dataOf(client.POST("/api/v1/chains", { body })) as Promise<ChainDetail>;
+      const header = { "If-Match": `"${etag ?? store.base}"` };
+      return dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path: { chain: stored.id }, header }, body }));
+    },
+    onSuccess: (saved) => {
+      store.markSaved(saved.etag);
+      onDone();
+      void queries.invalidateQueries({ queryKey: ["chains"] });
+      if (!stored) {
+        const { places } = store.get();
+        store.forget();
+        localStorage.setItem(`trainyard.draft.${saved.id}`, JSON.stringify({ draft: null, base: saved.etag, places }));
+        navigate(`/chains/${saved.id}/edit`, { replace: true });
+      }
+      setStored(saved);
+    },
+  });
+}
+
+export function useRun(setSearch: ReturnType<typeof useSearchParams>[1], save: ReturnType<typeof useSave>) {
+  const [, navigate] = useLocation();
+  return useMutation({
+    mutationFn: async ({ stored, dirty, from }: { stored: ChainDetail | undefined; dirty: boolean; from?: string }) => {
+      const chain = stored && !dirty ? stored : await save.mutateAsync(undefined);
+      const started = await dataOf(
+        client.POST("/api/v1/chains/{chain}/run", {
+          params: { path: { chain: chain.id } },
+          body: { revision: chain.revision, refresh_from: from ?? null } as never,
+        }),
+      );
+      return { chain, run: (started as { id: string }).id };
+    },
+    onSuccess: ({ chain, run }, { stored }) => {
+      if (stored) setSearch({ run });
+      else navigate(`/chains/${chain.id}/edit?run=${run}`, { replace: true });
+    },
+  });
+}

@@ -1,0 +1,119 @@
+// The line above the canvas: what is stored, whether the draft would run, how far its run is; and a refused save.
+
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "wouter";
+import { client, dataOf, Problem } from "../../../api/client";
+import type { ChainDetail, ExpandedChain } from "../../../api/schema";
+import { ProblemNote } from "../../../components/notes";
+import { StateBadge } from "../../../components/state";
+
+const countOf = (problems: number) => (problems === 1 ? "1 problem" : `${problems} problems`);
+
+interface StatusLineProps {
+  stored: ChainDetail | undefined;
+  dirty: boolean;
+  restored: boolean;
+  check: ExpandedChain | undefined;
+  isCurrent: boolean;
+  run: string;
+  runNodes: { state: string; detail: string; message: string; url: string; digest: string } | undefined;
+  onDiscard: () => void;
+  onCloseRun: () => void;
+}
+
+export function StatusLine({
+  stored,
+  dirty,
+  restored,
+  check,
+  isCurrent,
+  run,
+  runNodes,
+  onDiscard,
+  onCloseRun,
+}: StatusLineProps) {
+  const isOther = isCurrent && runNodes?.digest && check?.check.digest && runNodes.digest !== check.check.digest;
+  return (
+    <div className="actions" role="status" aria-label="State of the draft">
+      <span>
+        {stored ? (
+          <Link href={`/chains/${stored.id}`}>
+            {stored.name}, revision {stored.revision}
+          </Link>
+        ) : (
+          "not stored yet"
+        )}
+        {dirty ? ", changed" : ""}
+      </span>
+      {stored && !("nodes" in stored.body) && (
+        <span className="quiet">
+          It is stored as {"template" in stored.body ? `the call of ${String(stored.body.template)}` : "a job"}; Save
+          stores its nodes.
+        </span>
+      )}
+      {restored && (
+        <span>
+          Unsaved changes of an earlier visit are shown.{" "}
+          <button type="button" onClick={onDiscard}>
+            Discard them
+          </button>
+        </span>
+      )}
+      <span className={check?.check.ok ? "state-completed" : "state-failed"}>
+        {!isCurrent
+          ? "checking …"
+          : check?.check.ok
+            ? "✓ would run here"
+            : `✕ ${countOf(check?.check.reasons?.length ?? 0)}`}
+      </span>
+      {run && (
+        <span>
+          Run <Link href={`/jobs/${run}`}>{run}</Link>
+          {isOther && " (of another version of this chain)"}{" "}
+          {runNodes && <StateBadge state={runNodes.state} detail={runNodes.detail} />}{" "}
+          {runNodes?.url && (
+            <a href={runNodes.url} target="_blank" rel="noreferrer">
+              Prefect
+            </a>
+          )}{" "}
+          <button type="button" onClick={onCloseRun}>
+            Hide the run
+          </button>
+        </span>
+      )}
+    </div>
+  );
+}
+
+/** Why the draft was not stored; where somebody else was faster, what can be done about it. */
+export function SaveProblem({
+  error,
+  stored,
+  onOverwrite,
+}: {
+  error: Error;
+  stored: ChainDetail | undefined;
+  onOverwrite: (etag: string) => void;
+}) {
+  const newest = useQuery({
+    queryKey: ["chains", stored?.id, "etag"],
+    queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain: stored!.id } } })),
+    enabled: error instanceof Problem && error.status === 409 && stored !== undefined,
+    gcTime: 0,
+  });
+  return (
+    <>
+      <ProblemNote error={error} />
+      {newest.data && (
+        <div className="actions">
+          <button type="button" onClick={() => window.location.reload()}>
+            Read revision {newest.data.revision}
+          </button>
+          <button type="button" className="danger" onClick={() => onOverwrite(newest.data.etag)}>
+            Store mine as revision {newest.data.revision + 1}
+          </button>
+        </div>
+      )}
+    </>
+  );
+}
