@@ -1,15 +1,20 @@
-"""The pages of jobs in the browser: the list, the form, a job with its curves, and two jobs over each other."""
+"""Jobs in the browser: started from the form, followed live, paused and resumed, compared; each number is REST's."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.dashboard import Audit, DashboardService, open_page
+from tests.flows.real_stack import until
 
 pytestmark = [pytest.mark.browser]
+
+LONG = 20_000
+"""Steps of a training that a test ends."""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +32,20 @@ def figure(page: Page, name: str) -> Locator:
     return page.get_by_role("figure", name=name, exact=True)
 
 
+def num_points(page: Page, name: str = "Loss") -> int:
+    return int(figure(page, name).get_attribute("data-points") or 0)
+
+
+def last_row(page: Page, name: str) -> list[str]:
+    """Name, step, value and number of points, as a screen reader says them."""
+    return figure(page, name).locator(".visually-hidden tbody tr").first.locator("th, td").all_inner_texts()
+
+
+def as_shown(value: float) -> str:
+    """A metric as the pages write it."""
+    return re.sub(r"\.?0+$", "", f"{value:.4g}") if "." in f"{value:.4g}" else f"{value:.4g}"
+
+
 def test_the_pages_of_jobs_are_accessible(
     page: Page, axe: Audit, finished_job: dict[str, Any], other_job: dict[str, Any]
 ) -> None:
@@ -41,3 +60,106 @@ def test_the_pages_of_jobs_are_accessible(
     open_page(page, f"/jobs/compare?job={finished_job['id']}&job={other_job['id']}", "Compare jobs")
     expect(figure(page, "Loss")).to_be_visible()
     axe(page)
+
+
+def test_every_number_of_a_job_is_that_of_rest(
+    page: Page, service: DashboardService, other_job: dict[str, Any]
+) -> None:
+    job = other_job["id"]
+    curve = service.get(f"jobs/{job}/metrics")["trainings"][0]["points"]
+    open_page(page, f"/jobs/{job}", other_job["name"])
+    for title, metric in (
+        ("Loss", "loss"),
+        ("Evaluation loss", "eval_loss"),
+        ("Learning rate", "learning_rate"),
+        ("Gradient norm", "grad_norm"),
+        ("Tokens per second", "tokens_per_second"),
+    ):
+        known = [(point["step"], point[metric]) for point in curve if point[metric] is not None]
+        expect(figure(page, title)).to_be_visible()
+        name, step, value, points = last_row(page, title)
+        assert (name, int(step), int(points)) == (title, known[-1][0], len(known))
+        assert float(value.replace(",", "")) == pytest.approx(known[-1][1], rel=1e-3)
+    facts = dict(
+        zip(page.locator(".facts dt").all_inner_texts(), page.locator(".facts dd").all_inner_texts(), strict=True)
+    )
+    assert (facts["Id"], facts["Stage"], facts["Attempts"]) == (job, "sft", str(other_job["attempts"]))
+    assert facts["Loss"] == as_shown(other_job["loss"])
+    samples = service.get(f"jobs/{job}/samples", limit=1)["rounds"][0]
+    answers = page.get_by_role("region", name=f"Answers of trainer at step {samples['step']}")
+    expect(answers.locator("tbody tr")).to_have_count(len(samples["samples"]))
+    assert (
+        answers.locator("tbody tr").first.locator("td").first.inner_text().strip()
+        == samples["samples"][0]["prompt"].strip()
+    )
+
+
+def test_the_list_filters_and_keeps_its_filters_over_a_reload(
+    page: Page, service: DashboardService, finished_job: dict[str, Any], other_job: dict[str, Any]
+) -> None:
+    open_page(page, "/jobs", "Jobs")
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(len(service.get("jobs")["jobs"]))
+    page.get_by_label("Text").fill("other")
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text(other_job["id"])
+    expect(rows.first).to_contain_text(f"{other_job['step']} of {other_job['total_steps']}")
+    page.reload()
+    expect(page.get_by_label("Text")).to_have_value("other")
+    expect(rows).to_have_count(1)
+    page.get_by_label("State", exact=True).select_option("failed")
+    page.get_by_role("button", name="Show all jobs").click()
+    page.get_by_label(f"Compare {finished_job['name']}").first.check()
+    page.get_by_label(f"Compare {other_job['name']}").first.check()
+    page.get_by_role("button", name="Compare 2").click()
+    differing = page.get_by_role("region", name="Settings that differ")
+    expect(differing).to_contain_text("job.hyperparameters.learning_rate")
+    expect(differing).to_contain_text("0.003")
+    expect(differing).not_to_contain_text("max_steps")
+    assert figure(page, "Loss").locator(".visually-hidden tbody tr").count() == 2
+
+
+def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: DashboardService, watch: Any) -> None:
+    watch.expect("status of 422")  # the first start, which the server refuses
+    open_page(page, "/jobs/new", "New job")
+    page.get_by_role("button", name="Start the job").click()
+    expect(page.get_by_role("alert")).to_contain_text("E-SPEC-MISSING")
+    page.get_by_label("Name", exact=True).fill("by-hand")
+    page.get_by_label(re.compile("^Path")).fill("data.jsonl")
+    page.locator("summary", has_text="Hyperparameters").click()
+    page.get_by_label("Max steps", exact=True).fill("0")
+    expect(page.locator(".invalid").first).to_be_visible()
+    page.get_by_label("Max steps", exact=True).fill(str(LONG))
+    page.get_by_label("Save steps", exact=True).fill("10")
+    page.reload()
+    expect(page.get_by_label("Max steps", exact=True)).to_have_value(str(LONG))
+    page.get_by_role("button", name="Preview the data").click()
+    preview = service.ask("GET", "data/preview", params={"path": "data.jsonl", "rows": 5})
+    expect(page.get_by_text(f"{preview['rendered'][0]['tokens']} tokens").first).to_be_visible(timeout=60_000)
+    page.get_by_role("button", name="Estimate").click()
+    expect(page.get_by_text("This machine would accept it.")).to_be_visible(timeout=60_000)
+    page.get_by_role("button", name="Start the job").click()
+    page.wait_for_url(re.compile("/jobs/job-"))
+    job = page.url.rpartition("/")[2]
+    head = page.locator(".page-head")
+    expect(figure(page, "Loss")).to_be_visible(timeout=60_000)
+    before = num_points(page)
+    until(lambda: num_points(page) > before, 30, "a longer curve")
+    head.get_by_role("button", name="Pause").click()
+    service.wait_for_job(job, "paused")
+    expect(page.locator("p .state-paused")).to_be_visible()
+    newest = service.get(f"jobs/{job}/checkpoints")["checkpoints"][0]
+    row = page.get_by_role("region", name="Checkpoints").locator("tbody tr").first
+    expect(row).to_contain_text(newest["sha256"])
+    row.get_by_role("button", name="Verify").click()
+    expect(row).to_contain_text("whole")
+    page.reload()
+    expect(page.locator("p .state-paused")).to_be_visible()
+    paused = num_points(page)
+    head.get_by_role("button", name="Resume").click()
+    service.wait_for_job(job, "running")
+    until(lambda: num_points(page) > paused, 60, "new steps after the resume")
+    head.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.locator("p .state-canceled")).to_be_visible(timeout=60_000)
+    assert service.get(f"jobs/{job}")["state"] == "canceled"
