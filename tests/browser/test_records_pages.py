@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Dialog, Page, expect
 
 from tests.browser.dashboard import Audit, DashboardService, open_page
 from tests.unit.api.test_record_verbs import make_report, make_rows
@@ -116,7 +116,12 @@ def seeded(service: DashboardService, tiny_model: Path, tmp_path_factory: pytest
 @pytest.fixture
 def records(seeded: DashboardService, page: Page) -> Iterator[Records]:
     found = Records(seeded, [])
-    page.on("dialog", lambda dialog: (found.dialogs.append(dialog.message), dialog.dismiss()))
+
+    def refuse(dialog: Dialog) -> None:
+        found.dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("dialog", refuse)
     yield found
     assert found.dialogs == []
 
