@@ -148,9 +148,12 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     head.get_by_role("button", name="Pause").click()
     service.wait_for_job(job, "paused")
     expect(page.locator("p .state-paused")).to_be_visible()
-    newest = service.get(f"jobs/{job}/checkpoints")["checkpoints"][0]
     row = page.get_by_role("region", name="Checkpoints").locator("tbody tr").first
-    expect(row).to_contain_text(newest["sha256"])
+
+    def shows_newest() -> bool:
+        return service.get(f"jobs/{job}/checkpoints")["checkpoints"][0]["sha256"] in row.inner_text()
+
+    until(shows_newest, 30, "the newest checkpoint on the page")
     row.get_by_role("button", name="Verify").click()
     expect(row).to_contain_text("whole")
     page.reload()
