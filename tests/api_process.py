@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,23 +12,32 @@ from contextlib import contextmanager
 from trainyard.compute.services import free_port
 
 START_S = 60.0
+# The service takes the first free port from here; workers of one test run search different ranges, or two take the same port.
+FIRST_PORT = 20_000
+PORTS_PER_WORKER = 200
+
+
+def first_port() -> int:
+    """Return where this worker of the test run (`gw3`) begins its search for a free port."""
+    return FIRST_PORT + PORTS_PER_WORKER * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 @contextmanager
 def serving(*options: str) -> Iterator[int]:
     """The API as `trainyard serve` starts it; yields its port."""
-    port = free_port(20_000)
+    port = free_port(first_port())
     argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "training", "--port", str(port), *options]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stderr is not None
-            begun = time.monotonic()
+            begun, printed = time.monotonic(), []
             for line in process.stderr:
+                printed.append(line)
                 assert time.monotonic() - begun < START_S
                 if "answers at" in line:
                     break
             else:
-                raise AssertionError(f"the service ended: {process.wait()}")
+                raise AssertionError(f"the service ended: {process.wait()}\n{''.join(printed)}")
             yield port
         finally:
             process.terminate()
