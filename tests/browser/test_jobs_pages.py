@@ -113,7 +113,7 @@ def test_the_list_filters_and_keeps_its_filters_over_a_reload(
     page.get_by_label(f"Compare {other_job['name']}").first.check()
     page.get_by_role("button", name="Compare 2").click()
     differing = page.get_by_role("region", name="Settings that differ")
-    expect(differing).to_contain_text("job.hyperparameters.learning_rate")
+    expect(differing).to_contain_text("trainer.hyperparameters.learning_rate")
     expect(differing).to_contain_text("0.003")
     expect(differing).not_to_contain_text("max_steps")
     assert figure(page, "Loss").locator(".visually-hidden tbody tr").count() == 2

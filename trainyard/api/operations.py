@@ -404,6 +404,16 @@ OPERATIONS: dict[str, Operation] = {
         "jobs:SamplesInput", "monitoring.samples:show_samples", "jobs:samples_text", READ,
         route="GET /api/v1/jobs/{job}/samples", tenants=True,
     ),
+    "jobs compare": Operation(
+        "The settings in which two to five jobs differ, with every default filled in.",
+        "jobs:CompareJobsInput", "monitoring.differing:compare_jobs", "jobs:differing_text", READ,
+        route="GET /api/v1/jobs/compare", tenants=True,
+    ),
+    "jobs provenance": Operation(
+        "Where a job's results come from: data and digests, results of nodes, ledger, versions, lineage.",
+        "jobs:JobInput", "monitoring.provenance:show_provenance", "jobs:provenance_text", READ,
+        route="GET /api/v1/jobs/{job}/provenance", tenants=True,
+    ),
     **SESSIONS,
     "gpus": Operation(
         "The GPUs of this machine: memory, load, temperature, power, clocks, and the memory of each job.",

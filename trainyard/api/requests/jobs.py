@@ -50,6 +50,12 @@ class RetryInput(JobInput):
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 
+class CompareJobsInput(Request):
+    job: Annotated[tuple[str, ...], Argument("JOB", completes="run")] = Field(
+        min_length=2, max_length=5, description="Two to five jobs: ids, beginnings of them, or names."
+    )
+
+
 class CheckpointsInput(JobInput):
     node: str | None = Field(None, description="Only this trainer's.")
 

@@ -8,6 +8,7 @@ from typing import Any
 from trainyard.api.records import RunResult
 from trainyard.api.terminal.chains import node_table, run_text
 from trainyard.api.terminal.text import draw_curves, draw_lines, table
+from trainyard.stores.metrics import in_time
 
 
 def jobs_text(result: Any) -> str:
@@ -50,7 +51,16 @@ def job_detail_text(result: Any) -> str:
         kept = f", checkpoints: {', '.join(one.checkpoints)}" if one.checkpoints else ""
         lines.append(f"{one.node}: step {one.step} of {one.total_steps or '?'}{loss}{rate}{kept}")
         lines.append(f"{one.node}: {one.folder}")
+    lines += [left_text(one) for one in result.left]
     return "\n".join([*lines, *node_table(result.nodes), *age_line(result.as_of)])
+
+
+def left_text(left: Any) -> str:
+    """The time that a training has left, and how that is known."""
+    if left.seconds is None:
+        return f"{left.node}: its time is not known before its second step"
+    basis = {"steps": "at the pace of its newest steps", "plan": "by the plan"}[left.basis]
+    return f"{left.node}: about {in_time(left.seconds)} left, {basis}"
 
 
 def log_line_text(line: Any) -> str:
@@ -103,6 +113,38 @@ def samples_text(result: Any) -> str:
         for one in result.rounds
     ]
     return "\n\n".join(parts) or "no samples: set eval.samples of a trainer"
+
+
+def differing_text(result: Any) -> str:
+    """The settings that differ as a table with a column for each job."""
+    rows = [[one.name, *map(str, one.values)] for one in result.settings]
+    return table(rows, ("setting", *result.jobs)) if rows else "their settings are the same"
+
+
+def provenance_text(result: Any) -> str:
+    """Where results come from: a table of what was read and one of what was made, then a paragraph per trainer."""
+    lines = [f"chain {result.chain} {result.digest}"]
+    read = [(one.source, one.format, str(one.rows), one.sha256[:12]) for one in result.data]
+    lines += [table(read, ("source", "format", "rows", "sha256"))] if read else []
+    made = [
+        (one.node, one.port, str(one.rows), one.sha256[:12] or "gone", one.key[:12], "reused" if one.reused else "made")
+        for one in result.results
+    ]
+    lines += [table(made, ("node", "port", "rows", "sha256", "key", "result"))] if made else []
+    for one in result.trainings:
+        lines.append(f"{one.node}: " + ", ".join(f"{name} {value}" for name, value in one.words.items()))
+        lines += [f"  tokens: {counts_text(one.tokens)}"] if one.tokens else []
+        lines += [f"  rows: {counts_text(one.rows)}"] if one.rows else []
+        versions = ", ".join(f"{name} {own}" for name, own in one.versions.items())
+        lines += [f"  versions: {versions}"] if versions else []
+        steps = [f"{own.sha256[:12]} {own.stage} {own.method}".rstrip() for own in one.lineage]
+        lines += [f"  lineage: {' → '.join(steps)}"] if steps else []
+        lines += [f"  registered as {', '.join(one.registered)}"] if one.registered else []
+    return "\n".join(lines)
+
+
+def counts_text(counts: Any) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
 def resumed_text(result: Any) -> str:

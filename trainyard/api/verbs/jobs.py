@@ -25,6 +25,7 @@ from trainyard.api.stack import import_prefect_client
 from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, TrainingLogs, training_logs_of
 from trainyard.api.verbs.chains.missing_backend import require_trainer
 from trainyard.api.verbs.chains.run import run
+from trainyard.api.verbs.monitoring.remaining import TimeLeft, time_left
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
 from trainyard.errors import InvalidInput, NotFound
@@ -116,6 +117,8 @@ class JobDetail(Job):
     trainings: tuple[Training, ...]
     nodes: tuple[NodeResult, ...]
     """How its nodes ended, at its last end."""
+    left: tuple[TimeLeft, ...] = ()
+    """The time that each training has left, while the job waits or runs."""
     as_of: float | None = None
     """When this was true (seconds of the epoch), where Prefect cannot be asked; None: now."""
 
@@ -194,7 +197,7 @@ def show_job(given: requests.JobInput, context: Context) -> JobDetail:
     )
     return JobDetail(
         **job_of(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
-        nodes=result.nodes if result else (),
+        nodes=result.nodes if result else (), left=time_left(row, context),
     )  # fmt: skip
 
 

@@ -36,8 +36,18 @@ PARTS = ("n", "low", "high", "sum", "last")
 SUMMED = [f"{name}_{part}" for name in MEASURED for part in PARTS]
 POINTS = f"create table points (step integer primary key, time real, {', '.join(f'{name} real' for name in MEASURED)})"
 LEVEL = "create table level_{level} (bucket integer primary key, step integer, time real, {columns})"
+PACE_STEPS = 200
+"""The newest steps, over which a pace is measured: it follows a training that slows down."""
 PROGRESS = tuple(TrainingProgress.model_fields)
 TOTALS = tuple(name for name in PROGRESS if name.startswith("total"))
+
+
+class Pace(NamedTuple):
+    """How fast a training has been since its last start: its newest step, when that was done, and seconds a step."""
+
+    step: int
+    time: float
+    seconds_per_step: float
 
 
 class Position(NamedTuple):
@@ -128,6 +138,16 @@ class CurveStore:
         with self.opened() as database:
             return TrainingProgress(**read_facts(database).get("progress", {}))
 
+    def pace(self) -> Pace | None:
+        """The mean pace of the newest steps since the last start; None before the second of them."""
+        text = "select step, time from points where time >= ? order by step desc limit ?"
+        with self.opened() as database:
+            steps = database.execute(text, (read_facts(database).get("begun", 0.0), PACE_STEPS)).fetchall()
+        if len(steps) < 2 or steps[0][1] <= steps[-1][1]:
+            return None
+        (last, now), (first, then) = steps[0], steps[-1]
+        return Pace(last, now, (now - then) / (last - first))
+
     def read(
         self, max_points: int | None = None, since_step: int | None = None, until_step: int | None = None
     ) -> Resolution:
@@ -216,6 +236,7 @@ class Extension:
             if kind == "begin":
                 self.restart(event.get("restarted_from"))
                 self.say(event, TOTALS)
+                write_facts(self.database, begun=number(event.get("time")) or 0.0)
             if kind == "progress":
                 self.say(event, PROGRESS)
                 step = event.get("step")

@@ -988,6 +988,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/compare": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The settings in which two to five jobs differ, with every default filled in. */
+        get: operations["jobs_compare"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job}": {
         parameters: {
             query?: never;
@@ -1118,6 +1135,23 @@ export interface paths {
         put?: never;
         /** Pause a job: its training saves at the next step, its process ends and its device is free. */
         post: operations["jobs_pause"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/provenance": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Where a job's results come from: data and digests, results of nodes, ledger, versions, lineage. */
+        get: operations["jobs_provenance"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -3695,6 +3729,14 @@ export interface components {
              */
             second: string;
         };
+        /** CompareJobsInput */
+        CompareJobsInput: {
+            /**
+             * Job
+             * @description Two to five jobs: ids, beginnings of them, or names.
+             */
+            job: string[];
+        };
         /**
          * Compared
          * @description One thing that both have: its name, and its value in each.
@@ -3747,6 +3789,13 @@ export interface components {
              * @default 0
              */
             worse: number;
+        };
+        /** ComparedJobs */
+        ComparedJobs: {
+            /** Jobs */
+            jobs: string[];
+            /** Settings */
+            settings: components["schemas"]["DifferingSetting"][];
         };
         /** ComparedSample */
         ComparedSample: {
@@ -4344,6 +4393,13 @@ export interface components {
              * @description Id of a stored chain, or its name where only one has it.
              */
             chain: string;
+        };
+        /** DifferingSetting */
+        DifferingSetting: {
+            /** Name */
+            name: string;
+            /** Values */
+            values: unknown[];
         };
         /**
          * DistillStage
@@ -6391,6 +6447,11 @@ export interface components {
             /** Id */
             id: string;
             /**
+             * Left
+             * @default []
+             */
+            left: components["schemas"]["TimeLeft"][];
+            /**
              * Loss
              * @default null
              */
@@ -6798,6 +6859,39 @@ export interface components {
              * @default null
              */
             usd_per_million_prompt_tokens: number | null;
+        };
+        /**
+         * KeptResult
+         * @description One port of a node that has ended.
+         */
+        KeptResult: {
+            /**
+             * Bytes
+             * @default 0
+             */
+            bytes: number;
+            /** Key */
+            key: string;
+            /** Needs */
+            needs: string[];
+            /** Node */
+            node: string;
+            /** Port */
+            port: string;
+            /** Reused */
+            reused: boolean;
+            /**
+             * Rows
+             * @default null
+             */
+            rows: number | null;
+            /**
+             * Sha256
+             * @default
+             */
+            sha256: string;
+            /** Type */
+            type: string;
         };
         /**
          * KeyRow
@@ -8757,6 +8851,25 @@ export interface components {
             /** Stage */
             stage: string;
         };
+        /** Provenance */
+        Provenance: {
+            /** Chain */
+            chain: string;
+            /** Data */
+            data: components["schemas"]["ReadSource"][];
+            /** Digest */
+            digest: string;
+            /** Id */
+            id: string;
+            /** Results */
+            results: components["schemas"]["KeptResult"][];
+            /** Run Id */
+            run_id: string;
+            /** Tenant */
+            tenant: string;
+            /** Trainings */
+            trainings: components["schemas"]["TrainingOrigin"][];
+        };
         /** Published */
         Published: {
             /** Changed */
@@ -8944,6 +9057,29 @@ export interface components {
             rows: {
                 [key: string]: unknown;
             }[];
+        };
+        /**
+         * ReadSource
+         * @description A set that a data source has read; of a path the last name.
+         */
+        ReadSource: {
+            /**
+             * Format
+             * @default
+             */
+            format: string;
+            /**
+             * Rows
+             * @default null
+             */
+            rows: number | null;
+            /**
+             * Sha256
+             * @default
+             */
+            sha256: string;
+            /** Source */
+            source: string;
         };
         /**
          * Record
@@ -11334,6 +11470,30 @@ export interface components {
             name: string | null;
         };
         /**
+         * TimeLeft
+         * @description One training that has not ended.
+         */
+        TimeLeft: {
+            /**
+             * Basis
+             * @default unknown
+             * @enum {string}
+             */
+            basis: "steps" | "plan" | "unknown";
+            /** Node */
+            node: string;
+            /**
+             * Seconds
+             * @default null
+             */
+            seconds: number | null;
+            /**
+             * Seconds Per Step
+             * @default null
+             */
+            seconds_per_step: number | null;
+        };
+        /**
          * Token
          * @description What a token allows; not the token.
          */
@@ -11381,6 +11541,32 @@ export interface components {
              * @default null
              */
             tenant: string | null;
+        };
+        /**
+         * TrainedFrom
+         * @description One step of a lineage: a base, then each adapter that was trained further.
+         */
+        TrainedFrom: {
+            /**
+             * Method
+             * @default
+             */
+            method: string;
+            /**
+             * Parents
+             * @default []
+             */
+            parents: string[];
+            /**
+             * Sha256
+             * @default
+             */
+            sha256: string;
+            /**
+             * Stage
+             * @default
+             */
+            stage: string;
         };
         /**
          * TrainerConfig
@@ -11535,6 +11721,47 @@ export interface components {
              * @default 1
              */
             steps_per_point: number;
+        };
+        /**
+         * TrainingOrigin
+         * @description One trainer: what it counted, and how it was carried out.
+         */
+        TrainingOrigin: {
+            /** Ended */
+            ended: boolean;
+            /**
+             * Lineage
+             * @default []
+             */
+            lineage: components["schemas"]["TrainedFrom"][];
+            /** Node */
+            node: string;
+            /**
+             * Registered
+             * @default []
+             */
+            registered: string[];
+            /** Rows */
+            rows?: {
+                [key: string]: number;
+            };
+            /**
+             * Seed
+             * @default null
+             */
+            seed: number | null;
+            /** Tokens */
+            tokens?: {
+                [key: string]: number;
+            };
+            /** Versions */
+            versions?: {
+                [key: string]: string;
+            };
+            /** Words */
+            words?: {
+                [key: string]: string;
+            };
         };
         /**
          * TrainingReport
@@ -12215,8 +12442,10 @@ export type CheckpointList = components['schemas']['CheckpointList'];
 export type CheckpointsInput = components['schemas']['CheckpointsInput'];
 export type Collected = components['schemas']['Collected'];
 export type CompareInput = components['schemas']['CompareInput'];
+export type CompareJobsInput = components['schemas']['CompareJobsInput'];
 export type Compared = components['schemas']['Compared'];
 export type ComparedBenchmark = components['schemas']['ComparedBenchmark'];
+export type ComparedJobs = components['schemas']['ComparedJobs'];
 export type ComparedSample = components['schemas']['ComparedSample'];
 export type Comparison = components['schemas']['Comparison'];
 export type ContainsReward = components['schemas']['ContainsReward'];
@@ -12244,6 +12473,7 @@ export type DeployerNode = components['schemas']['DeployerNode'];
 export type Device = components['schemas']['Device'];
 export type Diagnosis = components['schemas']['Diagnosis'];
 export type DiffInput = components['schemas']['DiffInput'];
+export type DifferingSetting = components['schemas']['DifferingSetting'];
 export type DistillStage = components['schemas']['DistillStage'];
 export type DownOutput = components['schemas']['DownOutput'];
 export type DpoStage = components['schemas']['DpoStage'];
@@ -12330,6 +12560,7 @@ export type JobsRetryBody = components['schemas']['JobsRetryBody'];
 export type JobsVerifyBody = components['schemas']['JobsVerifyBody'];
 export type JsonValue = components['schemas']['JsonValue'];
 export type JudgeSettings = components['schemas']['JudgeSettings'];
+export type KeptResult = components['schemas']['KeptResult'];
 export type KeyRow = components['schemas']['KeyRow'];
 export type KeyStatus = components['schemas']['KeyStatus'];
 export type KtoStage = components['schemas']['KtoStage'];
@@ -12414,6 +12645,7 @@ export type Proof = components['schemas']['Proof'];
 export type ProveInput = components['schemas']['ProveInput'];
 export type ProveResumeBody = components['schemas']['ProveResumeBody'];
 export type ProvedCell = components['schemas']['ProvedCell'];
+export type Provenance = components['schemas']['Provenance'];
 export type Published = components['schemas']['Published'];
 export type PullInput = components['schemas']['PullInput'];
 export type Pulled = components['schemas']['Pulled'];
@@ -12425,6 +12657,7 @@ export type QueryInput = components['schemas']['QueryInput'];
 export type QueryRows = components['schemas']['QueryRows'];
 export type Quotes = components['schemas']['Quotes'];
 export type RawRows = components['schemas']['RawRows'];
+export type ReadSource = components['schemas']['ReadSource'];
 export type Record = components['schemas']['Record'];
 export type Reference = components['schemas']['Reference'];
 export type RegexReward = components['schemas']['RegexReward'];
@@ -12525,13 +12758,16 @@ export type TemplateCall = components['schemas']['TemplateCall'];
 export type TemplateRow = components['schemas']['TemplateRow'];
 export type TemplateRows = components['schemas']['TemplateRows'];
 export type TemplatesInput = components['schemas']['TemplatesInput'];
+export type TimeLeft = components['schemas']['TimeLeft'];
 export type Token = components['schemas']['Token'];
 export type TokenList = components['schemas']['TokenList'];
 export type TokensCreateBody = components['schemas']['TokensCreateBody'];
+export type TrainedFrom = components['schemas']['TrainedFrom'];
 export type TrainerConfig = components['schemas']['TrainerConfig'];
 export type TrainerNode = components['schemas']['TrainerNode'];
 export type Training = components['schemas']['Training'];
 export type TrainingCurve = components['schemas']['TrainingCurve'];
+export type TrainingOrigin = components['schemas']['TrainingOrigin'];
 export type TrainingReport = components['schemas']['TrainingReport'];
 export type TrainingScript = components['schemas']['TrainingScript'];
 export type TrainingScriptList = components['schemas']['TrainingScriptList'];
@@ -14797,6 +15033,40 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    jobs_compare: {
+        parameters: {
+            query: {
+                /** @description Two to five jobs: ids, beginnings of them, or names. */
+                job: string[];
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ComparedJobs"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     jobs_show: {
         parameters: {
             query?: never;
@@ -15098,6 +15368,40 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Job"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_provenance: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Provenance"];
                 };
             };
             400: components["responses"]["400"];

@@ -55,7 +55,7 @@ def show_samples(given: requests.SamplesInput, context: Context) -> JobSamples:
 def read_rounds(work: TrainingLogs) -> Iterator[SampleRound]:
     """A trainer's answers by step. A restart forgets those beyond its checkpoint; the later word on a step counts."""
     rounds: dict[int, SampleRound] = {}
-    for event in select_since(read_rare(work.folder / EVENTS_FILE), work.since):
+    for event in select_since(read_lines_with(WORDS, work.folder / EVENTS_FILE), work.since):
         if event["event"] == "begin":
             restarted = event.get("restarted_from")
             last = restarted.get("step") if isinstance(restarted, dict) else None
@@ -72,11 +72,11 @@ def round_of(node: str, step: int, event: dict[str, Any]) -> SampleRound:
     return SampleRound(node=node, step=step, time=number(event.get("time")), samples=tuple(answers))
 
 
-def read_rare(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a file that are about answers or a start."""
+def read_lines_with(words: tuple[bytes, ...], path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a file whose lines contain one of these words; the others are not parsed."""
     if not path.is_file():
         return
     with path.open("rb") as lines:
         for line in lines:
-            if any(word in line for word in WORDS) and (event := parse(line)) is not None:
+            if any(word in line for word in words) and (event := parse(line)) is not None:
                 yield event

@@ -1,6 +1,6 @@
 // Two to five jobs over each other: curves on one axis, and only those settings that differ.
 
-import { useQueries } from "@tanstack/react-query";
+import { useQueries, useQuery } from "@tanstack/react-query";
 import { useMemo } from "react";
 import { Link, useSearchParams } from "wouter";
 import { client, dataOf } from "../../api/client";
@@ -8,7 +8,7 @@ import type { JobDetail } from "../../api/schema";
 import { Curve, type CurveSeries } from "../../components/curve";
 import { formatDuration, formatNumber } from "../../components/format";
 import { Empty, Loading, ProblemNote } from "../../components/notes";
-import { Page, Section } from "../../components/page";
+import { Page, Queried, Section } from "../../components/page";
 import { StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
 import { useCurveStyle } from "./charts";
@@ -110,42 +110,38 @@ function Overlay({ jobs, curves }: { jobs: readonly JobDetail[]; curves: readonl
   );
 }
 
-/** A nested value as paths and leaves: `hyperparameters.epochs`. */
-function flatten(value: unknown, path = ""): [string, unknown][] {
-  if (typeof value !== "object" || value === null || Array.isArray(value)) return [[path, value]];
-  return Object.entries(value).flatMap(([name, one]) => flatten(one, path ? `${path}.${name}` : name));
-}
-
+/** What differs on the resolved chains, where each setting that nobody wrote has its default. */
 function Differences({ jobs }: { jobs: readonly JobDetail[] }) {
-  const settings = jobs.map((job) => {
-    const { stage, method, backend, base_model } = job;
-    return new Map<string, unknown>([...flatten({ stage, method, backend, base_model }), ...flatten(job.parameters)]);
+  const ids = jobs.map((job) => job.id);
+  const query = useQuery({
+    queryKey: ["compare", ...ids],
+    queryFn: () => dataOf(client.GET("/api/v1/jobs/compare", { params: { query: { job: ids } } })),
   });
-  const names = [...new Set(settings.flatMap((one) => [...one.keys()]))];
-  const rows = names
-    .map((name) => ({ name, values: settings.map((one) => textOf(one.get(name))) }))
-    .filter(({ values }) => new Set(values).size > 1);
   return (
     <Section title="Settings that differ">
-      {rows.length === 0 ? (
-        <p>They were started with the same settings.</p>
-      ) : (
-        <Table
-          caption="Settings that differ"
-          rows={rows}
-          rowKey={(row) => row.name}
-          columns={[
-            { title: "Setting", cell: (row) => <code>{row.name}</code> },
-            ...jobs.map((job, index) => ({
-              title: titleOf(job, jobs),
-              cell: (row: (typeof rows)[number]) => row.values[index] || <span className="quiet">not set</span>,
-            })),
-          ]}
-        />
-      )}
+      <Queried query={query}>
+        {({ settings }) =>
+          settings.length === 0 ? (
+            <p>Their settings are the same, with every default filled in.</p>
+          ) : (
+            <Table
+              caption="Settings that differ"
+              rows={settings}
+              rowKey={(row) => row.name}
+              columns={[
+                { title: "Setting", cell: (row) => <code>{row.name}</code> },
+                ...jobs.map((job, index) => ({
+                  title: titleOf(job, jobs),
+                  cell: (row: (typeof settings)[number]) =>
+                    textOf(row.values[index]) || <span className="quiet">not set</span>,
+                })),
+              ]}
+            />
+          )
+        }
+      </Queried>
     </Section>
   );
 }
 
-const textOf = (value: unknown) =>
-  value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value);
+const textOf = (value: unknown) => (value == null ? "" : typeof value === "string" ? value : JSON.stringify(value));

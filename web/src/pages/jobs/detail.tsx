@@ -12,6 +12,7 @@ import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
 import { Facts, Table } from "../../components/table";
 import { Checkpoints } from "./checkpoints";
+import { Provenance } from "./provenance";
 import { Samples } from "./samples";
 import { Charts, useCurveStyle } from "./charts";
 import { useCurves } from "./curves";
@@ -46,6 +47,7 @@ export default function JobPage({ job }: { job: string }) {
             <Checkpoints job={found} />
             <Samples job={found} />
             {found.nodes.length > 0 && <Results job={found} />}
+            <Provenance job={found} />
             <Section title="Parameters">
               <pre className="json" tabIndex={0} aria-label="Parameters as JSON">
                 {JSON.stringify(found.parameters, null, 2)}
@@ -130,6 +132,7 @@ function Summary({ job }: { job: JobDetail }) {
           ["Created", formatTime(job.created)],
           ["Started", formatTime(job.started)],
           ["Time", formatDuration(job.seconds)],
+          ...(job.left ?? []).map((one) => [`Time left of ${one.node}`, leftOf(one)] as const),
           ["Attempts", String(job.attempts)],
           ["Tags", job.tags.join(", ")],
           ["Run", job.url ? <ExternalLink url={job.url}>in Prefect</ExternalLink> : job.run_id],
@@ -137,6 +140,12 @@ function Summary({ job }: { job: JobDetail }) {
       />
     </Section>
   );
+}
+
+/** What is left of a training, and how that is known. */
+function leftOf(left: NonNullable<JobDetail["left"]>[number]): string {
+  if (left.seconds == null) return "not known before its second step";
+  return `${formatDuration(left.seconds)}, ${left.basis === "steps" ? "at the pace of its newest steps" : "by the plan"}`;
 }
 
 function Curves({ job, over }: { job: JobDetail; over: boolean }) {

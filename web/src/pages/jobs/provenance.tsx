@@ -1,0 +1,131 @@
+// Where the results of a job come from: what was read, what each node left, and how it was trained.
+
+import { useQuery } from "@tanstack/react-query";
+import { client, dataOf } from "../../api/client";
+import type { JobDetail, Provenance as Provenances } from "../../api/schema";
+import { formatBytes, formatNumber } from "../../components/format";
+import { Queried, Section } from "../../components/page";
+import { Facts, Table } from "../../components/table";
+import { isOver, REFRESH_MS } from "./queries";
+
+const WAITING = ["pending"];
+
+export function Provenance({ job }: { job: JobDetail }) {
+  const begun = !WAITING.includes(job.state);
+  const query = useQuery({
+    queryKey: ["provenance", job.id, job.state],
+    queryFn: () => dataOf(client.GET("/api/v1/jobs/{job}/provenance", { params: { path: { job: job.id } } })),
+    refetchInterval: isOver(job.state) ? false : 2 * REFRESH_MS,
+    enabled: begun,
+  });
+  return (
+    <Section title="Provenance">
+      {begun ? (
+        <Queried query={query}>{(found) => <Origins found={found} />}</Queried>
+      ) : (
+        <p className="quiet">The job has not begun.</p>
+      )}
+    </Section>
+  );
+}
+
+const digest = (sha256: string | undefined) =>
+  sha256 ? <code title={sha256}>{sha256.slice(0, 12)}</code> : <span className="quiet">no longer stored</span>;
+
+function Origins({ found }: { found: Provenances }) {
+  return (
+    <>
+      <Facts
+        facts={[
+          ["Chain", found.chain],
+          ["Digest of the resolved chain", <code>{found.digest}</code>],
+        ]}
+      />
+      {found.data.length > 0 && (
+        <Table
+          caption="Data that was read"
+          rows={found.data}
+          rowKey={(_, index) => index}
+          columns={[
+            { title: "Source", cell: (one) => one.source },
+            { title: "Format", cell: (one) => one.format ?? "" },
+            { title: "Rows", numeric: true, cell: (one) => formatNumber(one.rows) },
+            { title: "SHA-256", cell: (one) => digest(one.sha256) },
+          ]}
+        />
+      )}
+      {found.results.length > 0 && (
+        <Table
+          caption="Results of the nodes"
+          rows={found.results}
+          rowKey={(one) => `${one.node}/${one.port}`}
+          columns={[
+            { title: "Node", cell: (one) => one.node },
+            { title: "Result", cell: (one) => one.port },
+            { title: "Made from", cell: (one) => one.needs.join(", ") },
+            { title: "Rows", numeric: true, cell: (one) => formatNumber(one.rows) },
+            { title: "Size", numeric: true, cell: (one) => formatBytes(one.bytes) },
+            { title: "SHA-256", cell: (one) => digest(one.sha256) },
+            { title: "Content key", cell: (one) => <code title={one.key}>{one.key.slice(0, 12)}</code> },
+            { title: "Made by", cell: (one) => (one.reused ? "an earlier run" : "this run") },
+          ]}
+        />
+      )}
+      {found.trainings.map((one) => (
+        <Training key={one.node} training={one} />
+      ))}
+    </>
+  );
+}
+
+function Training({ training }: { training: Provenances["trainings"][number] }) {
+  const counts = (given: Record<string, number> | undefined) =>
+    Object.entries(given ?? {})
+      .map(([name, count]) => `${formatNumber(count)} ${name}`)
+      .join(", ");
+  const lineage = training.lineage ?? [];
+  return (
+    <section aria-label={`Training of ${training.node}`}>
+      <h3>{training.node}</h3>
+      {!training.ended && (
+        <p className="quiet">It has left no result; how it was carried out is recorded at its end.</p>
+      )}
+      <Facts
+        facts={[
+          ["Tokens", counts(training.tokens)],
+          ["Rows", counts(training.rows)],
+          ["Seed", formatNumber(training.seed)],
+          ...Object.entries(training.words ?? {}).map(
+            ([name, value]) => [titleOf(name), name.endsWith("sha256") ? <code>{value}</code> : value] as const,
+          ),
+          ["Registered as", (training.registered ?? []).join(", ")],
+          [
+            "Versions",
+            Object.entries(training.versions ?? {})
+              .map(([name, own]) => `${name} ${own}`)
+              .join(", "),
+          ],
+        ]}
+      />
+      {lineage.length > 0 && (
+        <Table
+          caption={`Lineage of ${training.node}`}
+          rows={lineage}
+          rowKey={(_, index) => index}
+          columns={[
+            { title: "From", cell: (one) => (one.stage ? "training" : "base") },
+            { title: "Stage", cell: (one) => one.stage ?? "" },
+            { title: "Method", cell: (one) => one.method ?? "" },
+            { title: "SHA-256", cell: (one) => digest(one.sha256) },
+          ]}
+        />
+      )}
+    </section>
+  );
+}
+
+/** `base_sha256` is `Base SHA-256`. */
+const titleOf = (name: string) => {
+  const text = name.replace("sha256", "SHA-256").replaceAll("_", " ");
+  return text.charAt(0).toUpperCase() + text.slice(1);
+};
