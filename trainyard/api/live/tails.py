@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,6 +113,20 @@ def read_lines(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[LogPie
     if not found and len(rest) >= limit:
         found.append(LogPiece(offset, offset + len(rest), rest))
     return found
+
+
+def read_lines_before(path: Path, end: int, limit: int = BLOCK_BYTES, most: int | None = None) -> list[LogPiece]:
+    """The last whole lines before an offset, within so many bytes; of a line that is longer its last part."""
+    start = max(0, end - limit)
+    block = read_block(path, start, end - start)
+    if start > 0 and read_block(path, start - 1, 1) != b"\n":
+        cut = block.find(b"\n", 0, len(block) - 1) + 1  # the first line begins before the block
+        start, block = start + cut, block[cut:]
+    found = []
+    for line in re.findall(rb"[^\n]*\n|[^\n]+", block):
+        found.append(LogPiece(start, start + len(line), line.removesuffix(b"\n")))
+        start += len(line)
+    return found if most is None else found[max(0, len(found) - most) :]
 
 
 def read_rest(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[LogPiece]:

@@ -92,6 +92,9 @@ class LogsInput(JobInput):
     tail: int | None = Field(None, ge=0, description="Only the last lines.")
     source: str | None = Field(None, description="Only this log: run, or a trainer; with it, bytes from an offset on.")
     offset: int | None = Field(None, ge=0, description="Where to begin in it: the next_offset of the part before.")
+    before: int | None = Field(
+        None, ge=0, le=2**63 - 1, description="Where to end in it: the first_offset of the part after."
+    )
     limit_bytes: int = Field(65_536, ge=1, le=4_194_304, description="At most so many bytes of that log.")
 
 

@@ -6,15 +6,16 @@ Everything here takes a job by its id, by a beginning of its id that fits only o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from trainyard.api.context import Context
 from trainyard.api.live import found
-from trainyard.api.live.tails import read_lines, read_rest
+from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_lines_before, read_rest
 from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import NodeResult, RunResult, read_result
@@ -136,6 +137,8 @@ class JobLog(Response):
     lines: tuple[LogLine, ...]
     next_offset: dict[str, int] = Field({})
     """Log -> where it ends as far as it is given here: `offset` of the next part. Of `run` it counts lines."""
+    first_offset: dict[str, int] = Field({})
+    """Log -> where it begins as far as it is given here: `before` of the part before; 0 where nothing is before it."""
     restarted: bool = False
     """The log is shorter than the offset: it was cut or replaced, and is given from its start."""
     streamed: bool = False
@@ -206,7 +209,7 @@ def progress_of(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_logs(given: requests.LogsInput, context: Context) -> JobLog:
-    if given.source is not None and not given.follow and given.tail is None:
+    if given.source is not None and not given.follow:
         return read_part(given, context)
     return read_logs(import_prefect_client(context.settings, "listing"), given, context)
 
@@ -318,16 +321,15 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def read_part(given: requests.LogsInput, context: Context) -> JobLog:
-    """A part of one log from an offset on: whole lines, with every character as it was written.
+    """A part of one log: whole lines, with every character as it was written.
 
+    From `offset` on; or before `before`, or with `tail` at its end, so that a large log is read from its end.
     Raises `NotFound` (`E-NOT-FOUND`) for a trainer that the job does not have.
     """
     row, _ = found.find_job(given.job, context)
-    source, start = given.source or RUN_LOG, given.offset or 0
+    source = given.source or RUN_LOG
     if source == RUN_LOG:
-        listing = import_prefect_client(context.settings, "listing")
-        lines = [LogLine(source=source, **one) for one in listing.read_log(row["run_id"], start, RUN_LINES)]
-        return JobLog(id=row["id"], lines=tuple(lines), next_offset={source: start + len(lines)})
+        return read_run_log(row, given, import_prefect_client(context.settings, "listing"))
     logs = {work.node: work.log for work in trainings_of(row)}
     if source not in logs:
         raise NotFound(
@@ -336,14 +338,52 @@ def read_part(given: requests.LogsInput, context: Context) -> JobLog:
             do="Name one of them.",
             code="E-NOT-FOUND",
         )
-    size = logs[source].stat().st_size if logs[source].is_file() else 0
+    path, has_ended = logs[source], row["state"] in ENDS
+    if given.before is not None or given.tail is not None:
+        return read_end(row["id"], source, path, given, has_ended=has_ended)
+    size, start = path.stat().st_size if path.is_file() else 0, given.offset or 0
     restarted = start > size
-    read = read_lines(logs[source], 0 if restarted else start, given.limit_bytes)
-    if row["state"] in ENDS and not read:
-        read = read_rest(logs[source], 0 if restarted else start, given.limit_bytes)
+    start = 0 if restarted else start
+    read = read_lines(path, start, given.limit_bytes)
+    if has_ended and not read:
+        read = read_rest(path, start, given.limit_bytes)
+    return part_of(row["id"], source, read, start, restarted=restarted)
+
+
+def read_end(job: str, source: str, path: Path, given: requests.LogsInput, *, has_ended: bool) -> JobLog:
+    """The last lines before an offset, by default before the end of the file.
+
+    A last line without its end is a line once nobody writes it any more.
+    """
+    size = path.stat().st_size if path.is_file() else 0
+    last = size if has_ended or not size else last_line_end(path, size)
+    end = last if given.before is None else min(given.before, last)
+    return part_of(job, source, read_lines_before(path, end, given.limit_bytes, given.tail), end)
+
+
+def part_of(job: str, source: str, read: Sequence[LogPiece], place: int, *, restarted: bool = False) -> JobLog:
+    """Lines of one log as a part of it; without lines it is empty at its place."""
     lines = [LogLine(source=source, text=one.data.decode("utf-8", "replace")) for one in read]
-    end = read[-1].end if read else 0 if restarted else start
-    return JobLog(id=row["id"], lines=tuple(lines), next_offset={source: end}, restarted=restarted)
+    first, end = (read[0].start, read[-1].end) if read else (place, place)
+    return JobLog(
+        id=job, lines=tuple(lines), next_offset={source: end}, first_offset={source: first}, restarted=restarted
+    )  # fmt: skip
+
+
+def read_run_log(row: dict[str, Any], given: requests.LogsInput, listing: Any) -> JobLog:
+    """A part of the run's own log, which counts lines."""
+    end = given.before
+    if given.tail is not None:
+        every = listing.read_log(row["run_id"], 0, end)
+        start = max(0, len(every) - given.tail)
+        read = every[start:]
+    else:
+        start = given.offset or 0 if end is None else max(0, end - RUN_LINES)
+        read = listing.read_log(row["run_id"], start, RUN_LINES if end is None else end - start)
+    lines = tuple(LogLine(source=RUN_LOG, **one) for one in read)
+    return JobLog(
+        id=row["id"], lines=lines, next_offset={RUN_LOG: start + len(lines)}, first_offset={RUN_LOG: start}
+    )  # fmt: skip
 
 
 def read_logs(listing: Any, given: requests.LogsInput, context: Context) -> JobLog:

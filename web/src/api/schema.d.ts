@@ -6547,6 +6547,10 @@ export interface components {
         };
         /** JobLog */
         JobLog: {
+            /** First Offset */
+            first_offset?: {
+                [key: string]: number;
+            };
             /** Id */
             id: string;
             /** Lines */
@@ -7260,6 +7264,12 @@ export interface components {
         };
         /** LogsInput */
         LogsInput: {
+            /**
+             * Before
+             * @description Where to end in it: the first_offset of the part after.
+             * @default null
+             */
+            before: number | null;
             /**
              * Follow
              * @description Print new lines until the job ends.
@@ -15191,6 +15201,8 @@ export interface operations {
                 source?: string;
                 /** @description Where to begin in it: the next_offset of the part before. */
                 offset?: number;
+                /** @description Where to end in it: the first_offset of the part after. */
+                before?: number;
                 /** @description At most so many bytes of that log. */
                 limit_bytes?: number;
             };

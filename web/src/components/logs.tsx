@@ -1,6 +1,7 @@
 // A log: search, follow, pause, download. Only the visible lines are in the page, so that a long log scrolls smoothly.
 
-import { useEffect, useMemo, useRef, useState, type ReactNode } from "react";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState, type ReactNode } from "react";
+import { formatBytes } from "./format";
 import "./logs.css";
 
 export interface LogLine {
@@ -16,6 +17,8 @@ export interface LogViewProps {
   state?: string;
   /** Name of the file that a download writes. */
   fileName?: string;
+  /** What is before the first line and not read yet. */
+  earlier?: { bytes: number; isFull: boolean; isLoading: boolean; onLoad: () => void };
   /** What else is above the lines, such as which log is shown. */
   children?: ReactNode;
 }
@@ -27,7 +30,7 @@ const ERROR = 40;
 /** Colours and cursor movements of a terminal. */
 const ANSI = /\x1b\[[0-9;?]*[A-Za-z]/g;
 
-export function LogView({ lines, state = "", fileName = "log.txt", children }: LogViewProps) {
+export function LogView({ lines, state = "", fileName = "log.txt", earlier, children }: LogViewProps) {
   const frame = useRef<HTMLDivElement>(null);
   const [search, setSearch] = useState("");
   const [follows, setFollows] = useState(true);
@@ -38,6 +41,19 @@ export function LogView({ lines, state = "", fileName = "log.txt", children }: L
     const wanted = search.toLowerCase();
     return wanted ? shown.filter((line) => line.text.toLowerCase().includes(wanted)) : shown;
   }, [shown, search]);
+
+  // What is put before the first line leaves the lines where they are on the screen.
+  const below = useRef<number | null>(null);
+  useLayoutEffect(() => {
+    if (below.current === null || !frame.current) return;
+    frame.current.scrollTop = frame.current.scrollHeight - below.current;
+    below.current = null;
+  }, [earlier?.bytes]);
+  const loadEarlier = () => {
+    below.current = frame.current!.scrollHeight - frame.current!.scrollTop;
+    setFollows(false);
+    earlier!.onLoad();
+  };
 
   useEffect(() => {
     if (follows && frame.current) frame.current.scrollTop = frame.current.scrollHeight;
@@ -78,6 +94,18 @@ export function LogView({ lines, state = "", fileName = "log.txt", children }: L
           {state && `, ${state}`}
         </span>
       </div>
+      {earlier && (
+        <p className="quiet">
+          {formatBytes(earlier.bytes)} before this are not shown.{" "}
+          {earlier.isFull ? (
+            "This page keeps no more of the log; read it by trainyard jobs logs."
+          ) : (
+            <button type="button" disabled={earlier.isLoading || paused !== null} onClick={loadEarlier}>
+              Load earlier
+            </button>
+          )}
+        </p>
+      )}
       <div ref={frame} className="log" tabIndex={0} role="log" aria-live="off" aria-label="Log" onScroll={onScroll}>
         <div className="log-lines" style={{ height: found.length * LINE_PX }}>
           {visible.map((line, index) => (

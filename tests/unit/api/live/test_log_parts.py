@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,68 @@ texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters=
 def test_the_parts_of_any_size_are_the_whole(place: JobHome, lines: list[str], limit: int) -> None:
     (place.work / "child.log").write_bytes("".join(f"{line}\n" for line in lines).encode())
     assert everything(place, limit) == lines
+
+
+def backwards(place: JobHome, limit: int) -> list[str]:
+    """All parts from the last one to the first."""
+    found = show_logs(LogsInput(job="guide", source="trainer", tail=3, limit_bytes=limit), place.context)
+    lines, before = [line.text for line in found.lines], found.first_offset["trainer"]
+    while before:
+        asked = LogsInput(job="guide", source="trainer", before=before, limit_bytes=limit)
+        found = show_logs(asked, place.context)
+        assert found.next_offset == {"trainer": before}
+        assert found.first_offset["trainer"] < before
+        lines, before = [*(line.text for line in found.lines), *lines], found.first_offset["trainer"]
+    return lines
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(texts, max_size=12), limit=st.integers(150, 400))
+def test_the_parts_from_the_end_are_the_whole(place: JobHome, lines: list[str], limit: int) -> None:
+    (place.work / "child.log").write_bytes("".join(f"{line}\n" for line in lines).encode())
+    assert backwards(place, limit) == lines
+
+
+def test_the_end_of_a_log_is_where_its_stream_continues(place: JobHome) -> None:
+    place.write("child.log", "one\ntwo\nthr")
+    found = show_logs(LogsInput(job="guide", source="trainer", tail=1), place.context)
+    assert [line.text for line in found.lines] == ["two"]
+    assert (found.first_offset, found.next_offset) == ({"trainer": 4}, {"trainer": 8})
+    place.write("child.log", "ee\n")
+    assert [line.text for line in part(place, 8).lines] == ["three"]
+    place.write("child.log", "no end")
+    place.state(JobState.FAILED)
+    found = show_logs(LogsInput(job="guide", source="trainer", tail=2), place.context)
+    assert [line.text for line in found.lines] == ["three", "no end"]
+
+
+def test_the_end_of_a_line_longer_than_the_limit_comes_in_parts(place: JobHome) -> None:
+    place.write("child.log", "x" * 1000 + "\nend\n")
+    assert "".join(backwards(place, 128)) == "x" * 1000 + "end"
+
+
+def test_the_end_of_a_large_log_is_read_without_the_rest(place: JobHome) -> None:
+    line = "step 1/2, loss 4.3100 ".ljust(99, ".")
+    with (place.work / "child.log").open("w") as file:
+        for _ in range(50):
+            file.write(f"{line}\n" * 10_486)
+    tracemalloc.start()
+    began = time.perf_counter()
+    found = show_logs(LogsInput(job="guide", source="trainer", tail=2000, limit_bytes=1 << 18), place.context)
+    took, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(found.lines), found.next_offset["trainer"]) == (2000, 50 * 10_486 * 100)
+    assert took < 1.0
+    assert peak < 16 << 20
+
+
+def test_a_log_without_a_line_has_an_end(place: JobHome) -> None:
+    for _ in range(2):
+        found = show_logs(LogsInput(job="guide", source="trainer", tail=5), place.context)
+        assert (found.lines, found.first_offset, found.next_offset) == ((), {"trainer": 0}, {"trainer": 0})
+        place.write("child.log", "no line yet")
+    found = show_logs(LogsInput(job="guide", source="trainer", before=2**62), place.context)
+    assert found.lines == ()
 
 
 def test_colors_and_overwritten_lines_are_data(place: JobHome) -> None:

@@ -1,7 +1,7 @@
 // The logs of a job: the run's own from Prefect, and what each of its trainers prints, as it comes.
 
-import { useQuery } from "@tanstack/react-query";
-import { useState } from "react";
+import { useMutation, useQuery } from "@tanstack/react-query";
+import { useEffect, useMemo, useRef, useState } from "react";
 import { client, dataOf } from "../../api/client";
 import { useEventStream } from "../../api/streams";
 import { LogView, type LogLine } from "../../components/logs";
@@ -9,8 +9,12 @@ import { ProblemNote } from "../../components/notes";
 
 const RUN = "run";
 const POLL_MS = 2000;
-/** Lines that are kept of a log that grows; the whole log is a download of the API. */
+/** What is read at once: of a large log the end, then the part before on request. */
+const FIRST_LINES = 2000;
+const PART_BYTES = 1 << 18;
+/** What a page keeps of a log, so that its memory is bounded. */
 const MOST_LINES = 50_000;
+const MOST_CHARACTERS = 1 << 23;
 
 interface JobLogProps {
   job: string;
@@ -42,18 +46,98 @@ interface PartProps {
   picker: React.ReactNode;
 }
 
+/** A part of a log as it was read at once, and where it begins and ends in the file. */
+interface Chunk {
+  first: number;
+  next: number;
+  lines: LogLine[];
+  characters: number;
+}
+
+const chunkOf = (first: number, next: number, texts: readonly string[]): Chunk => ({
+  first,
+  next,
+  lines: texts.map((text) => ({ text })),
+  characters: texts.reduce((sum, text) => sum + text.length, 0),
+});
+
+const isFull = (chunks: readonly Chunk[]) =>
+  chunks.reduce((sum, one) => sum + one.lines.length, 0) > MOST_LINES ||
+  chunks.reduce((sum, one) => sum + one.characters, 0) > MOST_CHARACTERS;
+
+/** The newest chunks that fit; the oldest ones are read again by *Load earlier*. */
+function keepNewest(chunks: Chunk[]): Chunk[] {
+  let kept = chunks;
+  while (kept.length > 1 && isFull(kept)) kept = kept.slice(1);
+  return kept;
+}
+
+/** A part of a log before an offset, or at its end. */
+async function readPart(job: string, source: string, place: { before: number } | { tail: number }): Promise<Chunk> {
+  const query = { source, limit_bytes: PART_BYTES, ...place };
+  const part = await dataOf(
+    client.GET("/api/v1/jobs/{job}/logs", { params: { path: { job }, query: query as object } }),
+  );
+  const texts = part.lines.map(({ text }) => text);
+  return chunkOf(part.first_offset?.[source] ?? 0, part.next_offset?.[source] ?? 0, texts);
+}
+
+/** What a trainer prints: the end of it at once, then each line as it comes, and what is before on request. */
 function TrainerLog({ job, source, over, picker }: PartProps) {
-  const [lines, setLines] = useState<LogLine[]>([]);
-  const place = `/jobs/${encodeURIComponent(job)}/logs?source=${encodeURIComponent(source)}`;
-  const state = useEventStream(`${place}#${over ? "over" : "live"}`, {
-    lines: (given: { lines: string[] }) =>
-      setLines((before) => [...before, ...given.lines.map((text) => ({ text }))].slice(-MOST_LINES)),
-    end: () => undefined,
+  const [chunks, setChunks] = useState<Chunk[] | null>(null);
+  const next = useRef(0);
+  const newest = useMutation({
+    mutationFn: () => readPart(job, source, { tail: FIRST_LINES }),
+    onSuccess: (chunk) => {
+      next.current = chunk.next;
+      setChunks([chunk]);
+    },
   });
+  useEffect(() => newest.mutate(), [job, source]);
+  const earlier = useMutation({
+    mutationFn: (before: number) => readPart(job, source, { before }),
+    onSuccess: (chunk) => setChunks((known) => (known?.[0]?.first === chunk.next ? [chunk, ...known] : known)),
+  });
+  const place = `/jobs/${encodeURIComponent(job)}/logs?source=${encodeURIComponent(source)}`;
+  const state = useEventStream(
+    chunks === null ? "" : `${place}#${over ? "over" : "live"}`,
+    {
+      lines: (given: { lines: string[] }, id: string) => {
+        // The id of an event is `source=offset.inode`: where its last line ends.
+        const end = Number(/=(\d+)\.\d+$/.exec(id)?.[1] ?? NaN);
+        const begin = end < next.current ? 0 : next.current; // a file that was replaced begins again
+        const chunk = chunkOf(begin, end, given.lines);
+        setChunks((known) => keepNewest(begin < next.current ? [chunk] : [...(known ?? []), chunk]));
+        next.current = end;
+      },
+      end: () => undefined,
+    },
+    () => `${place}&offset=${next.current}`,
+  );
+  const lines = useMemo(() => (chunks ?? []).flatMap((one) => one.lines), [chunks]);
+  const first = chunks?.[0]?.first ?? 0;
   return (
-    <LogView lines={lines} state={state} fileName={`${job}-${source}.log`}>
-      {picker}
-    </LogView>
+    <>
+      {newest.error && <ProblemNote error={newest.error} onRetry={() => newest.mutate()} />}
+      {earlier.error && <ProblemNote error={earlier.error} />}
+      <LogView
+        lines={lines}
+        state={chunks === null ? "loading" : state}
+        fileName={`${job}-${source}.log`}
+        earlier={
+          first > 0
+            ? {
+                bytes: first,
+                isFull: isFull(chunks ?? []),
+                isLoading: earlier.isPending,
+                onLoad: () => earlier.mutate(first),
+              }
+            : undefined
+        }
+      >
+        {picker}
+      </LogView>
+    </>
   );
 }
 
