@@ -83,6 +83,8 @@ class FileTail:
         """The lines from a place on, at most a block, and the place after them; of a replaced or cut file from 0."""
         if not self.inode:
             return [], place
+        if place.offset > self.size:
+            self.look()  # a client that reads the file itself is ahead of the last look while the file grows
         if place.inode not in (0, self.inode) or place.offset > self.size:
             place = LogPlace()
         found: list[LogPiece] = []

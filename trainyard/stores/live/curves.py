@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
+from types import NoneType
 from typing import Any, NamedTuple
 
 import orjson
@@ -221,7 +222,10 @@ def position_of(database: sqlite3.Connection) -> Position:
 
 
 class Extension:
-    """Events on their way into the tables: collected, written at once, and summed up from the first changed step."""
+    """Events on their way into the tables: collected, written at once, and summed up from the first changed step.
+
+    Values are looked at column by column: a million steps are some seconds of this loop.
+    """
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self.database = database
@@ -231,31 +235,29 @@ class Extension:
         self.present: set[str] = set(facts.get("present", []))
 
     def add(self, events: Iterable[Event]) -> None:
+        said: list[Event] = []
         for event in events:
             kind = event["event"]
-            if kind == "begin":
-                self.restart(event.get("restarted_from"))
-                self.say(event, TOTALS)
-                write_facts(self.database, begun=number(event.get("time")) or 0.0)
             if kind == "progress":
-                self.say(event, PROGRESS)
+                said.append(event)
                 step = event.get("step")
                 if isinstance(step, int) and abs(step) < MOST_STEPS:
-                    values = (number(event.get(name)) for name in MEASURED)
-                    self.points[step] = (step, number(event.get("time")) or 0.0, *values)
+                    get = event.get
+                    self.points[step] = (step, get("time"), *[get(name) for name in MEASURED])
+            elif kind == "begin":
+                self.restart(event.get("restarted_from"))
+                said.append({name: event[name] for name in TOTALS if name in event})
+                write_facts(self.database, begun=number(event.get("time")) or 0.0)
         self.flush()
-        write_facts(self.database, progress=self.progress)
+        self.note_progress(said)
 
-    def note_present(self) -> None:
-        """Record which metrics any step has: the others cost nothing."""
-        columns = zip(MEASURED, list(zip(*self.points.values(), strict=True))[2:], strict=True)
-        self.present |= {name for name, values in columns if any(value is not None for value in values)}
-        write_facts(self.database, present=[name for name in MEASURED if name in self.present])
-
-    def say(self, event: Event, names: Sequence[str]) -> None:
-        for name in names:
-            if isinstance(value := event.get(name), int | float):
+    def note_progress(self, said: Sequence[Event]) -> None:
+        """Record the newest number of each word of the progress."""
+        for name in set[str]().union(*said).intersection(PROGRESS):
+            newest = (value for event in reversed(said) if isinstance(value := event.get(name), int | float))
+            if (value := next(newest, None)) is not None:
                 self.progress[name] = value
+        write_facts(self.database, progress=self.progress)
 
     def restart(self, checkpoint: object) -> None:
         """Forget the steps beyond a checkpoint; all of them without one."""
@@ -264,13 +266,31 @@ class Extension:
         cut(self.database, step if isinstance(step, int) else None)
 
     def flush(self) -> None:
+        """Write what was collected. Metrics that no step has cost nothing."""
         if not self.points:
             return
-        marks = ", ".join("?" * (len(MEASURED) + 2))
-        self.note_present()
-        self.database.executemany(f"insert or replace into points values ({marks})", self.points.values())
+        steps, times, *columns = zip(*self.points.values(), strict=True)
+        times = tuple(time or 0.0 for time in numbers(times))
+        found = {
+            name: values for name, own in zip(MEASURED, columns, strict=True) if any_number(values := numbers(own))
+        }
+        self.present |= found.keys()
+        write_facts(self.database, present=[name for name in MEASURED if name in self.present])
+        names = ", ".join(("step", "time", *found))
+        marks = ", ".join("?" * (len(found) + 2))
+        rows = zip(steps, times, *found.values(), strict=True)
+        self.database.executemany(f"insert or replace into points ({names}) values ({marks})", rows)
         sum_up(self.database, min(self.points))
         self.points = {}
+
+
+def numbers(column: Sequence[Any]) -> Sequence[float | None]:
+    """The numbers of a column, None for anything else."""
+    return column if set(map(type, column)) <= {float, NoneType} else tuple(map(number, column))
+
+
+def any_number(column: Sequence[float | None]) -> bool:
+    return set(map(type, column)) != {NoneType}
 
 
 def cut(database: sqlite3.Connection, step: int | None) -> None:

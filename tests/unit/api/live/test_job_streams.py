@@ -165,6 +165,22 @@ def test_every_line_arrives_once_with_its_characters(place: JobHome) -> None:
     run(test)
 
 
+def test_a_client_that_is_ahead_of_the_last_look_does_not_begin_again(tmp_path: Path) -> None:
+    path = tmp_path / "child.log"
+    path.write_text("one\n")
+    tail = FileTail(path)
+    tail.look()
+    with path.open("a") as file:
+        file.write("two\nthree\n")
+    lines, place = tail.after(LogPlace(0, tail.inode))  # reads the file itself, further than the last look
+    assert [line.data for line in lines] == [b"one", b"two", b"three"]
+    assert tail.after(place) == ([], place)
+    os.truncate(path, 4)
+    tail.look()
+    lines, _ = tail.after(place)
+    assert [line.data for line in lines] == [b"one"]
+
+
 def test_a_log_that_is_cut_or_replaced_begins_again(place: JobHome) -> None:
     async def test() -> None:
         place.write("child.log", "one\ntwo\nthree\n")

@@ -166,6 +166,10 @@ function Curves({ job, over }: { job: JobDetail; over: boolean }) {
     >
       {hasPoints ? (
         <Charts job={job.id} curves={curves} style={style} />
+      ) : state === "connecting" ? (
+        <p role="status">
+          Reading the steps. A file that nobody has read yet takes some seconds for each million of them.
+        </p>
       ) : (
         <Empty title="No step yet">
           <p>

@@ -105,9 +105,9 @@ function TrainerLog({ job, source, over, picker }: PartProps) {
       lines: (given: { lines: string[] }, id: string) => {
         // The id of an event is `source=offset.inode`: where its last line ends.
         const end = Number(/=(\d+)\.\d+$/.exec(id)?.[1] ?? NaN);
-        const begin = end < next.current ? 0 : next.current; // a file that was replaced begins again
-        const chunk = chunkOf(begin, end, given.lines);
-        setChunks((known) => keepNewest(begin < next.current ? [chunk] : [...(known ?? []), chunk]));
+        const isNew = end < next.current; // the file was cut or replaced: it begins again
+        const chunk = chunkOf(isNew ? 0 : next.current, end, given.lines);
+        setChunks((known) => keepNewest(isNew ? [chunk] : [...(known ?? []), chunk]));
         next.current = end;
       },
       end: () => undefined,
