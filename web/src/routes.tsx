@@ -34,6 +34,7 @@ export const PAGES: PageRoute[] = [
   { path: "/backends", component: lazy(() => import("./pages/backends")), menu: "Backends" },
   { path: "/gpus", component: lazy(() => import("./pages/gpus")), menu: "GPUs" },
   { path: "/sweeps", component: lazy(() => import("./pages/sweeps")), menu: "Sweeps" },
+  { path: "/sweeps/new", component: lazy(() => import("./pages/sweeps/new")) },
   { path: "/sweeps/:name", component: lazy(() => import("./pages/sweeps/detail")) },
   { path: "/scripts", component: lazy(() => import("./pages/scripts")), menu: "Scripts" },
   { path: "/settings", component: lazy(() => import("./pages/settings")), menu: "Settings" },

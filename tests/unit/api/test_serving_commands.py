@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -20,7 +21,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.flows.real_stack import until
 from trainyard.api.context import Caller, Context
+from trainyard.api.live.answers import follow_answers
+from trainyard.api.live.sse import ServerEvent
 from trainyard.api.requests.records.asking import AskInput, EarlierTurn
 from trainyard.api.requests.serving import ChatInput, ServeInput
 from trainyard.api.terminal.chat.columns import chat_text, side_by_side
@@ -29,7 +33,7 @@ from trainyard.api.verbs.serving.chat import RESET, ChatOutput, ChatTurn, chat
 from trainyard.api.verbs.serving.serve import serve
 from trainyard.api.verbs.stack import start_embedded
 from trainyard.compute.services import EMBEDDED, Service, record_path, write_record
-from trainyard.errors import TrainyardError
+from trainyard.errors import NotFound, TrainyardError
 from trainyard.serve import embedded
 from trainyard.settings import Settings, load_settings
 from trainyard.stores.adapters import AdapterRegistry
@@ -191,6 +195,45 @@ def test_a_caller_without_a_terminal_sends_the_conversation_so_far(running: Runn
     refused = ask(AskInput(adapter="bot", question="node " * 5000, max_tokens=4), running.context())
     assert (refused.base, refused.adapter) == (None, None)
     assert refused.error is not None
+
+
+def test_answers_are_streamed_and_end_with_what_ask_returns(running: Running) -> None:
+    given = AskInput(adapter="bot", question="What is a node?", max_tokens=8)
+
+    async def whole() -> list[ServerEvent]:
+        return [event async for event in follow_answers(given, running.context(), None) if not event.comment]
+
+    asked, *answers, end = asyncio.run(whole())
+    assert (asked.event, end.event) == ("asked", "end")
+    found = ask(given, running.context())
+    assert json.loads(end.data) == found.model_dump()
+    for side in ("base", "adapter"):
+        texts = [json.loads(one.data)["text"] for one in answers if json.loads(one.data)["side"] == side]
+        assert texts == sorted(texts, key=len)
+        assert texts[-1] == getattr(found, side)
+    unknown = AskInput(adapter="nobody", question="Why?")
+    with pytest.raises(NotFound, match="E-ADAPTER-NOT-FOUND"):
+        asyncio.run(anext(follow_answers(unknown, running.context(), None)))
+
+
+def test_a_caller_who_goes_takes_the_question_along(running: Running) -> None:
+    given = AskInput(adapter="bot", question="Tell me everything about nodes.", max_tokens=1500, temperature=1.5)
+
+    def cancelled() -> float:
+        return float(
+            re.findall(r"^trainyard_server_cancelled_total (\S+)", running.client.get("/metrics").text, re.M)[0]
+        )
+
+    async def leave_early() -> None:
+        events = follow_answers(given, running.context(), None)
+        async for event in events:
+            if event.event == "answer":
+                break
+        await events.aclose()
+
+    before = cancelled()
+    asyncio.run(leave_early())
+    until(lambda: cancelled() == before + 1, 20, "the end of the answer")
 
 
 def test_a_question_that_is_refused_leaves_the_conversation_as_it_was(running: Running) -> None:

@@ -74,7 +74,7 @@ class TemplatesInput(Request):
 
 class SchemaInput(Request):
     name: Annotated[str | None, Argument("NAME", completes="schema")] = Field(
-        None, description="chain, a node's type, a template, job, night or settings; default: list the names."
+        None, description="chain, a node's type, a template, job, night, sweep or settings; default: list the names."
     )
 
 

@@ -15,8 +15,13 @@ SWEEP_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
 
 class SweepInput(Request):
+    """A chain that is trained with many sets of values."""
+
     file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
         None, description="A chain or job file with a trainer."
+    )
+    chain: str | None = Field(
+        None, min_length=1, max_length=200, description="A stored chain in the place of a file: its name or id."
     )
     parameters: Parameters = Field(
         {}, description="NODE.SETTING=RANGE: uniform, loguniform, int, logint or choice; or one value for all trials."

@@ -9901,7 +9901,7 @@ export interface components {
         SchemaInput: {
             /**
              * Name
-             * @description chain, a node's type, a template, job, night or settings; default: list the names.
+             * @description chain, a node's type, a template, job, night, sweep or settings; default: list the names.
              * @default null
              */
             name: string | null;
@@ -11127,6 +11127,12 @@ export interface components {
         /** SweepBody */
         SweepBody: {
             /**
+             * Chain
+             * @description A stored chain in the place of a file: its name or id.
+             * @default null
+             */
+            chain: string | null;
+            /**
              * Continued
              * @description Continue the sweep of this name; nothing else is given.
              * @default null
@@ -11220,8 +11226,17 @@ export interface components {
              */
             watch: boolean;
         };
-        /** SweepInput */
+        /**
+         * SweepInput
+         * @description A chain that is trained with many sets of values.
+         */
         SweepInput: {
+            /**
+             * Chain
+             * @description A stored chain in the place of a file: its name or id.
+             * @default null
+             */
+            chain: string | null;
             /**
              * Continued
              * @description Continue the sweep of this name; nothing else is given.
@@ -12867,6 +12882,7 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["AskedAnswer"];
+                    "text/event-stream": string;
                 };
             };
             400: components["responses"]["400"];
@@ -16076,7 +16092,7 @@ export interface operations {
     schema: {
         parameters: {
             query?: {
-                /** @description chain, a node's type, a template, job, night or settings; default: list the names. */
+                /** @description chain, a node's type, a template, job, night, sweep or settings; default: list the names. */
                 name?: string;
             };
             header?: never;

@@ -1,7 +1,7 @@
 // Server-sent events of the API. The browser reconnects by itself and sends the last id, so that nothing is missed.
 
 import { useEffect, useRef, useState } from "react";
-import { API } from "./client";
+import { API, fetchOrThrow } from "./client";
 
 /** `live` while events come, `reconnecting` after the connection broke, `ended` after the stream's `end`. */
 export type StreamState = "connecting" | "live" | "reconnecting" | "ended";
@@ -51,4 +51,27 @@ export function useEventStream(path: string, handlers: Handlers, continued?: () 
     };
   }, [path, names]);
   return state;
+}
+
+/**
+ * Send a body and follow the events of the answer until it ends: an EventSource can only read. A refusal is thrown as a
+ * `Problem`; `signal` closes the connection, and with it the server's work.
+ */
+export async function postForEvents(path: string, body: unknown, handlers: Handlers, signal: AbortSignal) {
+  const headers = { accept: "text/event-stream", "content-type": "application/json" };
+  const request = new Request(`${API}${path}`, { method: "POST", headers, body: JSON.stringify(body), signal });
+  const reader = (await fetchOrThrow(request)).body!.pipeThrough(new TextDecoderStream()).getReader();
+  let pending = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (pending + value).split("\n\n");
+    pending = events.pop()!;
+    for (const event of events) {
+      const fields = event.split("\n").map((line) => line.split(/: (.*)/s, 2));
+      const name = fields.find(([field]) => field === "event")?.[1] ?? "message";
+      const data = fields.filter(([field]) => field === "data").map(([, text]) => text ?? "");
+      if (data.length > 0) handlers[name]?.(JSON.parse(data.join("\n")), "");
+    }
+  }
 }

@@ -36,6 +36,7 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
   const [follows, setFollows] = useState(true);
   const [paused, setPaused] = useState<readonly LogLine[] | null>(null);
   const [top, setTop] = useState(0);
+  const before = useRef(0);
   const shown = paused ?? lines;
   const found = useMemo(() => {
     const wanted = search.toLowerCase();
@@ -62,7 +63,10 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
   const onScroll = () => {
     const { scrollTop, scrollHeight, clientHeight } = frame.current!;
     setTop(scrollTop);
-    setFollows(scrollHeight - scrollTop - clientHeight < LINE_PX);
+    // Lines that came meanwhile also leave the end out of sight: only who scrolls up stops following.
+    if (scrollHeight - scrollTop - clientHeight < LINE_PX) setFollows(true);
+    else if (scrollTop < before.current) setFollows(false);
+    before.current = scrollTop;
   };
   const first = Math.max(0, Math.floor(top / LINE_PX) - AROUND);
   const visible = found.slice(first, first + 2 * AROUND + 60);

@@ -8,6 +8,7 @@ from pydantic import BaseModel, model_serializer, model_validator
 
 from trainyard.api.context import Context
 from trainyard.api.requests.chains import SchemaInput, TemplatesInput
+from trainyard.api.requests.sweeps import SweepInput
 from trainyard.api.responses import Response
 from trainyard.errors import NotFound
 from trainyard.settings import Settings
@@ -23,6 +24,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     **NODE_CONFIGS,
     "job": JobSpec,
     "night": NightConfig,
+    "sweep": SweepInput,
     "settings": Settings,
     **{name: template.model for name, template in TEMPLATES.items()},
 }

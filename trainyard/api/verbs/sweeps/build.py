@@ -9,8 +9,10 @@ from pydantic import ValidationError
 
 from trainyard.api import planning
 from trainyard.api.context import Context
+from trainyard.api.requests.chains import ShowChainInput
 from trainyard.api.requests.sweeps import SweepInput
 from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
+from trainyard.api.verbs.chains.stored import show_chain
 from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import STOP_AT_STEPS
@@ -33,7 +35,8 @@ def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
     Raises `InvalidInput` (`E-PARAMETER`) for a range, a path or an option, `Refused` for a chain or a value.
     """
     settings = context.settings
-    written = planning.located(planning.asked(str(given.file)), settings).spec
+    target = str(given.file) if given.chain is None else show_chain(ShowChainInput(chain=given.chain), context).body
+    written = planning.located(planning.asked(target), settings).spec
     chain = planning.resolved(written, settings)
     trainer, ids = find_trainer(chain, given.trainer), tuple(node.id for node in chain.nodes)
     ranges, fixed = read_parameters(given, ids, written)

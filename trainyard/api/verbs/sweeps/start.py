@@ -34,11 +34,12 @@ def sweep(given: SweepInput, context: Context) -> SweepReport:
 
 def find_asked(given: SweepInput, context: Context) -> SweepRecord:
     """The sweep that is there already, or a new record. Raises `InvalidInput` (`E-PARAMETER`)."""
-    if (given.file is None) is (given.continued is None) or (given.continued and given.parameters):
+    named = [one for one in (given.file, given.chain, given.continued) if one is not None]
+    if len(named) != 1 or (given.continued and given.parameters):
         raise InvalidInput(
-            "A sweep is begun from a file, or continued by its name.",
+            "A sweep is begun from a file or a stored chain, or continued by its name.",
             why="One that is continued has its ranges and options already.",
-            do="Give FILE with -p, or --continue NAME alone.",
+            do="Give FILE or --chain NAME with -p, or --continue NAME alone.",
             code="E-PARAMETER",
         )
     if given.continued is not None:

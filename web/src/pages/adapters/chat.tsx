@@ -3,14 +3,28 @@
 import { useMutation } from "@tanstack/react-query";
 import { useRef, useState } from "react";
 import { Link } from "wouter";
-import { client, dataOf } from "../../api/client";
+import { Problem } from "../../api/client";
 import type { components } from "../../api/schema";
+import { postForEvents } from "../../api/streams";
 import { useLogin } from "../../api/login";
 import { ProblemNote } from "../../components/notes";
 import { Page, Section } from "../../components/page";
 import "../../styles/records.css";
 
 type Answer = components["schemas"]["AskedAnswer"];
+
+/** What there is of the answers while they are written. */
+interface Written {
+  base?: string;
+  adapter?: string;
+}
+
+interface ProblemDocument {
+  code: string;
+  what: string;
+  why: string;
+  do: string;
+}
 
 interface Options {
   system: string;
@@ -24,18 +38,31 @@ export default function ChatPage({ tenant, role, version }: { tenant: string; ro
   const [options, setOptions] = useState<Options>({ system: "", max_tokens: 128, temperature: 0 });
   const mayRun = useLogin().allows("run");
   const stop = useRef<AbortController>(null);
+  const [written, setWritten] = useState<Written>({});
   const ask = useMutation({
-    mutationFn: (question: string) => {
+    mutationFn: async (question: string) => {
       stop.current = new AbortController();
       const turns = answers
         .filter((one) => one.error == null)
         .map((one) => ({ question: one.question, base: one.base ?? "", adapter: one.adapter ?? "" }));
-      return dataOf(
-        client.POST("/api/v1/adapters/ask", {
-          body: { adapter: name, question, turns, seed: 0, ...options },
-          signal: stop.current.signal,
-        }),
+      const body = { adapter: name, question, turns, seed: 0, ...options };
+      setWritten({});
+      let found: Answer | undefined;
+      await postForEvents(
+        "/adapters/ask",
+        body,
+        {
+          answer: ({ side, text }: { side: keyof Written; text: string }) =>
+            setWritten((before) => ({ ...before, [side]: text })),
+          end: (given: Answer | { error: ProblemDocument }) => {
+            if ("question" in given) found = given;
+            else throw new Problem(0, given.error.code, given.error.what, given.error.why, given.error.do);
+          },
+        },
+        stop.current.signal,
       );
+      if (!found) throw new Problem(0, "", "The answer broke off.", "", "Ask again.");
+      return found;
     },
     onSuccess: (answer) => setAnswers((before) => [...before, answer]),
   });
@@ -63,6 +90,18 @@ export default function ChatPage({ tenant, role, version }: { tenant: string; ro
             </li>
           ))}
         </ol>
+        {ask.isPending && written.base !== undefined && (
+          <Turn
+            answer={{
+              question: ask.variables,
+              base: written.base,
+              adapter: written.adapter ?? "…",
+              base_model: "",
+              adapter_version: version,
+              error: null,
+            }}
+          />
+        )}
         {ask.isPending && (
           <p className="loading" role="status">
             Both are asked “{ask.variables}”; a model server that is not running is started first …{" "}

@@ -3,6 +3,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
+import { useLogin } from "../../api/login";
 import { formatNumber } from "../../components/format";
 import { Empty } from "../../components/notes";
 import { Page, Queried } from "../../components/page";
@@ -10,18 +11,29 @@ import { StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
 
 export default function SweepsPage() {
+  const login = useLogin();
   const sweeps = useQuery({
     queryKey: ["sweeps"],
     queryFn: () => dataOf(client.GET("/api/v1/sweeps")),
     refetchInterval: 5000,
   });
   return (
-    <Page title="Sweeps">
+    <Page
+      title="Sweeps"
+      actions={
+        login.allows("run") &&
+        login.tenant === "" && (
+          <Link className="button" href="/sweeps/new">
+            New sweep
+          </Link>
+        )
+      }
+    >
       <Queried query={sweeps}>
         {({ sweeps: found }) =>
           found.length === 0 ? (
             <Empty title="No sweep yet">
-              <p>A sweep trains one chain with many sets of values, and continues the best. On this machine:</p>
+              <p>A sweep trains one chain with many sets of values, and continues the best. In a terminal:</p>
               <pre>trainyard sweep chain.yaml -p 'trainer.learning_rate=loguniform(1e-5,1e-3)'</pre>
             </Empty>
           ) : (
