@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.browser.dashboard import Audit, DashboardService, PageWatch, audit, log_in, processes_of
+from tests.browser.dashboard import Audit, DashboardService, PageWatch, audit, log_in, processes_of, write_spoiled
 from tests.flows.real_stack import standing, until
+from trainyard.api.stack import running
 from trainyard.stores.auth_string import read_auth
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -24,25 +25,54 @@ JOB_STEPS = 12
 expect.set_options(timeout=PAGE_MS)
 
 
+ORDER = {"test_records_pages.py": -2, "test_sweep_and_script_pages.py": -1, "test_first_paint.py": 1,
+         "test_large_files.py": 2, "test_outages.py": 3}  # fmt: skip
+"""First what needs no job, while the jobs of the session are trained; then what measures times, when they have ended;
+last what kills services, because a stack that has just been started again is slow."""
+OTHER = {
+    "name": "other", "hyperparameters": {"max_steps": JOB_STEPS, "gradient_accumulation": 1, "learning_rate": 0.003},
+    "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
+}  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What kills services runs last: a stack that has just been started again is slow."""
-    items.sort(key=lambda item: item.path.name == "test_outages.py")
+    items.sort(key=lambda item: ORDER.get(item.path.name, 0))
 
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[DashboardService]:
-    """A running stack with some rows in `data.jsonl`, for all tests of the session."""
-    with standing(tmp_path_factory.mktemp("dashboard"), tiny_model) as stack:
-        told = stack.json("up")
-        yield DashboardService(stack, told["service_url"], read_auth(stack.settings) or "")
+    """A running stack with some rows in `data.jsonl`, for all tests of the session; its jobs are started at once."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    (folder / "home").mkdir()
+    (folder / "home" / "trainyard.toml").write_text("allow_scripts = true\n")
+    with standing(folder, tiny_model) as stack:
+        api = running(stack.settings, "api")
+        assert api is not None
+        service = DashboardService(stack, api.url, read_auth(stack.settings) or "")
+        first = {"max_steps": JOB_STEPS, "save_steps": JOB_STEPS // 2, "gradient_accumulation": 1}
+        service.start_job("first", {"hyperparameters": first})
+        service.start_job("other", OTHER)
+        service.start_job("spoiled", {"dataset": {"path": write_spoiled(stack)}, "hyperparameters": {"max_steps": 2}})
+        yield service
     until(lambda: not processes_of(stack.settings.home), 30, "the end of all processes")
 
 
 @pytest.fixture(scope="session")
 def finished_job(service: DashboardService) -> dict[str, Any]:
     """A training job that has completed, for every test that only looks at one."""
-    run_id = service.stack.start_job(max_steps=JOB_STEPS, save_steps=JOB_STEPS // 2, gradient_accumulation=1)
-    return service.wait_for_job(run_id, "completed", "failed")
+    return service.wait_for_job(service.jobs["first"], "completed", "failed")
+
+
+@pytest.fixture(scope="session")
+def other_job(service: DashboardService, finished_job: dict[str, Any]) -> dict[str, Any]:
+    """A second job, with another learning rate, evaluations and samples."""
+    return service.wait_for_job(service.jobs["other"], "completed", "failed")
+
+
+@pytest.fixture(scope="session")
+def spoiled_job(service: DashboardService) -> dict[str, Any]:
+    """A job on rows of the corpus, from a file with a name of it."""
+    return service.wait_for_job(service.jobs["spoiled"], "completed", "failed")
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,32 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import psutil
 from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, expect
 
 from tests.flows.real_stack import Stack, until
+from trainyard.stores.access.tokens import TokenFile
 
 AXE = Path(__file__).parent / "resources" / "axe" / "axe.min.js"
 BLOCKING = ("serious", "critical")
 """Impacts that axe gives to what keeps somebody from using the page."""
 Audit = Callable[[Page], None]
+MARK = "executed"
+CORPUS = (
+    f"<script>document.{MARK} = 1</script>",
+    f"<img src=x onerror='document.{MARK} = 2'>",
+    f'"><svg/onload=document.{MARK}=3>',
+    f"'-(document.{MARK}=4)-'",
+    f"</title><iframe srcdoc='<script>parent.document.{MARK}=5</script>'>",
+    f"</textarea><details open ontoggle=document.{MARK}=6>",
+    f"{{{{constructor.constructor('document.{MARK}=7')()}}}}",
+    f"javascript:document.{MARK}=8",
+    "\u202e\u0000\ud83d\ude00<b>bold</b>\x1b[31mred",
+)
+"""Texts of others that would run if they were not text."""
 PAGES = {
     "": "Overview", "/jobs": "Jobs", "/jobs/new": "New job", "/chains": "Chains", "/chains/new": "New chain",
     "/data": "Data", "/evaluations": "Evaluations", "/adapters": "Adapters", "/nights": "Nights",
@@ -36,6 +50,14 @@ class DashboardService:
     url: str
     """Where it answers, such as http://127.0.0.1:8898; the pages are below /dashboard."""
     token: str
+    jobs: dict[str, str] = field(default_factory=dict)
+    """Name -> id of the jobs that the session has started."""
+
+    def start_job(self, name: str, given: dict[str, Any]) -> None:
+        self.jobs[name] = self.post("jobs", {"dataset": {"path": "data.jsonl"}, **given})["id"]
+
+    def make_token(self, name: str, scope: Literal["read", "run", "admin"]) -> str:
+        return TokenFile(self.stack.settings.home).create(name, scope, "", 1)
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of an answer; `path` is below /api/v1."""
@@ -85,6 +107,17 @@ class PageWatch:
     def look_at_request(self, request: Request) -> None:
         if not request.url.startswith((f"{self.url}/", "data:", "blob:")):
             self.note(f"request to another origin: {request.url}")
+
+
+def write_spoiled(stack: Stack) -> str:
+    """Rows of the corpus in a file with a name of it, and a script; returns the name."""
+    name = "<img src=x onerror=document.executed=2>.jsonl"
+    rows = [{"instruction": text, "output": text} for text in CORPUS for _ in range(4)]
+    (stack.work / name).write_text("\n".join(json.dumps(row) for row in rows))
+    scripts = stack.settings.home / "script_templates"
+    scripts.mkdir(exist_ok=True)
+    (scripts / "mine.py").write_text(f"'''{CORPUS[0]} {CORPUS[1]}'''")
+    return name
 
 
 def processes_of(home: Path) -> list[psutil.Process]:

@@ -17,17 +17,6 @@ LONG = 20_000
 """Steps of a training that a test ends."""
 
 
-@pytest.fixture(scope="module")
-def other_job(service: DashboardService, finished_job: dict[str, Any]) -> dict[str, Any]:
-    """A second job, with another learning rate, evaluations and samples."""
-    given = {"max_steps": 12, "gradient_accumulation": 1, "learning_rate": 0.003}
-    body = {
-        "name": "other", "dataset": {"path": "data.jsonl"}, "hyperparameters": given,
-        "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
-    }  # fmt: skip
-    return service.wait_for_job(service.post("jobs", body)["id"], "completed", "failed")
-
-
 def figure(page: Page, name: str) -> Locator:
     return page.get_by_role("figure", name=name, exact=True)
 

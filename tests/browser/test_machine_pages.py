@@ -149,7 +149,7 @@ def test_settings_and_doctor_are_rests(page: Page, service: DashboardService) ->
 
 
 def test_a_token_is_revoked(page: Page, service: DashboardService, watch: PageWatch) -> None:
-    made = service.stack.json("tokens", "create", "--name", "visitor", "--scope", "read")
+    token = service.make_token("visitor", "read")
     open_page(page, "/settings", "Settings")
     row = page.get_by_role("row").filter(has=page.get_by_role("cell", name="visitor", exact=True))
     row.get_by_role("button", name="Revoke").click()
@@ -159,14 +159,14 @@ def test_a_token_is_revoked(page: Page, service: DashboardService, watch: PageWa
     row.get_by_role("button", name="Revoke").click()
     dialog.get_by_role("button", name="Revoke").click()
     expect(row).to_have_count(0)
-    visitor = DashboardService(service.stack, service.url, made["token"])
+    visitor = DashboardService(service.stack, service.url, token)
     with pytest.raises(AssertionError, match="E-AUTH"):
         visitor.get("jobs")
     expect(page.get_by_role("table", name="Audit log, the newest first")).to_be_visible()
 
 
 def test_a_reader_is_offered_nothing_that_is_refused(page: Page, service: DashboardService, context: Any) -> None:
-    token = service.stack.json("tokens", "create", "--name", f"reader-{int(time.time())}", "--scope", "read")["token"]
+    token = service.make_token(f"reader-{int(time.time())}", "read")
     context.clear_cookies()
     assert context.request.post(f"{service.url}/api/v1/login", data={"token": token}).ok
     open_page(page, "/settings", "Settings")

@@ -53,7 +53,7 @@ def test_the_api_is_killed(page: Page, service: DashboardService, watch: PageWat
     kill(service, "api")
     assert_marked_as_old(page, "The service does not answer.", axe)
     expect(other.locator(".banner")).to_contain_text("The service does not answer.", timeout=NOTICE_MS)
-    service.stack.json("tokens", "create", "--name", "meanwhile", "--scope", "read")
+    service.make_token("meanwhile", "read")
     service.stack.command("up")  # as the line at the top says; the watchdog does the same, ten seconds later
     assert_read_again(page)
     assert_read_again(other)

@@ -7,28 +7,15 @@ such a text from it, each text of each answer of the API is then replaced by one
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.dashboard import PAGES, DashboardService, PageWatch
+from tests.browser.dashboard import CORPUS, MARK, PAGES, DashboardService, PageWatch
 
 pytestmark = [pytest.mark.browser]
 
-MARK = "executed"
-CORPUS = (
-    f"<script>document.{MARK} = 1</script>",
-    f"<img src=x onerror='document.{MARK} = 2'>",
-    f'"><svg/onload=document.{MARK}=3>',
-    f"'-(document.{MARK}=4)-'",
-    f"</title><iframe srcdoc='<script>parent.document.{MARK}=5</script>'>",
-    f"</textarea><details open ontoggle=document.{MARK}=6>",
-    f"{{{{constructor.constructor('document.{MARK}=7')()}}}}",
-    f"javascript:document.{MARK}=8",
-    "\u202e\u0000\ud83d\ude00<b>bold</b>\x1b[31mred",
-)
 KEPT = {"state", "name", "id", "run_id", "scope", "node", "type", "csrf", "caller", "tenant", "source"}
 """Fields whose texts the pages compare with words of their own; the corpus is put behind these."""
 
@@ -59,20 +46,6 @@ def answer_spoiled(route: Route) -> None:
 def assert_nothing_was_executed(page: Page) -> None:
     assert page.evaluate(f"document.{MARK}") is None
     assert page.locator("main img[src='x'], main svg[onload], main iframe, main script, main b").count() == 0
-
-
-@pytest.fixture(scope="module")
-def spoiled_job(service: DashboardService) -> dict[str, Any]:
-    """A job on rows of the corpus, from a file with a name of it."""
-    folder: Path = service.stack.work
-    name = "<img src=x onerror=document.executed=2>.jsonl"
-    rows = [{"instruction": text, "output": text} for text in CORPUS for _ in range(4)]
-    (folder / name).write_text("\n".join(json.dumps(row) for row in rows))
-    scripts = service.stack.settings.home / "script_templates"
-    scripts.mkdir(exist_ok=True)
-    (scripts / "mine.py").write_text(f"'''{CORPUS[0]} {CORPUS[1]}'''")
-    run_id = service.stack.start_job(data=name, max_steps=2, save_steps=2, gradient_accumulation=1)
-    return service.wait_for_job(run_id, "completed", "failed")
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/jobs/{job}"])

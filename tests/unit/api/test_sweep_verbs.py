@@ -125,7 +125,7 @@ def test_a_chain_without_a_trainer_is_refused(context: Context, tmp_path: Path) 
 
 @pytest.mark.parametrize("given", [{"file": None}, {"continued": "x"}])
 def test_a_sweep_has_a_file_or_a_name(context: Context, given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match="E-PARAMETER: A sweep is begun from a file, or continued by its name"):
+    with pytest.raises(InvalidInput, match="E-PARAMETER: A sweep is begun from a file or a stored chain, or continued"):
         find_asked(asked(**given), context)
 
 

@@ -10,7 +10,7 @@ import { ProblemNote } from "../../components/notes";
 const RUN = "run";
 const POLL_MS = 2000;
 /** What is read at once: of a large log the end, then the part before on request. */
-const FIRST_LINES = 2000;
+const FIRST_LINES = 500;
 const PART_BYTES = 1 << 18;
 /** What a page keeps of a log, so that its memory is bounded. */
 const MOST_LINES = 50_000;
