@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.dashboard import DETAILS, PAGES, Audit, PageWatch, open_page, show_page
-from tests.browser.numbers import Answers, list_made_up
+from tests.browser.page_numbers import Answers, list_made_up
 
 ROUTES = Path(__file__).parents[2] / "web" / "src" / "routes.tsx"
 
