@@ -36,8 +36,8 @@ CORPUS = (
 PAGES = {
     "": "Overview", "/jobs": "Jobs", "/jobs/new": "New job", "/chains": "Chains", "/chains/new": "New chain",
     "/data": "Data", "/evaluations": "Evaluations", "/adapters": "Adapters", "/nights": "Nights",
-    "/nights/graph": "Knowledge graph", "/backends": "Backends", "/gpus": "GPUs", "/sweeps": "Sweeps", "/sweeps/new": "New sweep",
-    "/scripts": "Scripts", "/settings": "Settings", "/nothing/here": "No such page",
+    "/nights/graph": "Knowledge graph", "/backends": "Backends", "/gpus": "GPUs", "/sweeps": "Sweeps",
+    "/sweeps/new": "New sweep", "/scripts": "Scripts", "/settings": "Settings", "/nothing/here": "No such page",
 }  # fmt: skip
 """Path below /dashboard -> its title: every page that needs nothing stored."""
 
