@@ -62,6 +62,8 @@ def test_the_commands_are_the_promised_ones() -> None:
         "samples",
         "nodes",
         "node",
+        "compare",
+        "provenance",
     }
     life = {"create", "list", "show", "close", "resume"}
     verbs = {"forward", "backward", "step", "zero-grad", "generate", "logprobs", "save", "load"}

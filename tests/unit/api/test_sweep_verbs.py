@@ -9,10 +9,11 @@ import pytest
 
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
-from trainyard.api.requests.chains import CheckInput
+from trainyard.api.requests.chains import CheckInput, StoreChainInput
 from trainyard.api.requests.sweeps import ShowSweepInput, SweepInput
 from trainyard.api.terminal.jobs import sweep_text, sweeps_text
 from trainyard.api.verbs.chains.check import check
+from trainyard.api.verbs.chains.stored import create_chain
 from trainyard.api.verbs.sweeps.build import build_sweep
 from trainyard.api.verbs.sweeps.show import list_sweeps, show_sweep
 from trainyard.api.verbs.sweeps.start import find_asked, sweep
@@ -21,7 +22,7 @@ from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, Unavaila
 from trainyard.settings import Settings
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.sweeps.asha import TrialState
-from trainyard.sweeps.folder import SweepRecord, write_record
+from trainyard.sweeps.folder import SweepRecord, dump_spec, write_record
 from trainyard.sweeps.study import SweepStudy
 
 CHAIN = """
@@ -123,7 +124,15 @@ def test_a_chain_without_a_trainer_is_refused(context: Context, tmp_path: Path) 
         build_sweep(asked(), context)
 
 
-@pytest.mark.parametrize("given", [{"file": None}, {"continued": "x"}])
+def test_a_stored_chain_is_swept_like_its_file(context: Context) -> None:
+    create_chain(StoreChainInput(file=Path("chain.yaml")), context)
+    spec = build_sweep(asked(file=None, chain="guide"), context)
+    assert dump_spec(spec) == dump_spec(build_sweep(asked(), context))
+    with pytest.raises(NotFound, match="nobody"):
+        build_sweep(asked(file=None, chain="nobody"), context)
+
+
+@pytest.mark.parametrize("given", [{"file": None}, {"continued": "x"}, {"chain": "guide"}])
 def test_a_sweep_has_a_file_or_a_name(context: Context, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="E-PARAMETER: A sweep is begun from a file or a stored chain, or continued"):
         find_asked(asked(**given), context)
