@@ -6,7 +6,7 @@ from typing import Any
 
 from trainyard.api.context import Context
 from trainyard.api.planning import JOB
-from trainyard.api.records import RunResult
+from trainyard.api.records import REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.api.requests import jobs as requests
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.stack import import_prefect_client
@@ -26,7 +26,9 @@ def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
     listing = import_prefect_client(context.settings, "listing")
     row = listing.find_job(given.job, context.caller.tenant)
     target, parameters = asked_by(row, listing)
-    tags = tuple(tag for tag in row["tags"] if not is_reserved(tag))
+    tags = tuple(
+        tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
+    )
     chain = tuple(tag for tag in row["tags"] if CHAIN_ID.fullmatch(tag) or REVISION_TAG.fullmatch(tag))
     again = RunInput(target=target, parameters=parameters, refresh=given.refresh, watch=given.watch, tags=tags)
     return start(again, context, own_tags=chain)
