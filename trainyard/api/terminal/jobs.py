@@ -123,7 +123,7 @@ def differing_text(result: Any) -> str:
 
 def provenance_text(result: Any) -> str:
     """Where results come from: a table of what was read and one of what was made, then a paragraph per trainer."""
-    lines = [f"chain {result.chain} {result.digest}"]
+    lines = [f"chain {result.chain} {result.digest}" if result.digest else "it has not begun"]
     read = [(one.source, one.format, str(one.rows), one.sha256[:12]) for one in result.data]
     lines += [table(read, ("source", "format", "rows", "sha256"))] if read else []
     made = [

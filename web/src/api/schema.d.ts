@@ -8865,21 +8865,36 @@ export interface components {
         };
         /** Provenance */
         Provenance: {
-            /** Chain */
+            /**
+             * Chain
+             * @default
+             */
             chain: string;
-            /** Data */
+            /**
+             * Data
+             * @default []
+             */
             data: components["schemas"]["ReadSource"][];
-            /** Digest */
+            /**
+             * Digest
+             * @default
+             */
             digest: string;
             /** Id */
             id: string;
-            /** Results */
+            /**
+             * Results
+             * @default []
+             */
             results: components["schemas"]["KeptResult"][];
             /** Run Id */
             run_id: string;
             /** Tenant */
             tenant: string;
-            /** Trainings */
+            /**
+             * Trainings
+             * @default []
+             */
             trainings: components["schemas"]["TrainingOrigin"][];
         };
         /** Published */

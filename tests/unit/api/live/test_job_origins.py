@@ -51,11 +51,11 @@ def write_chain(run: Run, run_id: str = RUN, **config: Any) -> None:
     RunRecord(run.settings.runs / run_id).begin(chain.model_dump(mode="json"))
 
 
-def begin_training(run: Run, tmp_path: Path, began: float = 0.0) -> Callable[..., None]:
+def begin_training(run: Run, tmp_path: Path, began: float = 0.0, node: str = "trainer") -> Callable[..., None]:
     """Let the trainer begin; returns what writes one of its events."""
     work = tmp_path / "work"
     work.mkdir()
-    training = {"node": "trainer", "folder": str(work), "since": began, **dict.fromkeys(PROGRESS)} | {"step": 0}
+    training = {"node": node, "folder": str(work), "since": began, **dict.fromkeys(PROGRESS)} | {"step": 0}
     run.state(JobState.RUNNING, trainings=[training])
 
     def emit(event: str, **fields: Any) -> None:
@@ -140,8 +140,8 @@ def make_adapter(folder: Path) -> Produced:
 
 
 def test_provenance_is_what_the_run_has_recorded(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
-        show_provenance(JobInput(job=JOB), run.context)
+    before = show_provenance(JobInput(job=JOB), run.context)
+    assert (before.digest, before.trainings, provenance_text(before)) == ("", (), "it has not begun")
     write_chain(run)
     emit = begin_training(run, tmp_path)
     store = ArtifactStore(run.settings.artifacts)
@@ -188,6 +188,23 @@ def test_a_record_that_cannot_be_read_is_an_error_with_a_code(run: Run) -> None:
     (output.outputs[Port.ADAPTER].path / "training.json").write_text("[]")
     with pytest.raises(Corrupt, match="E-CORRUPT"):
         show_provenance(JobInput(job=JOB), run.context)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"nodes": 3}', '{"nodes": [{"id": 1, "type": "data_source"}]}'])
+def test_a_malformed_chain_is_an_error_with_a_code(run: Run, text: str) -> None:
+    write_chain(run)
+    run.state(JobState.COMPLETED)
+    add_other(run)
+    chain = run.settings.runs / OTHER_RUN / "chain.json"
+    chain.write_text(text.replace("3", '"a"'))
+    with pytest.raises(Corrupt, match="E-CORRUPT"):
+        compare_jobs(CompareJobsInput(job=(JOB, OTHER_JOB)), run.context)
+
+
+def test_the_trials_of_a_sweep_have_no_time_left(run: Run, tmp_path: Path) -> None:
+    write_chain(run)
+    begin_training(run, tmp_path, node="trainer.0")
+    assert shown(run).left == ()
 
 
 def add_other(run: Run, **config: Any) -> None:

@@ -14,6 +14,7 @@ from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.chains.compare import list_setting_changes
 from trainyard.api.verbs.monitoring.retrying import asked_by
+from trainyard.api.verbs.records.contents import damaged
 from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.load.changes import flatten_settings
 from trainyard.stores.live.job_index import Row
@@ -54,11 +55,14 @@ def compare_jobs(given: requests.CompareJobsInput, context: Context) -> Compared
 def resolved_settings(row: Row, context: Context) -> Nodes:
     """The settings of each node as the run has recorded them; of one that has not begun as it would begin here.
 
-    Raises `InvalidInput` (`E-PARAMETER`) for one that this version cannot resolve.
+    Raises `InvalidInput` (`E-PARAMETER`) for one that this version cannot resolve, and `Corrupt` (`E-CORRUPT`).
     """
     path = context.settings.runs / row["run_id"] / "chain.json"
     if path.is_file():
-        return {node["id"]: node["config"] for node in orjson.loads(path.read_bytes())["nodes"]}
+        try:
+            return {node["id"]: dict(node["config"]) for node in orjson.loads(path.read_bytes())["nodes"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise damaged(path, f"It is not a resolved chain: {error}") from error
     listing = import_prefect_client(context.settings, "listing")
     target, parameters = asked_by(row, listing)
     try:

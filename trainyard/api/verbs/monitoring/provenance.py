@@ -21,6 +21,7 @@ from trainyard.api.responses import Response
 from trainyard.api.training_logs import TrainingLogs
 from trainyard.api.verbs.monitoring.samples import read_lines_with
 from trainyard.api.verbs.records import finding
+from trainyard.api.verbs.records.contents import damaged
 from trainyard.api.verbs.records.finding import FoundArtifact, RunFolder
 from trainyard.backends.results import TRAINING_FILE
 from trainyard.compute.child import EVENTS_FILE
@@ -97,36 +98,50 @@ class TrainingOrigin(Response):
 class Provenance(Response):
     id: str
     run_id: str
-    chain: str
-    digest: str
-    """Of the resolved chain."""
+    chain: str = ""
+    digest: str = ""
+    """Of the resolved chain; empty before the run has begun."""
     tenant: str
-    data: tuple[ReadSource, ...]
-    results: tuple[KeptResult, ...]
+    data: tuple[ReadSource, ...] = ()
+    results: tuple[KeptResult, ...] = ()
     """In the order in which the nodes ended."""
-    trainings: tuple[TrainingOrigin, ...]
+    trainings: tuple[TrainingOrigin, ...] = ()
 
 
 def show_provenance(given: requests.JobInput, context: Context) -> Provenance:
-    """Raises `NotFound` (`E-JOB-NOT-FOUND`), also for a run that has not begun."""
+    """What the run has recorded so far; nothing before it has begun.
+
+    Raises `NotFound` (`E-JOB-NOT-FOUND`), and `Corrupt` (`E-CORRUPT`) for a record that cannot be read.
+    """
     row, _ = found.find_job(given.job, context)
+    path = context.settings.runs / row["run_id"]
+    if not (path / finding.CHAIN_FILE).is_file():
+        return Provenance(id=row["id"], run_id=row["run_id"], tenant=row["tenant"])
     run, store = finding.find_run_folder(row["run_id"], context), finding.open_store(context)
     kept = list(finding.artifacts_of(run, store))
-    results = {one.node: one for one in kept if (one.output and (one.folder(store) / TRAINING_FILE).is_file())}
-    works = {work.node: work for work in trainings_of(row)}
+    try:
+        data = tuple(ReadSource(**plain(one)) for one in data_sources(path, context.settings.artifacts))
+        trainings = tuple(trainings_from(kept, trainings_of(row), context))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(path, f"What the run has recorded is not of this version: {error}") from error
+    return Provenance(
+        id=row["id"], run_id=run.id, chain=run.name, digest=str(run.chain.get("digest") or ""), tenant=run.tenant,
+        data=data, results=tuple(result_of(one, run) for one in kept), trainings=trainings,
+    )  # fmt: skip
+
+
+def trainings_from(
+    kept: Sequence[FoundArtifact], works: Sequence[TrainingLogs], context: Context
+) -> Iterator[TrainingOrigin]:
+    """Each trainer that has begun or has left a result."""
+    store, begun = finding.open_store(context), {work.node: work for work in works}
+    results = {one.node: one for one in kept if one.output and (one.folder(store) / TRAINING_FILE).is_file()}
     every = AdapterRegistry(context.settings.adapters).list(context.caller.tenant or None)
-    trainings = []
-    for node in dict.fromkeys([*works, *results]):
+    for node in dict.fromkeys([*begun, *results]):
         one = results.get(node)
         sha256 = one.reference.sha256 if one and one.reference else ""
         names = tuple(version.name for version in every if sha256 and version.sha256 == sha256)
-        record = read_record(one, store) if one else {}
-        trainings.append(origin_of(node, record, works.get(node), names))
-    return Provenance(
-        id=row["id"], run_id=run.id, chain=run.name, digest=str(run.chain.get("digest") or ""), tenant=run.tenant,
-        data=tuple(ReadSource(**plain(one)) for one in data_sources(run.path, context.settings.artifacts)),
-        results=tuple(result_of(one, run) for one in kept), trainings=tuple(trainings),
-    )  # fmt: skip
+        yield origin_of(node, read_record(one, store) if one else {}, begun.get(node), names)
 
 
 def plain(given: Mapping[str, Any]) -> dict[str, Any]:

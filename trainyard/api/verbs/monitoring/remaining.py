@@ -39,14 +39,17 @@ class TimeLeft(Response):
 
 
 def time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
-    """One entry for each training of a running or waiting job, in the chain's order; none before the run has begun."""
+    """One entry for each training of a running or waiting job, in the chain's order; none of a sweep's trials.
+
+    Before the run has begun there is none either.
+    """
     if row["state"] not in WORKING:
         return ()
     folder, settings = context.settings.runs / row["run_id"], context.settings
     works = {work.node: work for work in trainings_of(row)}
     chain = read_chain(folder)
-    if chain is None:
-        return ()
+    if chain is None or not works.keys() <= chain.by_id.keys():
+        return ()  # the trials of a sweep pause at their rungs
     ended = {event["node"]: event["key"] for event in read_events(folder) if event["event"] in ENDED}
     waiting = [one for one in chain.order if chain.node(one).type == "trainer" and one not in ended]
     found = {one: by_steps(works[one], settings) for one in waiting if one in works}

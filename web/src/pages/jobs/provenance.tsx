@@ -8,23 +8,17 @@ import { Queried, Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";
 import { isOver, REFRESH_MS } from "./queries";
 
-const WAITING = ["pending"];
-
 export function Provenance({ job }: { job: JobDetail }) {
-  const begun = !WAITING.includes(job.state);
   const query = useQuery({
     queryKey: ["provenance", job.id, job.state],
     queryFn: () => dataOf(client.GET("/api/v1/jobs/{job}/provenance", { params: { path: { job: job.id } } })),
     refetchInterval: isOver(job.state) ? false : 2 * REFRESH_MS,
-    enabled: begun,
   });
   return (
     <Section title="Provenance">
-      {begun ? (
-        <Queried query={query}>{(found) => <Origins found={found} />}</Queried>
-      ) : (
-        <p className="quiet">The job has not begun.</p>
-      )}
+      <Queried query={query}>
+        {(found) => (found.digest ? <Origins found={found} /> : <p className="quiet">The job has not begun.</p>)}
+      </Queried>
     </Section>
   );
 }
