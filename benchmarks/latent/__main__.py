@@ -1,4 +1,4 @@
-"""python -m benchmarks.latent TASK [--seed 0] [--share 1.0]"""
+"""python -m benchmarks.latent TASK [--seed 0] [--share 1.0] [--width 2] [--way coconut]"""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import time
 
 import torch
 
-TASKS = ("pointers",)
+TASKS = {"pointers": (), "multiplication": ("width",), "graphs": ("way",)}
+"""Task -> its own options."""
 
 
 def main() -> None:
@@ -17,11 +18,14 @@ def main() -> None:
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=1.0, help="of the optimizer steps")
+    parser.add_argument("--width", type=int, default=2, help="digits of a factor (multiplication)")
+    parser.add_argument("--way", default="coconut", help="coconut, not_fed_back, cot or no_cot (graphs)")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     started = time.monotonic()
     measure = importlib.import_module(f"benchmarks.latent.{asked.task}").measure
-    found = measure(asked.seed, share=asked.share)
+    own = {name: getattr(asked, name) for name in TASKS[asked.task]}
+    found = measure(asked.seed, share=asked.share, **own)
     print(json.dumps({**found, "seconds": round(time.monotonic() - started, 1)}), flush=True)
 
 
