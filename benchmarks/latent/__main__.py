@@ -1,4 +1,4 @@
-"""python -m benchmarks.latent TASK [--seed 0] [--share 1.0] [--width 2] [--way coconut]"""
+"""python -m benchmarks.latent TASK [--seed 0] [--share 1.0] [--way coconut] [--width 2]"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 import torch
 
-TASKS = {"pointers": (), "multiplication": ("width",), "graphs": ("way",)}
+TASKS = {"pointers": (), "multiplication": ("width", "way"), "graphs": ("way",)}
 """Task -> its own options."""
 
 
@@ -19,7 +19,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=1.0, help="of the optimizer steps")
     parser.add_argument("--width", type=int, default=2, help="digits of a factor (multiplication)")
-    parser.add_argument("--way", default="coconut", help="coconut, not_fed_back, cot or no_cot (graphs)")
+    parser.add_argument(
+        "--way",
+        default="coconut",
+        help="coconut, not_fed_back, cot or no_cot (graphs); stepwise or direct (multiplication)",
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     started = time.monotonic()

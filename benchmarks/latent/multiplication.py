@@ -16,8 +16,8 @@ from trainyard.train.tokens import Encoded
 TIMES, EQUALS, PLUS, END = 11, 12, 13, 14
 """Tokens 1 to 10 are the digits."""
 HELD_OUT_OF = 10
-SIZES: dict[str, int] = {"layers": 2, "hidden": 128, "heads": 4}
-WORD_STEPS, REMOVAL_STEPS, LAST_STEPS = 600, 120, 800
+SIZES: dict[str, int] = {"layers": 2, "hidden": 64, "heads": 4}
+WORD_STEPS, REMOVAL_STEPS, LAST_STEPS = 1000, 200, 1500
 
 
 def digits(number: int, width: int) -> list[int]:
@@ -51,20 +51,33 @@ def task_of(width: int) -> Task:
     return Task(draw, vocabulary=15, positions=64, end_id=END, held_out=draw_held_out)
 
 
-def measure(seed: int, *, share: float = 1.0, width: int = 2) -> dict[str, Any]:
-    task = task_of(width)
+def counts_of(task: Task, share: float) -> list[int]:
+    """Optimizer steps of each epoch of the curriculum."""
     reasoning = len(task.draw(random.Random(0))["step_ids"])
-    latent = {"type": "hidden_cot", "tokens_per_epoch": 1, "whole_epochs": 1, "most_tokens": reasoning}
-    counts = [round(share * count) for count in (WORD_STEPS, *[REMOVAL_STEPS] * (reasoning - 1), LAST_STEPS)]
+    return [round(share * count) for count in (WORD_STEPS, *[REMOVAL_STEPS] * (reasoning - 1), LAST_STEPS)]
+
+
+def stepwise(task: Task, seed: int, counts: list[int]) -> tuple[Any, list[float]]:
+    latent = {"type": "hidden_cot", "tokens_per_epoch": 1, "whole_epochs": 1, "most_tokens": len(counts) - 1}
     model = toy_model(task, seed, **SIZES)
     with_technique(model, latent, seed)
-    losses = [train(model, task, latent, count, seed=seed, epoch=epoch) for epoch, count in enumerate(counts)]
-    hidden = answer(model, task, seed=seed, max_tokens=2 * width + 2)
-    direct = toy_model(task, seed, **SIZES)
-    train(direct, task, None, sum(counts), seed=seed)
-    plain = answer(direct, task, seed=seed, max_tokens=2 * width + 2)
+    return model, [train(model, task, latent, count, seed=seed, epoch=epoch) for epoch, count in enumerate(counts)]
+
+
+def direct(task: Task, seed: int, counts: list[int]) -> tuple[Any, list[float]]:
+    model = toy_model(task, seed, **SIZES)
+    return model, [train(model, task, None, sum(counts), seed=seed)]
+
+
+WAYS = {"stepwise": stepwise, "direct": direct}
+
+
+def measure(seed: int, *, share: float = 1.0, width: int = 2, way: str = "stepwise") -> dict[str, Any]:
+    task = task_of(width)
+    counts = counts_of(task, share)
+    model, losses = WAYS[way](task, seed, counts)
+    found = answer(model, task, seed=seed, max_tokens=2 * width + 2)
     return {
-        "task": f"multiplication {width} x {width}", "seed": seed, "optimizer_steps": sum(counts),
-        "stepwise": hidden.accuracy, "direct": plain.accuracy, "tokens": hidden.tokens,
-        "tokens_in_words": reasoning + hidden.tokens, "losses": [round(loss, 4) for loss in losses],
+        "task": f"multiplication {width} x {width} by {way}", "seed": seed, "optimizer_steps": sum(counts),
+        "accuracy": found.accuracy, "tokens": found.tokens, "losses": [round(loss, 4) for loss in losses],
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """What the toy tasks share: a small GPT-2, training at a fixed stage of the curriculum, and answers that are counted.
 
-Rows are tokens already, as `train/latent/rows.py` makes them. They are drawn anew for every step, so no row is seen
+Rows are tokens already, as `train/latent/rows.py` makes them. They are new ones in every step, so no row is seen
 twice; the rows of an evaluation have a generator of their own.
 """
 

@@ -23,6 +23,7 @@ from trainyard.serve.server import build_app
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.models import ModelSource
 from trainyard.train.latent import table
+from trainyard.train.methods.adapters import inject
 from trainyard.train.session.sampling import Sampling, sample
 
 COCONUT = {"type": "coconut", "max_stage": 3}
@@ -71,7 +72,7 @@ def test_a_model_is_served_with_its_thoughts(thinking: Path, tiny_model: Path, e
 @pytest.fixture
 def adapter(tiny_model: Path, tmp_path: Path) -> Path:
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    peft.get_peft_model(network(tiny_model), config).save_pretrained(str(tmp_path / "adapter"))
+    inject(network(tiny_model), config, "default").save_pretrained(str(tmp_path / "adapter"))
     table.save(latent_of(network(tiny_model), **COCONUT), tmp_path / "adapter")
     return tmp_path / "adapter"
 

@@ -1,4 +1,4 @@
-"""Pause tokens (Goyal et al. 2023, arXiv 2310.02226): vectors between prompt and answer that stand for no word.
+"""Pause tokens (Goyal et al. 2023, arXiv 2310.02226): vectors between prompt and answer that are no words.
 
     loss = - sum over the tokens of the answer of log p(token | prompt, `count` pauses, tokens before it)
 
