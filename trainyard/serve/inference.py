@@ -154,6 +154,11 @@ class ModelRunner:
                 self.load_adapter(name, folder)
             raise
 
+    def context_of(self, adapter: str | None) -> int:
+        """Tokens of a prompt and its answer that the model can see at once; thoughts take some of its context."""
+        technique = self.latent.get(adapter)
+        return self.context - (technique.positions if technique is not None else 0)
+
     def using(self, adapter: str | None) -> AbstractContextManager[Any]:
         """The base with one adapter, or with none."""
         return using_adapter(self.model, adapter and self.adapters[adapter])

@@ -36,6 +36,11 @@ class LatentModule(nn.Module):
         super().__init__()
         self.settings = settings
 
+    @property
+    def positions(self) -> int:
+        """Positions that an answer takes in the model's context besides its tokens and those of the prompt."""
+        return 0
+
     def attach(self, model: Any) -> None:
         """Become a part of the model, so that the weights are trained and saved with its own."""
         setattr(model, LATENT, self)

@@ -10,6 +10,8 @@ import torch
 
 from tests.unit.train.latent.latent_models import ROWS, TOKENIZER, attached, causal_model, config_with
 from tests.unit.train.stages.stage_rows import PAD
+from trainyard.backends.native.assembly import require_room
+from trainyard.errors import InvalidInput
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Cursor, Feed, choose_cut, make_plan
 from trainyard.train.loop import train
@@ -92,3 +94,14 @@ def test_a_prompt_without_thoughts_is_answered_otherwise(tmp_path: Path) -> None
     without = session.generate(prompts, sampling)[0]
     assert with_thoughts.logprobs_at_one != pytest.approx(without.logprobs_at_one, abs=1e-6)
     assert torch.is_tensor(own.vectors_KD)
+
+
+@pytest.mark.parametrize(("name", "positions"), [("pause", 2), ("coconut", 3), ("hidden_cot", 0), ("codi", 4)])
+def test_thoughts_take_a_part_of_the_context(name: str, positions: int) -> None:
+    own = attached(causal_model("llama"), TECHNIQUES[name])
+    assert own.positions == positions
+    require_room(own, 64 + positions, 64)
+    require_room(own, None, 64)
+    if positions:
+        with pytest.raises(InvalidInput, match=f"at most {64 - positions}"):
+            require_room(own, 64, 64)
