@@ -25,20 +25,25 @@ from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.latent import LatentSettings
 from trainyard.spec.axes.stages import DistillSettings
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
 from trainyard.spec.packages import LIGER
 from trainyard.stores.whole import write_json_durably
+from trainyard.train.bases.positions import context_of
 from trainyard.train.batching import Cut, Feed, choose_cut, make_plan, sound_cut
 from trainyard.train.evaluation.rounds import HeldOut, prompt_of
 from trainyard.train.head import Head, require_head
+from trainyard.train.latent import table as latent
+from trainyard.train.latent.contract import LatentModule
 from trainyard.train.layout.sharing import share_prompts
 from trainyard.train.methods.composition import frozen_context
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.loading import architecture_of, load_teacher
-from trainyard.train.methods.table import build, parameter_groups
+from trainyard.train.methods.table import build, counts, parameter_groups
+from trainyard.train.methods.table import save as save_policy
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import SharedSession
 from trainyard.train.parallel.strategies import STRATEGIES
@@ -259,6 +264,8 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         key = os.environ.get(server.api_key_env) if server.api_key_env else None
         policy.reference = ServedTeacher(server.base_url, server.model, config.stage.likeliest, tokenizer, key)
         events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
+    if config.stage.technique is not None:
+        attach_latent(policy, job, config.stage.technique, tokenizer)
     for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
         events.emit("warning", text=warning)
     if config.engine.kernels == "liger":
@@ -274,6 +281,37 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     if config.engine.compile:
         policy.facts["compiled_blocks"] = compile_blocks(policy.model, device)
     return policy
+
+
+def attach_latent(
+    policy: Policy, job: TrainingJob, settings: LatentSettings, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Add the weights of a latent technique to a policy: new ones, or those of the training that it continues."""
+    earlier = Path(job.adapter if job.adapter is not None else job.base)
+    seed = job.config.hyperparameters.seed
+    own = latent.attach(policy.model, tokenizer, settings, seed=seed, earlier=earlier)
+    require_room(own, context_of(policy.model.config), job.config.hyperparameters.max_length)
+    added = sum(value.numel() for value in own.parameters())
+    policy.facts |= {**counts(policy.model), "latent": settings.model_dump(mode="json"), "latent_parameters": added}
+
+
+def require_room(own: LatentModule, context: int | None, max_length: int) -> None:
+    """Raise `InvalidInput` (`E-DATA-TOO-LONG`) where rows with their thoughts could be longer than the context."""
+    if context is not None and own.positions and max_length + own.positions > context:
+        raise InvalidInput(
+            f"Rows of {max_length} tokens and {own.positions} positions of {own.settings} are longer than the model's "
+            f"context of {context}.",
+            do=f"Use a max_length of at most {context - own.positions}, or fewer thoughts.",
+            code="E-DATA-TOO-LONG",
+        )
+
+
+def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path) -> None:
+    """Write the adapter or the model, and next to it the weights of its latent technique."""
+    with latent.detached(policy.model) as own:
+        save_policy(policy, policy_request(job, device), target)
+    if own is not None:
+        latent.save(own, target)
 
 
 def require_other_teacher(job: TrainingJob) -> None:

@@ -1,0 +1,149 @@
+"""Techniques of latent reasoning: what stage sft lets a model compute before it answers. `train/latent` does it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, union_of
+
+
+class LatentSettings(Variant):
+    """A technique with its settings."""
+
+    type: Latent
+
+    @property
+    def facts(self) -> LatentFacts:
+        return self.type.facts
+
+    @property
+    def resets_optimizer(self) -> bool:
+        """Whether the states of the optimizer begin again where the rows of an epoch change their form."""
+        return False
+
+    @property
+    def usual_epochs(self) -> float | None:
+        """Passes over the rows after which its curriculum is at its end; None where it has none."""
+        return None
+
+    @property
+    def curriculum_epochs(self) -> int:
+        """Passes over the rows before they have the form that is served."""
+        return 0
+
+
+class PauseSettings(LatentSettings):
+    """Vectors of its own that the model reads between the prompt and its answer (arXiv 2310.02226)."""
+
+    count: int = Field(10, ge=1, le=1024, description="Pauses before the answer, in training and when it is served.")
+
+
+class CurriculumSettings(LatentSettings):
+    """Steps of the reasoning that are taken away while it trains."""
+
+    reset_optimizer: bool = Field(
+        True, description="Whether the optimizer's states begin again where the rows change their form."
+    )
+
+    @property
+    def resets_optimizer(self) -> bool:
+        return self.reset_optimizer
+
+
+class CoconutSettings(CurriculumSettings):
+    """Hidden states that are fed back as thoughts, and take the place of one step of the reasoning after the other
+    (arXiv 2412.06769)."""
+
+    max_stage: int = Field(3, ge=1, le=64, description="Steps that thoughts take the place of; after it, all steps go.")
+    thoughts_per_step: int = Field(1, ge=1, le=16, description="Thoughts in the place of a step.")
+    epochs_per_stage: int = Field(3, ge=1, le=1000, description="Epochs until the next step is taken away.")
+    first_stage: int = Field(0, ge=0, le=65, description="Steps that are thoughts from the first epoch on.")
+    mix: float = Field(0.0, ge=0, le=1, description="Share of rows at another stage than the epoch's, at random.")
+    markers: bool = Field(True, description="Whether a vector of its own is read before the thoughts and after them.")
+    feedback: bool = Field(
+        True, description="False: thoughts are pauses, and nothing is fed back: the control with the same curriculum."
+    )
+
+    @property
+    def curriculum_epochs(self) -> int:
+        return self.epochs_per_stage * (self.max_stage + 1 - self.first_stage)
+
+    @property
+    def usual_epochs(self) -> float:
+        return float(self.curriculum_epochs + self.epochs_per_stage)
+
+    @model_validator(mode="after")
+    def ends_at_a_stage(self) -> CoconutSettings:
+        if self.first_stage > self.max_stage + 1:
+            raise ValueError("first_stage is at most max_stage + 1, the stage without steps")
+        return self
+
+
+class HiddenCotSettings(CurriculumSettings):
+    """Tokens of the reasoning are taken away from its left, until the answer follows the prompt at once (arXiv
+    2405.14838)."""
+
+    tokens_per_epoch: int = Field(8, ge=1, le=4096, description="Tokens of reasoning that an epoch takes away.")
+    whole_epochs: int = Field(1, ge=0, le=1000, description="Epochs with the whole reasoning before that.")
+    most_tokens: int = Field(40, ge=1, le=65_536, description="Tokens taken away from which on all of them are.")
+    smoothing: float | None = Field(
+        4.0, gt=0, le=100, description="Rate at which the chance of more tokens taken away falls; null: never more."
+    )
+
+    @property
+    def curriculum_epochs(self) -> int:
+        return self.whole_epochs + math.ceil(self.most_tokens / self.tokens_per_epoch) - 1
+
+    @property
+    def usual_epochs(self) -> float:
+        return float(self.curriculum_epochs + 3)
+
+
+class CodiSettings(LatentSettings):
+    """Thoughts that are taught by the same model with its reasoning in words (arXiv 2502.21074)."""
+
+    thoughts: int = Field(6, ge=1, le=1024, description="Thoughts before the answer.")
+    distance_weight: float = Field(
+        1.0, ge=0, le=1000, description="Of the distance between the hidden states before the two answers."
+    )
+    words_weight: float = Field(1.0, gt=0, le=1000, description="Of the loss of reasoning and answer in words.")
+    projection: int | None = Field(
+        None, ge=1, le=65_536, description="Width of the layer that makes a thought of a state; default: the model's."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentFacts(Facts):
+    """One technique."""
+
+    settings: type[LatentSettings]
+    reads_steps: bool = False
+    """Whether its rows need the steps of their reasoning."""
+    thinks: bool = True
+    """Whether it also changes how a prompt is read when the model is served."""
+    keeps_cache: bool = False
+    """Whether a batch is computed in several passes, each of which reads the keys and values of those before it."""
+
+
+class Latent(AxisValue):
+    """A technique of latent reasoning."""
+
+    facts: LatentFacts
+
+    PAUSE = LatentFacts("pause", settings=PauseSettings)
+    COCONUT = LatentFacts("coconut", settings=CoconutSettings, reads_steps=True, keeps_cache=True)
+    HIDDEN_COT = LatentFacts("hidden_cot", settings=HiddenCotSettings, reads_steps=True, thinks=False)
+    CODI = LatentFacts("codi", settings=CodiSettings, reads_steps=True, keeps_cache=True)
+
+
+LATENT_SETTINGS: Mapping[Latent, type[LatentSettings]] = build_variants(Latent, "Latent")
+
+if TYPE_CHECKING:
+    AnyLatent = LatentSettings
+else:
+    AnyLatent = union_of(LATENT_SETTINGS, Latent.PAUSE)
