@@ -1,0 +1,1 @@
+"""Learning gates of the latent techniques: does each learn what it promises, with fixed seeds on small models?"""
