@@ -27,8 +27,11 @@ from trainyard.evals.cases import AnswerScore, Case, Turn
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.spec.axes.devices import Device
 from trainyard.stores.models import check_adapter_folder
+from trainyard.train.latent.contract import LatentModule
+from trainyard.train.latent.table import load as load_latent
 from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base, using_adapter
 from trainyard.train.methods.loading import load_for_answers, require_memory
+from trainyard.train.session.sampling import Sampling, sample
 
 LOGITS_AT_ONCE = 1 << 27
 """Largest number of logits of a batch: 512 MiB in float32."""
@@ -52,6 +55,8 @@ class HuggingFaceModel:
     tokenizer: PreTrainedTokenizerBase
     adapter: str | None = None
     base: HuggingFaceModel | None = None
+    latent: LatentModule | None = None
+    """The technique that thinks before its answers; it is read with every prompt."""
     _known: dict[tuple[int, ...], AnswerScore] = field(default_factory=dict)
 
     @property
@@ -99,11 +104,29 @@ class HuggingFaceModel:
     def _score(self, rows: list[Tokens | None]) -> list[AnswerScore | None]:
         """Score rows in batches of similar length; loss and accuracy share what was scored once."""
         todo = {(*row.ids, row.start): row for row in rows if row and (*row.ids, row.start) not in self._known}
+        if self.latent is not None:
+            return [self._score_after_thoughts(row) if row else None for row in rows]
         with self.network() as network, torch.inference_mode():
             for batch in batches(list(todo.values()), int(network.config.vocab_size)):
                 for row, score in zip(batch, score_batch(network, batch), strict=True):
                     self._known[(*row.ids, row.start)] = score
         return [self._known[(*row.ids, row.start)] if row else None for row in rows]
+
+    def _score_after_thoughts(self, row: Tokens) -> AnswerScore:
+        """Score an answer token by token, each after the thoughts and the tokens before it."""
+        assert self.latent is not None
+        given, said = row.ids[: row.start], row.ids[row.start :]
+        nll, hits = 0.0, 0
+        with self.network() as network, torch.inference_mode():
+            prompt_BT = torch.tensor([given], device=network.device)
+            reading, logits_BV = self.latent.open(network, prompt_BT, torch.ones_like(prompt_BT))
+            for place, token in enumerate(said):
+                nll -= float(torch.log_softmax(logits_BV[0].float(), -1)[token])
+                hits += int(logits_BV[0].argmax()) == token
+                if place + 1 < len(said):
+                    token_B = torch.tensor([token], device=network.device)
+                    reading, logits_BV = self.latent.step(network, reading, token_B)
+        return AnswerScore(nll=nll, tokens=len(said), correct=hits)
 
     def _answer(self, case: Case, max_tokens: int) -> str:
         try:
@@ -112,6 +135,10 @@ class HuggingFaceModel:
             return ""  # a prompt that cannot be asked has no answer
         ids = self.renderer.ids(asked)[-max(1, self.context - max_tokens) :]
         tokenizer = self.tokenizer
+        if self.latent is not None:
+            with self.network() as network, torch.inference_mode():
+                asked_for = Sampling(max_new_tokens=max_tokens, temperature=0)
+                return sample(network, tokenizer, [ids], asked_for, reader=self.latent)[0].text.strip()
         with self.network() as network, torch.inference_mode():
             prompt_BT = torch.tensor([ids], device=network.device)
             said_BT = network.generate(
@@ -175,16 +202,18 @@ def load_participants(job: EvaluationJob) -> dict[str, HuggingFaceModel]:
     for role, participant in given.items():
         if participant.kind == "adapter":
             network = attach(network, participant, role)
-    base = HuggingFaceModel(network, tokenizer)
+    base = HuggingFaceModel(network, tokenizer, latent=load_latent(Path(job.base_path), network, tokenizer))
     return {role: one_participant(participant, role, base, device) for role, participant in given.items()}
 
 
 def one_participant(participant: Participant, role: str, base: HuggingFaceModel, device: str) -> HuggingFaceModel:
     if participant.kind == "base":
         return base
-    if participant.kind == "adapter":
-        return HuggingFaceModel(base.model, base.tokenizer, role, base)
-    return HuggingFaceModel(load_network(participant.path or "", device), base.tokenizer, None, base)
+    folder = Path(participant.path or "")
+    adapter = participant.kind == "adapter"
+    network = base.model if adapter else load_network(str(folder), device)
+    latent = load_latent(folder, network, base.tokenizer)
+    return HuggingFaceModel(network, base.tokenizer, role if adapter else None, base, latent)
 
 
 def attach(network: Any, participant: Participant, role: str) -> Any:

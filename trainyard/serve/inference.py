@@ -25,8 +25,11 @@ from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.guided import Constraint, Grammars
 from trainyard.stores.models import check_adapter_folder
 from trainyard.train.bases.positions import context_of
+from trainyard.train.latent.contract import LatentModule
+from trainyard.train.latent.table import load as load_latent
 from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base, using_adapter
 from trainyard.train.methods.loading import load_for_answers, require_memory
+from trainyard.train.session.sampling import PlainReader, Reading
 
 MAX_WAITING = 256
 REPLACEMENT = "�"
@@ -85,6 +88,8 @@ class ModelRunner:
         self.adapters: dict[str, str] = {}
         """Public name (slashes and dots allowed) -> the name that PEFT knows it by."""
         self.folders: dict[str, Path] = {}
+        self.latent: dict[str | None, LatentModule | None] = {None: load_latent(folder, self.model, tokenizer)}
+        """Adapter (None: the base) -> the technique that thinks before its answers; its thoughts are not shown."""
         self.loaded = 0
         eos = self.model.generation_config.eos_token_id or self.tokenizer.eos_token_id
         self.eos_ids: list[int] = [eos] if isinstance(eos, int) else list(eos or [])
@@ -119,11 +124,13 @@ class ModelRunner:
             ) from error
         self.model.eval()
         self.keep_base(folder.name)
+        self.latent[name] = load_latent(folder, self.model, self.tokenizer)
         self.adapters[name], self.folders[name] = inner, folder
 
     def unload_adapter(self, name: str) -> None:
         """Take an adapter off. Raises as `load_adapter` when the base is not what it was."""
         del self.folders[name]
+        del self.latent[name]
         self.forget(self.adapters.pop(name))
         self.keep_base(name)
 
@@ -140,6 +147,7 @@ class ModelRunner:
             require_unchanged_base(self.weights, self.model, adapter)
         except TrainyardError:
             others, self.folders, self.adapters = self.folders, {}, {}
+            self.latent = {None: self.latent[None]}
             self.model = self.read_base()
             for name, folder in others.items():
                 self.load_adapter(name, folder)
@@ -161,13 +169,18 @@ class ModelRunner:
             random.seed()
         writer = TextWriter(self.tokenizer, asked.stops)
         with self.using(asked.adapter):
-            cache, ids = DynamicCache(config=self.model.config), torch.tensor([asked.prompt])
-            for _ in range(asked.max_tokens):
+            reader = self.latent[asked.adapter] or SingleReader()
+            prompt_BT = torch.tensor([asked.prompt])
+            token, reading = -1, Reading(None, torch.ones_like(prompt_BT))
+            for place in range(asked.max_tokens):
                 if asked.cancelled.is_set():
                     asked.finish_reason = "cancelled"
                     return
-                output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                logits_V = output.logits[0, -1].float()
+                if place:
+                    reading, logits_BV = reader.step(self.model, reading, torch.tensor([token]))
+                else:
+                    reading, logits_BV = reader.open(self.model, prompt_BT, reading.mask_BT)
+                logits_V = logits_BV[0]
                 token = choose(logits_V, asked, constraint, random)
                 if token in self.eos_ids:
                     asked.finish_reason = "stop"
@@ -177,7 +190,6 @@ class ModelRunner:
                 if writer.stopped or (constraint is not None and constraint.finished):
                     asked.finish_reason = "stop"
                     break
-                ids = torch.tensor([[token]])
             else:
                 asked.finish_reason = "stop" if constraint is not None and constraint.complete else "length"
         if rest := writer.finish():
@@ -205,6 +217,15 @@ class ModelRunner:
         values, indices = torch.topk(logprobs_V, min(top, self.vocabulary))
         pairs = tuple(zip(indices.tolist(), values.tolist(), strict=True))
         return TokenLogprob(token, float(logprobs_V[token]), pairs)
+
+
+class SingleReader(PlainReader):
+    """Reads one row, which has no padding and so needs no mask."""
+
+    def read(self, model: Any, reading: Reading, fed_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+        cache = reading.cache if reading.cache is not None else DynamicCache(config=model.config)
+        output = model(input_ids=fed_BT, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return Reading(cache, reading.mask_BT), output.logits[:, -1].float()
 
 
 def choose(logits_V: torch.Tensor, asked: Generation, constraint: Constraint | None, random: torch.Generator) -> int:

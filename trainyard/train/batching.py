@@ -238,7 +238,7 @@ class Feed:
 
     def step(self, cursor: Cursor) -> list[Batch]:
         """All micro-batches of the step at `cursor`."""
-        return [self.batch(rows) for rows in self.plan.at(cursor)]
+        return [self.batch(rows, cursor.epoch) for rows in self.plan.at(cursor)]
 
     def drawn(self, cursor: Cursor, writer: CompletionWriter, config: TrainerConfig) -> list[Batch]:
         """The same, with the completions that the stage draws. All of them are of the weights before the step, so a
@@ -249,8 +249,14 @@ class Feed:
         places = (f"{cursor.epoch}:{cursor.step}:{micro}" for micro in range(len(batches)))
         return [draw(writer, batch, config, self.pad_id, place) for batch, place in zip(batches, places, strict=True)]
 
-    def batch(self, rows: Sequence[int]) -> Batch:
-        batch = self._collate(rows, packed=self.plan.cut.mode == "packed")
+    def begins_again(self, cursor: Cursor) -> bool:
+        """Whether the states of the optimizer begin again before the step at `cursor`."""
+        begins = self.stage.begins_again
+        return begins is not None and not cursor.step and not cursor.micro and begins(cursor.epoch)
+
+    def batch(self, rows: Sequence[int], epoch: int | None = None) -> Batch:
+        """A batch of rows, as they are learned in an epoch or, without one, as the model is served."""
+        batch = self._collate(rows, packed=self.plan.cut.mode == "packed", epoch=epoch)
         if self.reference is not None:
             names = self.reference[rows[0]]
             known = {name: torch.tensor([self.reference[row][name] for row in rows]) for name in names}
@@ -264,8 +270,10 @@ class Feed:
             rows = order[at : at + rows_per_batch]
             yield rows, self._collate(rows, packed=False)
 
-    def _collate(self, rows: Sequence[int], *, packed: bool) -> Batch:
+    def _collate(self, rows: Sequence[int], *, packed: bool, epoch: int | None = None) -> Batch:
         examples, shared = [self.examples[row] for row in rows], self.plan.cut.shared
+        if self.stage.at_epoch is not None and epoch is not None:
+            examples = [self.stage.at_epoch(self.examples[row], row, epoch) for row in rows]
         if self.stage.layout is not None and (packed or shared):
             return self.stage.layout.collate(examples, self.pad_id, shared=shared, packed=packed)
         return (pack if packed else self.stage.collate)(examples, self.pad_id)

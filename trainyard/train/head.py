@@ -64,6 +64,13 @@ def label_logprobs(model: Any, batch: dict[str, torch.Tensor], head: Head = Head
     A label at position t is predicted from position t - 1; the label of position 0 takes no part.
     """
     hidden_BTD, output = hidden_states(model, batch)
+    return logprobs_of_hidden(hidden_BTD, batch, output, head)
+
+
+def logprobs_of_hidden(
+    hidden_BTD: torch.Tensor, batch: dict[str, torch.Tensor], output: Output, head: Head
+) -> LabelLogprobs:
+    """Log-probabilities of the labels of `batch` by hidden states that are computed already."""
     target_BT = batch["labels"][:, 1:]
     rows_N, positions_N = (target_BT != IGNORED).nonzero(as_tuple=True)
     hidden_ND = hidden_BTD[rows_N, positions_N]

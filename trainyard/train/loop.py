@@ -61,6 +61,8 @@ def train(
     """
     while count_done(session) < total_steps and not progress.evaluations.ended:
         started = time.perf_counter()
+        if feed.begins_again(progress.cursor):
+            session.reset_optimizer()
         batches = feed.drawn(progress.cursor, session, session.engine.config)
         rows = feed.plan.at(progress.cursor)
         units = sum(map(feed.stage.units, batches))

@@ -25,7 +25,8 @@ from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
-from trainyard.spec.axes.stages import DistillSettings
+from trainyard.spec.axes.latent import AnyLatent
+from trainyard.spec.axes.stages import DistillSettings, SftSettings
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
@@ -34,11 +35,13 @@ from trainyard.stores.whole import write_json_durably
 from trainyard.train.batching import Cut, Feed, choose_cut, make_plan, sound_cut
 from trainyard.train.evaluation.rounds import HeldOut, prompt_of
 from trainyard.train.head import Head, require_head
+from trainyard.train.latent import table as latent
 from trainyard.train.layout.sharing import share_prompts
 from trainyard.train.methods.composition import frozen_context
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.loading import architecture_of, load_teacher
-from trainyard.train.methods.table import build, parameter_groups
+from trainyard.train.methods.table import build, counts, parameter_groups
+from trainyard.train.methods.table import save as save_policy
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import SharedSession
 from trainyard.train.parallel.strategies import STRATEGIES
@@ -259,6 +262,8 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         key = os.environ.get(server.api_key_env) if server.api_key_env else None
         policy.reference = ServedTeacher(server.base_url, server.model, config.stage.likeliest, tokenizer, key)
         events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
+    if isinstance(config.stage, SftSettings) and config.stage.latent is not None:
+        attach_latent(policy, job, config.stage.latent, tokenizer)
     for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
         events.emit("warning", text=warning)
     if config.engine.kernels == "liger":
@@ -274,6 +279,23 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     if config.engine.compile:
         policy.facts["compiled_blocks"] = compile_blocks(policy.model, device)
     return policy
+
+
+def attach_latent(policy: Policy, job: TrainingJob, settings: AnyLatent, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Add the weights of a latent technique to a policy: new ones, or those of the training that it continues."""
+    earlier = Path(job.adapter if job.adapter is not None else job.base)
+    seed = job.config.hyperparameters.seed
+    own = latent.attach(policy.model, tokenizer, settings, seed=seed, earlier=earlier)
+    added = sum(value.numel() for value in own.parameters())
+    policy.facts |= {**counts(policy.model), "latent": settings.model_dump(mode="json"), "latent_parameters": added}
+
+
+def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path) -> None:
+    """Write the adapter or the model, and next to it the weights of its latent technique."""
+    with latent.detached(policy.model) as own:
+        save_policy(policy, policy_request(job, device), target)
+    if own is not None:
+        latent.save(own, target)
 
 
 def require_other_teacher(job: TrainingJob) -> None:

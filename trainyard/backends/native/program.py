@@ -25,6 +25,7 @@ from trainyard.backends.native.assembly import (
     assemble,
     attention_of,
     policy_request,
+    save_trained,
     set_determinism,
 )
 from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, RUNG, log_restart
@@ -46,7 +47,6 @@ from trainyard.train.loop import Save, StepRecord, count_done
 from trainyard.train.loop import train as run_loop
 from trainyard.train.methods.contract import Policy
 from trainyard.train.methods.table import build
-from trainyard.train.methods.table import save as save_policy
 from trainyard.train.optimizers import optimizer_facts
 from trainyard.train.parallel.session import PEERS
 from trainyard.train.parallel.team import Team
@@ -338,6 +338,6 @@ def evaluation_record(run: NativeRun) -> dict[str, Any]:
 
 def write_result(run: NativeRun, target: Path) -> None:
     """Write adapter or model, and the tokenizer, to `target`."""
-    save_policy(run.policy, policy_request(run.job, run.device), target)
+    save_trained(run.policy, run.job, run.device, target)
     adapter = run.job.output is Port.ADAPTER
     run.prepared.tokenizer.save_pretrained(target / "tokenizer" if adapter else target)

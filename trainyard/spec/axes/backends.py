@@ -36,7 +36,9 @@ IN_TRANSFORMERS = {
 PAIRWISE = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
 CPU_AND_CUDA = (Device.CPU, Device.CUDA)
 ALONE = (Strategy.SINGLE,)
-OF_OUR_ENGINE = ("stage.average", "stage.neftune_alpha", "method.init", "method.interval", "rope", "added_tokens")
+OF_OUR_ENGINE = (
+    "stage.average", "stage.neftune_alpha", "stage.latent", "method.init", "method.interval", "rope", "added_tokens"
+)  # fmt: skip
 """Settings of a training that only few tools have."""
 
 
@@ -115,7 +117,7 @@ class BackendName(AxisValue):
             "added_tokens": ((),),
             "hyperparameters.optimizer": (Optimizer.ADAMW, Optimizer.SGD),
         },
-        default_only=("eval", "stage.average"),
+        default_only=("eval", "stage.average", "stage.latent"),
         by_stage={"headless": (Stage.DPO, Stage.KTO, Stage.GRPO), "shared_prompts": (Stage.GRPO,)},
         why={"ppo": "the library removed it"},
     )

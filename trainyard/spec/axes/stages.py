@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, cor
 
 from trainyard.spec.axes.axis import AxisValue, Facts, Strict, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.latent import AnyLatent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,7 @@ class SftSettings(StageSettings):
     neftune_alpha: float | None = left_out(
         None, gt=0, le=1000, description="Noise on the embeddings in training (arXiv 2310.05914); 5 is usual."
     )
+    latent: AnyLatent | None = left_out(None, description="Reasoning without words before the answer; none by default.")
 
 
 class RewardSettings(StageSettings):

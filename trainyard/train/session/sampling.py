@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.nn.functional import log_softmax
@@ -62,7 +62,63 @@ class Generated:
     stop_reason: StopReason
 
 
-def sample(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
+@dataclass
+class Reading:
+    """What has been read of some rows: the cache, and which of its columns are seen (B, T)."""
+
+    cache: Any
+    mask_BT: torch.Tensor
+
+
+class Reader(Protocol):
+    """How a model reads a prompt and each token after it; one that thinks reads more than that."""
+
+    def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+        """Read prompts that are padded on the left; returns the logits of the first token of an answer too (B, V)."""
+
+    def step(self, model: Any, reading: Reading, token_B: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+        """Read one more token of each row; returns the logits of the next one too (B, V)."""
+
+
+class PlainReader:
+    """Reads tokens and nothing else."""
+
+    def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+        return self.read(model, Reading(None, mask_BT), ids_BT)
+
+    def step(self, model: Any, reading: Reading, token_B: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+        fed_BT = token_B[:, None]
+        mask_BT = torch.cat([reading.mask_BT, torch.ones_like(fed_BT)], dim=1)
+        return self.read(model, Reading(reading.cache, mask_BT), fed_BT)
+
+    def read(self, model: Any, reading: Reading, fed_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+        """Read tokens that the mask of `reading` includes already."""
+        mask_BT = reading.mask_BT
+        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)[:, -fed_BT.shape[1] :]
+        reply = model(
+            input_ids=fed_BT,
+            attention_mask=mask_BT,
+            position_ids=positions_BT,
+            past_key_values=reading.cache,
+            use_cache=True,
+        )
+        return Reading(reply.past_key_values, mask_BT), reply.logits[:, -1].float()
+
+
+PLAIN = PlainReader()
+LATENT = "trainyard_latent"
+"""Attribute of a model under which the weights of a latent technique are, which reads its prompts."""
+
+
+def reader_of(model: Any) -> Reader:
+    """Who reads the prompts of a model: its latent technique, if it has one."""
+    found: Reader = getattr(model, LATENT, PLAIN)
+    return found
+
+
+def sample(
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, reader: Reader = PLAIN
+) -> list[Generated]:
     """Continue every prompt; the same prompts, settings and seed give the same tokens.
 
     Raises `InvalidInput` (`E-SAMPLING`).
@@ -71,23 +127,17 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], samplin
     stop_ids = set(sampling.stop_ids if sampling.stop_ids is not None else end_ids(model, tokenizer))
     generator = torch.Generator(device=model.device).manual_seed(sampling.seed)
     ids_BT, mask_BT = padded(prompts, "left", pad_of(tokenizer), model.device)
-    cache: Any = None
-    fed_BT = ids_BT
+    reading, logits_BV = reader.open(model, ids_BT, mask_BT)
     found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     ended_B = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
-    for _ in range(sampling.max_new_tokens):
-        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)[:, -fed_BT.shape[1] :]
-        reply = model(
-            input_ids=fed_BT, attention_mask=mask_BT, position_ids=positions_BT, past_key_values=cache, use_cache=True
-        )
-        cache = reply.past_key_values
-        token_B, own_B, plain_B = choose(reply.logits[:, -1].float(), sampling, generator)
+    for place in range(sampling.max_new_tokens):
+        if place:
+            reading, logits_BV = reader.step(model, reading, found[-1][0])
+        token_B, own_B, plain_B = choose(logits_BV, sampling, generator)
         found.append((token_B, own_B, plain_B))
         ended_B = ended_B | torch.isin(token_B, torch.tensor(sorted(stop_ids), device=token_B.device))
         if bool(ended_B.all()):
             break
-        fed_BT = token_B[:, None]
-        mask_BT = torch.cat([mask_BT, torch.ones_like(fed_BT)], dim=1)
     return [continuation(tokenizer, row, found, stop_ids) for row in range(len(prompts))]
 
 

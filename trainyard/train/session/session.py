@@ -45,7 +45,7 @@ from trainyard.train.session.noise import EmbeddingNoise
 from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
 from trainyard.train.session.parallelism import Found, SingleProcess
 from trainyard.train.session.replies import Backward, Evaluated, Forward, Replies, Stepped
-from trainyard.train.session.sampling import Generated, Sampling, sample, token_logprobs
+from trainyard.train.session.sampling import Generated, Sampling, reader_of, sample, token_logprobs
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
 FIRST_SCALE = 1024.0
@@ -353,7 +353,8 @@ class Session:
 
     def _generate(self, prompts: Sequence[Sequence[int]], sampling: dict[str, Any]) -> list[Generated]:
         self._require_logits()
-        return self._quietly(lambda model: sample(model, self.engine.tokenizer, prompts, Sampling(**sampling)))
+        given = (self.engine.tokenizer, prompts, Sampling(**sampling))
+        return self._quietly(lambda model: sample(model, *given, reader=reader_of(model)))
 
     def _logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
         self._require_logits()
@@ -461,6 +462,10 @@ class Session:
     def show_trained(self) -> None:
         """Put the weights in place that the next step moves."""
         on_train(self.engine.optimizer)
+
+    def reset_optimizer(self) -> None:
+        """Let the optimizer begin again with what it had before its first step."""
+        self.engine.optimizer.state.clear()
 
     def drop_reference(self) -> None:
         """Free the frozen reference, when its scores are known for every example."""

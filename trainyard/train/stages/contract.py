@@ -29,6 +29,8 @@ Scores = dict[str, torch.Tensor]
 """What a model says of a batch, by name; differentiable for the policy, detached for the reference."""
 Metrics = dict[str, torch.Tensor]
 """Sums over the batch's units, detached; the session divides them like the loss."""
+AtEpoch = Callable[[Encoded, int, int], Encoded]
+"""(example, its number, epoch) -> the example as it is learned in that epoch; a pure function."""
 
 
 class CompletionWriter(Protocol):
@@ -72,6 +74,10 @@ class StageSpec:
     """(session, batch, config, padding id, place in the run) -> the batch with the completions that it learns from.
 
     What is drawn follows from the weights, the seed and the place alone, so that a resumed run draws the same."""
+    at_epoch: AtEpoch | None = None
+    """Another form of each example from epoch to epoch. What is only scored is not changed."""
+    begins_again: Callable[[int], bool] | None = None
+    """Whether the states of the optimizer begin again at the first step of an epoch."""
     choose: Callable[[TrainerConfig], StageSpec] | None = None
     """Another form of the stage by its settings, where they change more than a number."""
     layout: RowLayout | None = None

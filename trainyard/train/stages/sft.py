@@ -22,6 +22,7 @@ from trainyard.data.rows import SftRow
 from trainyard.spec.axes.stages import SftSettings, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head, label_logprobs
+from trainyard.train.latent.table import TECHNIQUES
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 from trainyard.train.stages.lengths import TokenShare, within_length
 from trainyard.train.tokens import Encoded, TokenLedger, encode_sft
@@ -104,8 +105,10 @@ def row_loss(
 
 
 def by_settings(config: TrainerConfig) -> StageSpec:
-    by_row = isinstance(config.stage, SftSettings) and config.stage.average == "row"
-    return replace(SFT, units=row_units, loss=row_loss) if by_row else SFT
+    settings = config.stage
+    assert isinstance(settings, SftSettings), settings
+    chosen = replace(SFT, units=row_units, loss=row_loss) if settings.average == "row" else SFT
+    return TECHNIQUES[settings.latent.type].stage(chosen, config) if settings.latent is not None else chosen
 
 
 SFT = StageSpec(Stage.SFT.facts, encode, width, collate, units, score, loss, choose=by_settings)

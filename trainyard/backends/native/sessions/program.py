@@ -23,7 +23,7 @@ from trainyard.backends.native.assembly import (
     first_step,
     make_policy,
     open_session,
-    policy_request,
+    save_trained,
     set_determinism,
     tokenizer_of,
 )
@@ -40,7 +40,6 @@ from trainyard.inherited import UMASK, key_variable
 from trainyard.loading import load
 from trainyard.train.checkpoints import require_space
 from trainyard.train.methods.contract import Policy
-from trainyard.train.methods.table import save as save_policy
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.streams import Sealer
 from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
@@ -241,7 +240,7 @@ def export(job: TrainingJob, policy: Policy, session: Session, device: str, targ
     session.show_served()
     try:
         frame.require_finite_weights(policy.model)
-        save_policy(policy, policy_request(job, device), target)
+        save_trained(policy, job, device, target)
     finally:
         session.show_trained()
     adapter = job.config.method.facts.adapter

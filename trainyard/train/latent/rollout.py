@@ -1,0 +1,77 @@
+"""Passes over a model that begin with vectors instead of tokens: what all techniques share.
+
+A position of a batch is a token, or one of the technique's own vectors: `slots` (B, T) is 0 for a token and k for the
+k-th vector. The cache that a pass leaves is read by the next one, and gradients go through it.
+
+Shapes: B rows, T positions, K own vectors, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from trainyard.train.head import output_of
+from trainyard.train.session.sampling import Reading
+from trainyard.train.stages.contract import Batch
+
+SLOTS = "slots"
+
+
+def base_of(model: Any) -> Any:
+    """The transformers model inside PEFT's, whose layers have the adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def embed(model: Any, batch: Batch, vectors_KD: torch.Tensor) -> torch.Tensor:
+    """Embeddings of a batch with the own vectors in their places: (B, T, D)."""
+    embeds_BTD = model.get_input_embeddings()(batch["input_ids"])
+    slots_BT = batch[SLOTS]
+    own_BTD = vectors_KD.to(embeds_BTD.dtype)[(slots_BT - 1).clamp(min=0)]
+    return torch.where(slots_BT[:, :, None] > 0, own_BTD, embeds_BTD)
+
+
+def positions_of(mask_BT: torch.Tensor) -> torch.Tensor:
+    """Position of each column in its row, from 0 after padding on the left: (B, T)."""
+    return (mask_BT.cumsum(1) - 1).clamp(min=0)
+
+
+def new_cache(model: Any) -> DynamicCache:
+    return DynamicCache(config=base_of(model).config)
+
+
+def run(model: Any, embeds_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: DynamicCache | None = None) -> torch.Tensor:
+    """Hidden states after the final norm of the columns that are given: (B, T, D).
+
+    `mask_BT` has the columns of the cache too. A cache that is given grows by these columns.
+    """
+    fed = embeds_BTD.shape[1]
+    states: torch.Tensor = base_of(model).base_model(
+        inputs_embeds=embeds_BTD,
+        attention_mask=mask_BT,
+        position_ids=positions_of(mask_BT)[:, -fed:],
+        past_key_values=cache,
+        use_cache=cache is not None,
+    ).last_hidden_state  # fmt: skip
+    return states
+
+
+def open_with(
+    model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor, vectors_KD: torch.Tensor, added: list[int]
+) -> tuple[Reading, torch.Tensor]:
+    """Read prompts and, after each, the own vectors with these numbers (from 1); the last hidden state too (B, D)."""
+    rows = len(ids_BT)
+    slots_T = torch.tensor([0] * ids_BT.shape[1] + added, device=ids_BT.device)
+    more_BT = ids_BT.new_zeros(rows, len(added))
+    batch = {"input_ids": torch.cat([ids_BT, more_BT], 1), SLOTS: slots_T.expand(rows, -1)}
+    mask_BT = torch.cat([mask_BT, torch.ones_like(more_BT)], 1)
+    cache = new_cache(model)
+    hidden_BTD = run(model, embed(model, batch, vectors_KD), mask_BT, cache)
+    return Reading(cache, mask_BT), hidden_BTD[:, -1]
+
+
+def logits_of(model: Any, hidden_BD: torch.Tensor) -> torch.Tensor:
+    """Logits of some hidden states in float32: (B, V)."""
+    return output_of(base_of(model))(hidden_BD)

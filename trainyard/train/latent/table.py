@@ -1,0 +1,112 @@
+"""The techniques of latent reasoning by name, and what works with any of them: attach, save and load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from pydantic import TypeAdapter
+from safetensors.torch import load_file, save_file
+
+from trainyard.errors import Corrupt
+from trainyard.spec.axes.latent import AnyLatent, Latent, LatentSettings
+from trainyard.stores.whole import file_sha256
+from trainyard.train.latent.contract import LatentModule, LatentSpec
+from trainyard.train.latent.pause import PAUSE
+from trainyard.train.session.sampling import LATENT
+
+TECHNIQUES: dict[Latent, LatentSpec] = {
+    Latent.PAUSE: PAUSE,
+}
+SETTINGS_FILE, WEIGHTS_FILE = "latent.json", "latent.safetensors"
+"""What a technique leaves next to the weights that were trained with it."""
+
+
+def prepare(model: Any, tokenizer: Any, settings: AnyLatent, *, seed: int = 0) -> LatentModule:
+    """The own weights of a technique for a model; the same seed gives the same bits."""
+    torch.manual_seed(seed)
+    return TECHNIQUES[settings.type].prepare(model, tokenizer, settings).to(model.device)
+
+
+def attach(model: Any, tokenizer: Any, settings: AnyLatent, *, seed: int, earlier: Path | None = None) -> LatentModule:
+    """Make the technique a part of a model, with the weights of an earlier training where there are some.
+
+    Raises as `load`.
+    """
+    own = prepare(model, tokenizer, settings, seed=seed)
+    before = read_settings(earlier) if earlier is not None else None
+    if earlier is not None and before is not None:
+        if before.type is not settings.type:
+            raise broken(earlier, f"It is {before}, and {settings} is trained.")
+        take_weights(own, earlier)
+    own.attach(model)
+    return own
+
+
+@contextmanager
+def detached(model: Any) -> Iterator[LatentModule | None]:
+    """The model without its technique, which is given; None where it has none."""
+    own: LatentModule | None = getattr(model, LATENT, None)
+    if own is None:
+        yield None
+        return
+    own.detach(model)
+    try:
+        yield own
+    finally:
+        own.attach(model)
+
+
+def save(own: LatentModule, folder: Path) -> None:
+    """Write `latent.json` (the settings) and `latent.safetensors` (the own weights)."""
+    weights = {name: value.detach().cpu().contiguous() for name, value in own.state_dict().items()}
+    save_file(weights, folder / WEIGHTS_FILE)
+    record = {"latent": own.settings.model_dump(mode="json"), "weights_sha256": file_sha256(folder / WEIGHTS_FILE)}
+    (folder / SETTINGS_FILE).write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2))
+
+
+def load(folder: Path, model: Any, tokenizer: Any) -> LatentModule | None:
+    """The technique that the weights of a folder were trained with, not attached; None without one.
+
+    Raises `Corrupt` (`E-ADAPTER-INVALID`) for files that are not what `save` wrote, or not of this model.
+    """
+    settings = read_settings(folder)
+    if settings is None:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        own = prepare(model, tokenizer, settings)
+    take_weights(own, folder)
+    return own.eval()
+
+
+def read_settings(folder: Path) -> LatentSettings | None:
+    """The settings of the technique of a folder; None without one. Raises `Corrupt` (`E-ADAPTER-INVALID`)."""
+    path = folder / SETTINGS_FILE
+    if not path.is_file():
+        return None
+    try:
+        settings: LatentSettings = TypeAdapter(AnyLatent).validate_python(orjson.loads(path.read_bytes())["latent"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise broken(folder, f"{SETTINGS_FILE} does not name a technique: {str(error)[:200]}") from error
+    return settings
+
+
+def take_weights(own: LatentModule, folder: Path) -> None:
+    """Load the weights of `folder`. Raises `Corrupt` (`E-ADAPTER-INVALID`)."""
+    try:
+        own.load_state_dict(load_file(folder / WEIGHTS_FILE))
+    except (RuntimeError, OSError, ValueError) as error:
+        raise broken(folder, f"{WEIGHTS_FILE} does not fit: {str(error)[:200]}") from error
+
+
+def broken(folder: Path, why: str) -> Corrupt:
+    return Corrupt(
+        f"The latent technique in {folder.name} cannot be loaded.",
+        why=why,
+        do="Train it again on this base, or take another version of it.",
+        code="E-ADAPTER-INVALID",
+    )
