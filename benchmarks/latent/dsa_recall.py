@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from trainyard.spec.axes.latent import GRANULARITY_SETTINGS, LATENT_SETTINGS, Granularity, Latent
 from trainyard.train.head import IGNORED
-from trainyard.train.latent.dsa import Phase, Selection, attach_selectors, head_selectors, token_selectors
-from trainyard.train.latent.dsa_indexer import IndexerShape, select_randomly, select_tokens, select_window
+from trainyard.train.latent.dsa.attention import Phase, Selection
+from trainyard.train.latent.dsa.indexer import select_randomly, select_tokens, select_window
+from trainyard.train.latent.dsa.technique import SparseAttention
 
 KEYS, VALUES, PAIRS, QUERIES, TOP_K = 32, 8, 24, 8, 4
 VOCABULARY = KEYS * VALUES + KEYS + 1
@@ -74,6 +76,15 @@ def build_model(seed: int) -> Any:
     )  # fmt: skip
 
 
+def attach(model: Any, granularity: Granularity, seed: int, **given: Any) -> Selection:
+    """Make sparse attention a part of the model."""
+    torch.manual_seed(seed)
+    choice = GRANULARITY_SETTINGS[granularity](type=granularity, **given)
+    own = SparseAttention(model, LATENT_SETTINGS[Latent.DSA](type=Latent.DSA, granularity=choice))
+    own.attach(model)
+    return own.shared
+
+
 def measure_accuracy(model: Any, shared: Selection | None, phase: Phase = Phase.SPARSE) -> float:
     """Share of 512 x 8 held-out queries that are answered."""
     rows = draw_rows(512, torch.Generator().manual_seed(10_000))
@@ -93,7 +104,7 @@ def shown(shared: Selection | None, phase: Phase) -> Iterator[None]:
 
 def train_indexer(model: Any, shared: Selection, steps: int, generator: torch.Generator) -> list[float]:
     """The dense warm-up: KL alone, into the indexer alone; returns the divergence per token of each step."""
-    optimizer = torch.optim.AdamW([w for n, w in model.named_parameters() if ".selector." in n], lr=INDEXER_RATE)
+    optimizer = torch.optim.AdamW([w for n, w in model.named_parameters() if ".choosers." in n], lr=INDEXER_RATE)
     found = []
     for _ in range(steps):
         with shared.measured(Phase.WARMUP) as measures:
@@ -107,7 +118,7 @@ def train_indexer(model: Any, shared: Selection, steps: int, generator: torch.Ge
 
 
 def train_model(
-    model: Any, shared: Selection | None, steps: int, rate: float, generator: torch.Generator, weight: float = 1.0
+    model: Any, shared: Selection | None, steps: int, rate: float, generator: torch.Generator, *, weight: float = 1.0
 ) -> None:
     """Learn the answers, with the loss of the selectors where there are some."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
@@ -132,9 +143,10 @@ def run_tokens(seed: int, dense: int = DENSE_STEPS, warmup: int = WARMUP_STEPS, 
     model.eval()
     before = measure_accuracy(model, None)
     rows = draw_rows(64, torch.Generator().manual_seed(10_001))["input_ids"]
+    model.set_attn_implementation("eager")
     with torch.no_grad():
         dense_logits = model(input_ids=rows).logits
-    shared = attach_selectors(model, token_selectors(IndexerShape(num_heads=2, head_dim=16), seed), 64)
+    shared = attach(model, Granularity.TOKEN, seed, top_k=64, index_heads=2, index_dim=16)
     with torch.no_grad():
         difference = float((model(input_ids=rows).logits - dense_logits).abs().max())
     shared.num_tokens = TOP_K
@@ -180,7 +192,7 @@ def run_heads(seed: int, dense: int = DENSE_STEPS, steps: int = WARMUP_STEPS) ->
     model = build_model(seed)
     train_model(model, None, dense, DENSE_RATE, generator)
     before = measure_accuracy(model.eval(), None)
-    shared = attach_selectors(model, head_selectors(num_shared=1, num_active=2), 0)
+    shared = attach(model, Granularity.HEAD, seed, shared=1, active=2)
     untrained = measure_accuracy(model, shared)
     train_model(model, shared, steps, DENSE_RATE, generator, weight=0.01)
     with torch.no_grad(), shared.measured(Phase.SPARSE) as measures:

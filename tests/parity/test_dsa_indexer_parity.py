@@ -7,7 +7,7 @@ import torch
 from transformers.models.deepseek_v32.configuration_deepseek_v32 import DeepseekV32Config
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer, DeepseekV32RotaryEmbedding
 
-from trainyard.train.latent.dsa_indexer import IndexerShape, LightningIndexer, select_tokens
+from trainyard.train.latent.dsa.indexer import IndexerShape, LightningIndexer, select_tokens
 
 
 def small_config(*, heads: int, dim: int, rotary: int, k: int) -> DeepseekV32Config:

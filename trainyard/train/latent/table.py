@@ -16,11 +16,15 @@ from trainyard.errors import Corrupt
 from trainyard.spec.axes.latent import AnyLatent, Latent, LatentSettings
 from trainyard.stores.whole import file_sha256
 from trainyard.train.latent.contract import LatentModule, LatentSpec
+from trainyard.train.latent.dsa.technique import DSA
 from trainyard.train.latent.pause import PAUSE
+from trainyard.train.latent.quiet_star.technique import QUIET_STAR
 from trainyard.train.session.sampling import LATENT
 
 TECHNIQUES: dict[Latent, LatentSpec] = {
     Latent.PAUSE: PAUSE,
+    Latent.QUIET_STAR: QUIET_STAR,
+    Latent.DSA: DSA,
 }
 SETTINGS_FILE, WEIGHTS_FILE = "latent.json", "latent.safetensors"
 """What a technique leaves next to the weights that were trained with it."""

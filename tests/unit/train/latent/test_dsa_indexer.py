@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from trainyard.train.latent.dsa_indexer import (
+from trainyard.train.latent.dsa.indexer import (
     IndexerShape,
     LightningIndexer,
     attention_recall,

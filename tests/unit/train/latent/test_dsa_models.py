@@ -18,11 +18,11 @@ from transformers import (
 )
 
 from trainyard.errors import InvalidInput
-from trainyard.train.latent.dsa import Phase, Selection, attach_selectors, head_selectors, token_selectors
-from trainyard.train.latent.dsa_indexer import IndexerShape
+from trainyard.spec.axes.latent import GRANULARITY_SETTINGS, LATENT_SETTINGS, Granularity, Latent
+from trainyard.train.latent.dsa.attention import Phase, Selection
+from trainyard.train.latent.dsa.technique import SparseAttention
 
 IDS = torch.tensor([[5, 9, 3, 7, 1, 8, 2, 6], [4, 4, 2, 9, 9, 1, 3, 5]])
-SHAPE = IndexerShape(num_heads=2, head_dim=8)
 
 
 def llama() -> Any:
@@ -45,8 +45,20 @@ def gpt2(dropout: float = 0.0) -> Any:
     ).eval()  # fmt: skip
 
 
+def with_choice(model: Any, granularity: Granularity, **given: Any) -> Selection:
+    torch.manual_seed(1)
+    choice = GRANULARITY_SETTINGS[granularity](type=granularity, **given)
+    own = SparseAttention(model, LATENT_SETTINGS[Latent.DSA](type=Latent.DSA, granularity=choice))
+    own.attach(model)
+    return own.shared
+
+
 def with_tokens(model: Any, k: int) -> Selection:
-    return attach_selectors(model, token_selectors(SHAPE, seed=1), k)
+    return with_choice(model, Granularity.TOKEN, top_k=k, index_heads=2, index_dim=8)
+
+
+def with_heads(model: Any, active: int) -> Selection:
+    return with_choice(model, Granularity.HEAD, shared=1, active=active)
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])
@@ -123,14 +135,14 @@ def test_the_divergence_trains_the_indexer_alone(make: Any, phase: Phase) -> Non
     assert len(measures) == 2
     torch.stack([each.loss for each in measures]).sum().backward()
     moved = {name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()}
-    assert moved == {name for name, _ in model.named_parameters() if ".selector." in name}
+    assert moved == {name for name, _ in model.named_parameters() if ".choosers." in name}
 
 
 def test_the_language_loss_does_not_reach_the_indexer() -> None:
     model = llama()
     with_tokens(model, 3)
     model(input_ids=IDS, labels=IDS).loss.backward()
-    assert all(weight.grad is None for name, weight in model.named_parameters() if ".selector." in name)
+    assert all(weight.grad is None for name, weight in model.named_parameters() if ".choosers." in name)
 
 
 def test_warming_up_computes_dense_attention_and_reports_what_the_selection_would_keep() -> None:
@@ -194,17 +206,28 @@ def test_a_copy_has_a_selection_of_its_own() -> None:
 def test_routing_to_all_heads_begins_with_the_dense_model(make: Any) -> None:
     model = make()
     dense = model(input_ids=IDS).logits
-    attach_selectors(model, head_selectors(1, 4), 0)
+    with_heads(model, 4)
     assert torch.allclose(dense, model(input_ids=IDS).logits, atol=1e-6)
 
 
 def test_routed_heads_train_with_the_language_loss_and_report_their_balance() -> None:
     model = llama()
-    shared = attach_selectors(model, head_selectors(1, 3), 0)
+    shared = with_heads(model, 3)
     with shared.measured(Phase.SPARSE) as measures:
         loss = model(input_ids=IDS, labels=IDS).loss
     (loss + 0.01 * measures[0].loss).backward()
-    gates = [weight for name, weight in model.named_parameters() if ".selector." in name]
+    gates = [weight for name, weight in model.named_parameters() if ".choosers." in name]
     assert len(gates) == 2
     assert all(gate.grad is not None and gate.grad.any() for gate in gates)
     assert [float(each.kept / each.tokens) for each in measures] == pytest.approx([0.75, 0.75])
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_detached_model_is_what_it_was(make: Any) -> None:
+    model = make()
+    dense, kernel = model(input_ids=IDS).logits, model.config._attn_implementation
+    with_tokens(model, 3)
+    model.trainyard_latent.detach(model)
+    assert torch.equal(dense, model(input_ids=IDS).logits)
+    assert model.config._attn_implementation == kernel
+    assert not [name for name, _ in model.named_parameters() if "chooser" in name]

@@ -55,12 +55,12 @@ class ThoughtHead(torch.nn.Module):
         """The vectors are stored divided by it: they learn that many times faster (the official code has 100)."""
         self.start_D = torch.nn.Parameter(torch.zeros(hidden_size))
         self.end_D = torch.nn.Parameter(torch.zeros(hidden_size))
+        last = torch.nn.Linear(hidden_size, 1, bias=False)
+        torch.nn.init.zeros_(last.weight)
         self.mixing = torch.nn.Sequential(
             torch.nn.Linear(2 * hidden_size, hidden_size), torch.nn.ReLU(),
-            torch.nn.Linear(hidden_size, hidden_size), torch.nn.ReLU(),
-            torch.nn.Linear(hidden_size, 1, bias=False),
+            torch.nn.Linear(hidden_size, hidden_size), torch.nn.ReLU(), last,
         )  # fmt: skip
-        torch.nn.init.zeros_(self.mixing[-1].weight)
 
     def begin_with(self, embedding_D: torch.Tensor) -> None:
         """Let start and end begin as the embedding of a token (the official code takes `---`)."""

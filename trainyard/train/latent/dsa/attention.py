@@ -1,6 +1,6 @@
 """Sparse attention on a model of transformers: `granularity: token` (DeepSeek's) or `head` (routing of heads).
 
-Every full-attention layer gets a small module that chooses what it attends to. It hangs on transformers' attention
+Each full-attention layer gets a chooser of what it attends to. It hangs on transformers' attention
 interface: the model's own eager attention is computed with a narrower mask. So this is a mask and not a kernel: it
 says which quality a selection has, and is not faster than dense attention. Layers with a sliding window are left as
 they are: they are sparse already.
@@ -14,7 +14,7 @@ Shapes: B rows, T queries, S keys, H heads, D hidden, C dimensions of a head.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,9 +27,8 @@ from transformers.masking_utils import eager_mask
 
 from trainyard.errors import InvalidInput
 from trainyard.train.head import evaluating
-from trainyard.train.latent.dsa_heads import HeadRouter, HeadRouting, balance_loss
-from trainyard.train.latent.dsa_indexer import (
-    IndexerShape,
+from trainyard.train.latent.dsa.heads import HeadRouter, balance_loss
+from trainyard.train.latent.dsa.indexer import (
     LightningIndexer,
     attention_recall,
     attention_target,
@@ -39,8 +38,10 @@ from trainyard.train.latent.dsa_indexer import (
 
 KERNEL = "trainyard_dsa"
 """Name under which transformers knows the attention of this file."""
-SELECTOR = "selector"
-"""Name of the module that an attention layer gets; its weights are `<layer>.selector.*`."""
+SELECTOR, SELECTION = "trainyard_selector", "trainyard_selection"
+"""Attributes of an attention layer and of the decoder around it, which are no modules: the weights of the choosers
+belong to whoever attached them."""
+Chooser = LightningIndexer | HeadRouter
 Select = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(scores, visible, k) -> kept, all (B, T, S)."""
 
@@ -99,14 +100,13 @@ class LayerInput:
     cache: Cache | None
 
 
-class Selector(torch.nn.Module):
+@dataclass
+class Selector:
     """What an attention layer gets: an indexer of tokens or a router of heads."""
 
-    def __init__(self, chooser: LightningIndexer | HeadRouter, shared: Selection) -> None:
-        super().__init__()
-        self.chooser = chooser
-        self.shared = shared
-        self.given: LayerInput | None = None
+    chooser: Chooser
+    shared: Selection
+    given: LayerInput | None = None
 
     def take(self) -> LayerInput:
         """The input of the layer that computes now; good once."""
@@ -119,7 +119,8 @@ class Selector(torch.nn.Module):
 class AttentionLayer:
     """An attention layer of a model that can get a selector."""
 
-    module: torch.nn.Module
+    name: str
+    """Of the module in the transformers model."""
     num_heads: int
     hidden_size: int
 
@@ -270,46 +271,27 @@ def cached_keys(module: Any, keys_BTI: torch.Tensor, cache: Cache | None) -> tor
 # Attaching
 
 
-def attach_selectors(
-    model: Any, make: Callable[[AttentionLayer], LightningIndexer | HeadRouter], num_tokens: int
-) -> Selection:
-    """Give each full-attention layer of a causal model a selector; returns what they share.
-
-    The model computes the attention of this file from now on. Raises `InvalidInput` (`E-MODEL-INVALID`) for a model
-    that has no such layers in transformers' attention interface, or an indexer of its own.
-    """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    layers = find_layers(base)
-    shared = Selection(num_tokens)
-    for layer in layers:
-        selector = Selector(make(layer), shared).to(base.device)
-        layer.module.add_module(SELECTOR, selector)
-        layer.module.register_forward_pre_hook(remember_input, with_kwargs=True)
-
-    base.base_model.selection = shared
-    base.base_model.register_forward_pre_hook(remember_positions, with_kwargs=True)
-    return shared
-
-
 def find_layers(base: Any) -> list[AttentionLayer]:
-    """Full-attention layers of a model, found by a pass over two tokens; its attention is this file's afterwards."""
-    AttentionInterface.register(KERNEL, attend)
-    AttentionMaskInterface.register(KERNEL, eager_mask)
-    found: list[AttentionLayer] = []
+    """Full-attention layers of a model, found by a pass over one token.
+
+    Raises `InvalidInput` (`E-MODEL-INVALID`) for a model that has none in transformers' attention interface, or only
+    such with an indexer of their own.
+    """
+    names = {module: name for name, module in base.named_modules()}
     size = base.config.get_text_config().hidden_size
+    found: list[AttentionLayer] = []
 
     def record(module: torch.nn.Module, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         if options.get("sliding_window") is None and not hasattr(module, "indexer"):
-            found.append(AttentionLayer(module, query.shape[1], size))
+            found.append(AttentionLayer(names[module], query.shape[1], size))
         return attend(module, query, key, value, mask, **options)
 
-    probe = f"{KERNEL}_probe"
-    AttentionInterface.register(probe, record)
-    AttentionMaskInterface.register(probe, eager_mask)
-    base.set_attn_implementation(probe)
-    with evaluating(base):
-        base(input_ids=torch.zeros((1, 2), dtype=torch.long, device=base.device), use_cache=False)
-    base.set_attn_implementation(KERNEL)
+    before = use_kernel(base, f"{KERNEL}_probe", record)
+    try:
+        with evaluating(base):
+            base(input_ids=torch.zeros((1, 1), dtype=torch.long, device=base.device), use_cache=False)
+    finally:
+        base.set_attn_implementation(before)
     if not found:
         raise InvalidInput(
             f"{type(base).__name__} has no layer for sparse attention.",
@@ -320,20 +302,60 @@ def find_layers(base: Any) -> list[AttentionLayer]:
     return found
 
 
-def remember_positions(decoder: Any, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
+@dataclass
+class Installed:
+    """A selection that a transformers model computes with, until `remove`."""
+
+    base: Any
+    kernel: str
+    """The attention that it had before."""
+    handles: list[Any]
+
+    def remove(self) -> None:
+        """Let the model attend as it did before."""
+        for handle in self.handles:
+            handle.remove()
+        for module in self.base.modules():
+            for name in {SELECTOR, SELECTION} & vars(module).keys():
+                delattr(module, name)
+        self.base.set_attn_implementation(self.kernel)
+
+
+def install(base: Any, layers: Sequence[AttentionLayer], choosers: Sequence[Chooser], shared: Selection) -> Installed:
+    """Let the layers of a transformers model attend to what their choosers select."""
+    decoder = base.base_model
+    setattr(decoder, SELECTION, shared)
+    handles = [decoder.register_forward_pre_hook(remember_positions, with_kwargs=True)]
+    for layer, chooser in zip(layers, choosers, strict=True):
+        module = base.get_submodule(layer.name)
+        setattr(module, SELECTOR, Selector(chooser, shared))
+        handles.append(module.register_forward_pre_hook(remember_input, with_kwargs=True))
+    return Installed(base, use_kernel(base, KERNEL, attend), handles)
+
+
+def use_kernel(base: Any, name: str, kernel: Callable[..., Any]) -> str:
+    """Let a model compute its attention by a function; returns the name of the one before."""
+    AttentionInterface.register(name, kernel)
+    AttentionMaskInterface.register(name, eager_mask)
+    before = str(base.config._attn_implementation)
+    base.set_attn_implementation(name)
+    return before
+
+
+def remember_positions(decoder: torch.nn.Module, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
     """Keep the positions that a model was given for all of its layers."""
-    decoder.selection.positions_BT = given.get("position_ids")
+    getattr(decoder, SELECTION).positions_BT = given.get("position_ids")
 
 
 def remember_input(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
     """Keep what an attention layer is called with, and let its cache have room for index keys."""
     hidden_BTD = args[0] if args else given["hidden_states"]
     caches = [value for value in (*args, *given.values()) if isinstance(value, Cache)]
-    selector = getattr(module, SELECTOR)
-    assert isinstance(selector, Selector)
+    selector: Selector = getattr(module, SELECTOR)
     selector.given = LayerInput(hidden_BTD, caches[0] if caches else None)
     if caches and isinstance(selector.chooser, LightningIndexer):
-        make_room(caches[0], int(getattr(module, "layer_idx")))  # noqa: B009
+        number: Any = module.layer_idx
+        make_room(caches[0], int(number))
 
 
 def make_room(cache: Cache, layer: int) -> None:
@@ -343,25 +365,3 @@ def make_room(cache: Cache, layer: int) -> None:
     own = cache.layers[layer]
     if type(own) is DynamicLayer and not own.is_initialized:
         cache.layers[layer] = DynamicIndexedLayer()
-
-
-def token_selectors(shape: IndexerShape, seed: int) -> Callable[[AttentionLayer], LightningIndexer]:
-    """Indexers with weights that follow from the seed."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def make(layer: AttentionLayer) -> LightningIndexer:
-        indexer = LightningIndexer(layer.hidden_size, shape)
-        for weight in (indexer.wq_b.weight, indexer.wk.weight, indexer.weights_proj.weight):
-            torch.nn.init.normal_(weight, std=layer.hidden_size**-0.5, generator=generator)
-        return indexer
-
-    return make
-
-
-def head_selectors(num_shared: int, num_active: int) -> Callable[[AttentionLayer], HeadRouter]:
-    """Routers that begin with equal probabilities."""
-
-    def make(layer: AttentionLayer) -> HeadRouter:
-        return HeadRouter(layer.hidden_size, HeadRouting(layer.num_heads, num_shared, num_active))
-
-    return make
