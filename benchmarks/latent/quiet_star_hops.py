@@ -3,7 +3,8 @@
     python -m benchmarks.latent.quiet_star_hops [--seeds 3] [--steps 2000]
 
 A row has a permutation f of 8 symbols as 8 pair tokens (one token is x with f(x)), a walk x, f(x), f(f(x)), … and then
-a question `? a d` with d = f(f(a)). Each token of the walk is one look into the table, which one layer can do; d is two.
+a question `? a d` with d = f(f(a)). Each token of the walk is one look into the table, which one layer can do; d is
+two.
 A thought can copy a and then walk. Variants, with the same rows and steps: the base alone; thoughts that only the
 likelihood trains (policy weight 0); Quiet-STaR.
 """
