@@ -317,7 +317,8 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     if hyper.learning_rate is None:
         updates["learning_rate"] = default_learning_rate(config.stage.type, config.method.type)
     if hyper.epochs is None and hyper.max_steps is None:
-        updates["epochs"] = 3.0
+        technique = config.stage.technique
+        updates["epochs"] = (technique.usual_epochs if technique is not None else None) or 3.0
     return config.model_copy(
         update={
             "base_model": config.base_model or default_base_model,

@@ -25,8 +25,8 @@ from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
-from trainyard.spec.axes.latent import AnyLatent
-from trainyard.spec.axes.stages import DistillSettings, SftSettings
+from trainyard.spec.axes.latent import LatentSettings
+from trainyard.spec.axes.stages import DistillSettings
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
@@ -262,8 +262,8 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         key = os.environ.get(server.api_key_env) if server.api_key_env else None
         policy.reference = ServedTeacher(server.base_url, server.model, config.stage.likeliest, tokenizer, key)
         events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
-    if isinstance(config.stage, SftSettings) and config.stage.latent is not None:
-        attach_latent(policy, job, config.stage.latent, tokenizer)
+    if config.stage.technique is not None:
+        attach_latent(policy, job, config.stage.technique, tokenizer)
     for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
         events.emit("warning", text=warning)
     if config.engine.kernels == "liger":
@@ -281,7 +281,9 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     return policy
 
 
-def attach_latent(policy: Policy, job: TrainingJob, settings: AnyLatent, tokenizer: PreTrainedTokenizerBase) -> None:
+def attach_latent(
+    policy: Policy, job: TrainingJob, settings: LatentSettings, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Add the weights of a latent technique to a policy: new ones, or those of the training that it continues."""
     earlier = Path(job.adapter if job.adapter is not None else job.base)
     seed = job.config.hyperparameters.seed

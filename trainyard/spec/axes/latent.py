@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, union_of
 
@@ -25,11 +25,10 @@ class LatentSettings(Variant):
         """Whether the states of the optimizer begin again where the rows of an epoch change their form."""
         return False
 
-
-class PauseSettings(LatentSettings):
-    """Vectors of its own that the model reads between the prompt and its answer (arXiv 2310.02226)."""
-
-    count: int = Field(10, ge=1, le=1024, description="Pauses before the answer, in training and when it is served.")
+    @property
+    def usual_epochs(self) -> float | None:
+        """Passes over the rows after which its curriculum is at its end; None where it has none."""
+        return None
 
 
 class GranularitySettings(Variant):
@@ -136,6 +135,48 @@ class QuietStarSettings(LatentSettings):
     )
 
 
+class PauseSettings(LatentSettings):
+    """Vectors of its own that the model reads between the prompt and its answer (arXiv 2310.02226)."""
+
+    count: int = Field(10, ge=1, le=1024, description="Pauses before the answer, in training and when it is served.")
+
+
+class CurriculumSettings(LatentSettings):
+    """Steps of the reasoning that are taken away while it trains."""
+
+    reset_optimizer: bool = Field(
+        True, description="Whether the optimizer's states begin again where the rows change their form."
+    )
+
+    @property
+    def resets_optimizer(self) -> bool:
+        return self.reset_optimizer
+
+
+class CoconutSettings(CurriculumSettings):
+    """Hidden states that are fed back as thoughts, and take the place of one step of the reasoning after the other
+    (arXiv 2412.06769)."""
+
+    max_stage: int = Field(3, ge=1, le=64, description="Steps that thoughts take the place of; after it, all steps go.")
+    thoughts_per_step: int = Field(1, ge=1, le=16, description="Thoughts in the place of a step.")
+    epochs_per_stage: int = Field(3, ge=1, le=1000, description="Epochs until the next step is taken away.")
+    first_stage: int = Field(0, ge=0, le=65, description="Steps that are thoughts from the first epoch on.")
+    mix: float = Field(0.0, ge=0, le=1, description="Share of rows at another stage than the epoch's, at random.")
+    feedback: bool = Field(
+        True, description="False: thoughts are pauses, and nothing is fed back: the control with the same curriculum."
+    )
+
+    @property
+    def usual_epochs(self) -> float:
+        return float(self.epochs_per_stage * (self.max_stage + 2 - min(self.first_stage, self.max_stage + 1)))
+
+    @model_validator(mode="after")
+    def ends_at_a_stage(self) -> CoconutSettings:
+        if self.first_stage > self.max_stage + 1:
+            raise ValueError("first_stage is at most max_stage + 1, the stage without steps")
+        return self
+
+
 @dataclass(frozen=True, kw_only=True)
 class LatentFacts(Facts):
     """One technique."""
@@ -154,9 +195,10 @@ class Latent(AxisValue):
 
     facts: LatentFacts
 
-    PAUSE = LatentFacts("pause", settings=PauseSettings)
     QUIET_STAR = LatentFacts("quiet_star", settings=QuietStarSettings, keeps_cache=True, own_masks=True)
     DSA = LatentFacts("dsa", settings=DsaSettings, own_masks=True)
+    PAUSE = LatentFacts("pause", settings=PauseSettings)
+    COCONUT = LatentFacts("coconut", settings=CoconutSettings, reads_steps=True, keeps_cache=True)
 
 
 LATENT_SETTINGS: Mapping[Latent, type[LatentSettings]] = build_variants(Latent, "Latent")

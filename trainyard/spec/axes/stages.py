@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, cor
 
 from trainyard.spec.axes.axis import AxisValue, Facts, Strict, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
-from trainyard.spec.axes.latent import AnyLatent
+from trainyard.spec.axes.latent import AnyLatent, LatentSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,11 @@ class StageSettings(Variant):
         """Whether a prompt should be computed once for all of its answers."""
         return False
 
+    @property
+    def technique(self) -> LatentSettings | None:
+        """The latent reasoning that is trained; None: none."""
+        return None
+
 
 class PlainSettings(StageSettings):
     """A stage without settings of its own."""
@@ -106,6 +111,10 @@ class SftSettings(StageSettings):
         None, gt=0, le=1000, description="Noise on the embeddings in training (arXiv 2310.05914); 5 is usual."
     )
     latent: AnyLatent | None = left_out(None, description="Reasoning without words before the answer; none by default.")
+
+    @property
+    def technique(self) -> LatentSettings | None:
+        return self.latent
 
 
 class RewardSettings(StageSettings):

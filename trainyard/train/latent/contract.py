@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainyard.spec.axes.latent import AnyLatent, LatentSettings
+from trainyard.spec.axes.latent import LatentSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, logprobs_of_hidden, output_of
 from trainyard.train.latent import rollout, rows
@@ -61,7 +61,7 @@ class LatentModule(nn.Module):
 class LatentSpec:
     """One technique."""
 
-    prepare: Callable[[Any, Any, AnyLatent], LatentModule]
+    prepare: Callable[[Any, Any, LatentSettings], LatentModule]
     """(model, tokenizer, settings) -> the own weights, drawn from torch's generator, on the model's device."""
     stage: Callable[[StageSpec, TrainerConfig], StageSpec]
     """(stage sft, config) -> the form of it that is trained."""
@@ -87,15 +87,21 @@ def own_vectors(model: Any, count: int) -> nn.Parameter:
 
 
 def form_of(
-    base: StageSpec, arrange: Callable[[Encoded], Encoded], *, steps: bool, at_epoch: AtEpoch | None = None
+    base: StageSpec,
+    arrange: Callable[[Encoded], Encoded],
+    *,
+    steps: bool,
+    at_epoch: AtEpoch | None = None,
+    begins_again: Callable[[int], bool] | None = None,
 ) -> StageSpec:
     """Stage sft with the rows of a technique; `arrange` lays out an example as the model is served."""
     return replace(
         base,
         facts=replace(base.facts, packable=False),
         encode=partial(rows.encode, steps=steps),
-        width=lambda example: len(arrange(example)["input_ids"]),
+        width=lambda example: max(len(arrange(example)["input_ids"]), rows.text_width(example)),
         collate=partial(rows.collate, arrange=arrange),
         score=score,
         at_epoch=at_epoch,
+        begins_again=begins_again,
     )

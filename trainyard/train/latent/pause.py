@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from trainyard.spec.axes.latent import LatentSettings, PauseSettings
-from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.latent import rollout, rows
 from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of, own_vectors
@@ -56,9 +55,9 @@ def arrange(example: Encoded, count: int) -> Encoded:
 
 
 def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
-    assert isinstance(config.stage, SftSettings), config.stage
-    assert isinstance(config.stage.latent, PauseSettings), config.stage.latent
-    return form_of(base, partial(arrange, count=config.stage.latent.count), steps=False)
+    settings = config.stage.technique
+    assert isinstance(settings, PauseSettings), settings
+    return form_of(base, partial(arrange, count=settings.count), steps=False)
 
 
 PAUSE = LatentSpec(prepare, stage)

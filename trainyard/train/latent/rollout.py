@@ -8,6 +8,7 @@ Shapes: B rows, T positions, K own vectors, D hidden, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from trainyard.train.session.sampling import Reading
 from trainyard.train.stages.contract import Batch
 
 SLOTS = "slots"
+Projection = Callable[[torch.Tensor], torch.Tensor]
+"""From hidden states to the vectors that are fed back."""
 
 
 def base_of(model: Any) -> Any:
@@ -26,10 +29,11 @@ def base_of(model: Any) -> Any:
 
 
 def embed(model: Any, batch: Batch, vectors_KD: torch.Tensor) -> torch.Tensor:
-    """Embeddings of a batch with the own vectors in their places: (B, T, D)."""
+    """Embeddings of a batch with the own vectors in their places: (B, T, D). What stands at a slot above their number
+    is computed while it is read."""
     embeds_BTD = model.get_input_embeddings()(batch["input_ids"])
     slots_BT = batch[SLOTS]
-    own_BTD = vectors_KD.to(embeds_BTD.dtype)[(slots_BT - 1).clamp(min=0)]
+    own_BTD = vectors_KD.to(embeds_BTD.dtype)[(slots_BT - 1).clamp(0, len(vectors_KD) - 1)]
     return torch.where(slots_BT[:, :, None] > 0, own_BTD, embeds_BTD)
 
 
@@ -70,6 +74,36 @@ def open_with(
     cache = new_cache(model)
     hidden_BTD = run(model, embed(model, batch, vectors_KD), mask_BT, cache)
     return Reading(cache, mask_BT), hidden_BTD[:, -1]
+
+
+def think(model: Any, reading: Reading, fed_BTD: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+    """Read vectors after what has been read; the last hidden state too (B, D)."""
+    ones_BT = reading.mask_BT.new_ones(fed_BTD.shape[:2])
+    mask_BT = torch.cat([reading.mask_BT, ones_BT], 1)
+    return Reading(reading.cache, mask_BT), run(model, fed_BTD, mask_BT, reading.cache)[:, -1]
+
+
+def think_ahead(
+    model: Any, embeds_BTD: torch.Tensor, mask_BT: torch.Tensor, thought_BT: torch.Tensor, project: Projection
+) -> torch.Tensor:
+    """Hidden states of a batch in which a thought is what `project` makes of the state before it: (B, T, D).
+
+    The columns up to the first thought are one pass, each column with a thought is another one, and what is behind the
+    last is one more: each computes new columns only, and gradients go back through all of them.
+    """
+    columns = thought_BT.any(0).nonzero()[:, 0].tolist()
+    if not columns:
+        return run(model, embeds_BTD, mask_BT)
+    first, last = columns[0], columns[-1]
+    cache = new_cache(model)
+    found = [run(model, embeds_BTD[:, :first], mask_BT[:, :first], cache)]
+    for column in range(first, last + 1):
+        own_B11 = thought_BT[:, column, None, None]
+        fed_B1D = torch.where(own_B11, project(found[-1][:, -1:]).to(embeds_BTD.dtype), embeds_BTD[:, column, None])
+        found.append(run(model, fed_B1D, mask_BT[:, : column + 1], cache))
+    if last + 1 < embeds_BTD.shape[1]:
+        found.append(run(model, embeds_BTD[:, last + 1 :], mask_BT, cache))
+    return torch.cat(found, 1)
 
 
 def logits_of(model: Any, hidden_BD: torch.Tensor) -> torch.Tensor:

@@ -106,16 +106,20 @@ def lay_out(prompt: Sequence[int], slots: Sequence[int], learned: Sequence[int])
     }
 
 
-def collate(examples: Sequence[Encoded], pad_id: int, arrange: Callable[[Encoded], Encoded]) -> Batch:
-    """Rows filled up on the right: `input_ids`, `attention_mask`, `labels` and `slots` (B, T).
+def collate(
+    examples: Sequence[Encoded], pad_id: int, arrange: Callable[[Encoded], Encoded], *, around: bool = False
+) -> Batch:
+    """A batch with `input_ids`, `attention_mask`, `labels` and `slots` (B, T).
 
-    An example that is not laid out yet is arranged first, as the model is served.
+    An example that is not laid out yet is arranged first, as the model is served. `around` puts the first own vector of
+    every row into one column.
     """
     laid_out = [example if SLOTS in example else arrange(example) for example in examples]
-    return fill_up(laid_out, pad_id)
+    return (fill_up_around if around else fill_up)(laid_out, pad_id)
 
 
 def fill_up(rows: Sequence[Mapping[str, Any]], pad_id: int) -> Batch:
+    """Rows of different lengths as one batch, with padding on the right."""
     fills = {"input_ids": pad_id, "labels": IGNORED, SLOTS: 0}
     batch = {
         name: pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill)
@@ -123,3 +127,21 @@ def fill_up(rows: Sequence[Mapping[str, Any]], pad_id: int) -> Batch:
     }
     ones = [torch.ones(len(row["input_ids"]), dtype=torch.long) for row in rows]
     return {**batch, "attention_mask": pad_sequence(ones, batch_first=True)}
+
+
+def fill_up_around(rows: Sequence[Encoded], pad_id: int) -> Batch:
+    """The same with the first own vector of each row in one column: padding is on the left too, and has no mask.
+
+    The passes of a rollout are then those of the row with the most thoughts, whatever the lengths of the prompts.
+    """
+    starts = [next(place for place, slot in enumerate(row[SLOTS]) if slot) for row in rows]
+    fills = {"input_ids": pad_id, "labels": IGNORED, SLOTS: 0}
+    before = [max(starts) - start for start in starts]
+    moved = [
+        {name: [fill] * left + row[name] for name, fill in fills.items()}
+        for row, left in zip(rows, before, strict=True)
+    ]
+    batch = fill_up(moved, pad_id)
+    columns_T = torch.arange(batch["input_ids"].shape[1])
+    seen_BT = columns_T >= torch.tensor(before)[:, None]
+    return {**batch, "attention_mask": batch["attention_mask"] * seen_BT}

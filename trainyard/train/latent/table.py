@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from trainyard.errors import Corrupt
 from trainyard.spec.axes.latent import AnyLatent, Latent, LatentSettings
 from trainyard.stores.whole import file_sha256
+from trainyard.train.latent.coconut import COCONUT
 from trainyard.train.latent.contract import LatentModule, LatentSpec
 from trainyard.train.latent.dsa.technique import DSA
 from trainyard.train.latent.pause import PAUSE
@@ -22,21 +23,24 @@ from trainyard.train.latent.quiet_star.technique import QUIET_STAR
 from trainyard.train.session.sampling import LATENT
 
 TECHNIQUES: dict[Latent, LatentSpec] = {
-    Latent.PAUSE: PAUSE,
     Latent.QUIET_STAR: QUIET_STAR,
     Latent.DSA: DSA,
+    Latent.PAUSE: PAUSE,
+    Latent.COCONUT: COCONUT,
 }
 SETTINGS_FILE, WEIGHTS_FILE = "latent.json", "latent.safetensors"
 """What a technique leaves next to the weights that were trained with it."""
 
 
-def prepare(model: Any, tokenizer: Any, settings: AnyLatent, *, seed: int = 0) -> LatentModule:
+def prepare(model: Any, tokenizer: Any, settings: LatentSettings, *, seed: int = 0) -> LatentModule:
     """The own weights of a technique for a model; the same seed gives the same bits."""
     torch.manual_seed(seed)
     return TECHNIQUES[settings.type].prepare(model, tokenizer, settings).to(model.device)
 
 
-def attach(model: Any, tokenizer: Any, settings: AnyLatent, *, seed: int, earlier: Path | None = None) -> LatentModule:
+def attach(
+    model: Any, tokenizer: Any, settings: LatentSettings, *, seed: int, earlier: Path | None = None
+) -> LatentModule:
     """Make the technique a part of a model, with the weights of an earlier training where there are some.
 
     Raises as `load`.

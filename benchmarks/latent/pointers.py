@@ -1,0 +1,74 @@
+"""Pointer chasing: a random permutation as a table of pairs, a first symbol, and where four hops lead from it.
+
+A token is a whole pair (key, value), so that one hop is one look-up. A model of two layers does not do four hops in one
+pass; with the symbols between them in words it does, and COCONUT has to do it with thoughts in their place.
+
+Controls: the answer alone with more steps (no CoT), and thoughts that are a learned vector with the same curriculum
+(nothing is fed back).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from benchmarks.latent.toys import Task, answer, toy_model, train, with_technique
+from trainyard.train.tokens import Encoded
+
+SYMBOLS, HOPS = 8, 4
+COT_STEPS, STAGE_STEPS, CONTROL_STEPS = 300, 100, 1500
+COCONUT: dict[str, Any] = {"type": "coconut", "max_stage": HOPS - 1, "epochs_per_stage": 1}
+
+
+def draw(dice: random.Random) -> Encoded:
+    """Tokens 1..8 are the symbols, the others the pairs."""
+    values = dice.sample(range(SYMBOLS), SYMBOLS)
+    table = [1 + SYMBOLS + key * SYMBOLS + value for key, value in enumerate(values)]
+    dice.shuffle(table)
+    at = start = dice.randrange(SYMBOLS)
+    path = [at := values[at] for _ in range(HOPS)]
+    return {
+        "prompt_ids": [*table, 1 + start],
+        "step_ids": [1 + symbol for symbol in path[:-1]],
+        "step_lengths": [1] * (HOPS - 1),
+        "answer_ids": [1 + path[-1]],
+    }
+
+
+TASK = Task(draw, vocabulary=1 + SYMBOLS + SYMBOLS * SYMBOLS, positions=32)
+
+
+def train_coconut(
+    model: Any, seed: int, *, feedback: bool = True, share: float = 1.0, last_steps: int = 0
+) -> list[float]:
+    """Steps in words first, then one more thought at each stage; returns the last losses of the stages."""
+    latent = {**COCONUT, "feedback": feedback}
+    with_technique(model, latent, seed)
+    counts = [COT_STEPS, *[STAGE_STEPS] * (HOPS - 2), STAGE_STEPS + last_steps]
+    return [
+        train(model, TASK, latent, round(count * share), seed=seed, epoch=epoch) for epoch, count in enumerate(counts)
+    ]
+
+
+def measure(seed: int, *, share: float = 1.0, controls: bool = True) -> dict[str, Any]:
+    """Accuracy of each way with a share of the steps, and what an answer takes."""
+    found: dict[str, Any] = {"task": "pointers", "seed": seed}
+    model = toy_model(TASK, seed)
+    losses = train_coconut(model, seed, share=share)
+    thoughts = answer(model, TASK, seed=seed, max_tokens=1, thoughts=HOPS - 1)
+    found["coconut"] = thoughts.accuracy
+    found["coconut_tokens"], found["coconut_losses"] = thoughts.tokens, [round(loss, 4) for loss in losses]
+    if not controls:
+        return found
+    words = toy_model(TASK, seed)
+    train(words, TASK, None, round(COT_STEPS * share), seed=seed, steps_in_words=True)
+    by_words = answer(words, TASK, seed=seed, max_tokens=HOPS)
+    found["cot"], found["cot_tokens"] = by_words.accuracy, by_words.tokens
+    direct = toy_model(TASK, seed)
+    train(direct, TASK, None, round(CONTROL_STEPS * share), seed=seed)
+    found["no_cot"] = answer(direct, TASK, seed=seed, max_tokens=1).accuracy
+    pauses = toy_model(TASK, seed)
+    total = COT_STEPS + (HOPS - 1) * STAGE_STEPS
+    train_coconut(pauses, seed, feedback=False, share=share, last_steps=CONTROL_STEPS - total)
+    found["not_fed_back"] = answer(pauses, TASK, seed=seed, max_tokens=1).accuracy
+    return found

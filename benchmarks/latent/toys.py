@@ -1,0 +1,162 @@
+"""What the toy tasks share: a small GPT-2, training at a fixed stage of the curriculum, and answers that are counted.
+
+Rows are tokens already, as `train/latent/rows.py` makes them. They are drawn anew for every step, so no row is seen
+twice; the rows of an evaluation have a generator of their own.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from trainyard.spec.axes.latent import LatentSettings
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.head import Head
+from trainyard.train.latent import rows as latent_rows
+from trainyard.train.latent import table
+from trainyard.train.session.sampling import PLAIN, Sampling, reader_of, sample
+from trainyard.train.stages.contract import StageSpec
+from trainyard.train.stages.table import STAGES
+from trainyard.train.tokens import Encoded
+
+Draw = Callable[[random.Random], Encoded]
+PAD = 0
+EVALUATED, AT_ONCE = 512, 128
+
+
+@dataclass(frozen=True)
+class Task:
+    """Rows that are drawn, and the sizes that they need."""
+
+    draw: Draw
+    vocabulary: int
+    positions: int
+    end_id: int | None = None
+    """Where an answer has more than one token."""
+
+
+class NumberWriter:
+    """Stands in for a tokenizer: tokens are numbers."""
+
+    pad_token_id = PAD
+
+    def __init__(self, end_id: int | None) -> None:
+        self.eos_token_id = end_id
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return " ".join(map(str, ids))
+
+
+def toy_model(task: Task, seed: int, *, layers: int = 2, hidden: int = 64, heads: int = 4) -> Any:
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=task.vocabulary, n_embd=hidden, n_layer=layers, n_head=heads, n_positions=task.positions,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=task.end_id,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def stage_of(latent: dict[str, Any] | None) -> tuple[StageSpec, TrainerConfig]:
+    given = {} if latent is None else {"latent": latent}
+    config = TrainerConfig(stage=Stage.SFT.settings(**given), method="full")
+    return STAGES[Stage.SFT].chosen(config), config
+
+
+def with_technique(model: Any, latent: dict[str, Any], seed: int) -> LatentSettings:
+    """Attach a technique in place of the one that the model has; weights with the same shape are taken over."""
+    settings = stage_of(latent)[1].stage.technique
+    assert settings is not None
+    before = getattr(model, table.LATENT, None)
+    own = table.attach(model, None, settings, seed=seed)
+    if before is not None and own.state_dict().keys() == before.state_dict().keys():
+        own.load_state_dict(before.state_dict())
+    return settings
+
+
+def plain(example: Encoded, *, steps: bool) -> Encoded:
+    """An example for stage sft: with its steps in words, or with the answer alone."""
+    learned = (example[latent_rows.STEPS] if steps else []) + example[latent_rows.ANSWER]
+    row = latent_rows.lay_out(example[latent_rows.PROMPT], [], learned)
+    return {name: row[name] for name in ("input_ids", "labels")}
+
+
+def train(
+    model: Any,
+    task: Task,
+    latent: dict[str, Any] | None,
+    num_steps: int,
+    *,
+    seed: int,
+    epoch: int = 0,
+    steps_in_words: bool = False,
+    batch: int = 64,
+    rate: float = 1e-3,
+) -> float:
+    """Train with rows as they are in an epoch; a new optimizer each time. Returns the mean loss of the last steps."""
+    stage, config = stage_of(latent)
+    model.train()
+    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=rate)
+    dice, losses = random.Random(f"train:{seed}:{epoch}"), []
+    for step in range(num_steps):
+        drawn = [task.draw(dice) for _ in range(batch)]
+        if stage.at_epoch is not None:
+            shown = [stage.at_epoch(one, step * batch + place, epoch) for place, one in enumerate(drawn)]
+        else:
+            shown = drawn if latent is not None else [plain(one, steps=steps_in_words) for one in drawn]
+        given = stage.collate(shown, PAD)
+        total, _ = stage.loss(given, stage.score(model, given, Head.FULL), None, config)
+        loss = total / stage.units(given)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    last = losses[-20:]
+    return sum(last) / max(1, len(last))
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How held-out rows were answered."""
+
+    accuracy: float
+    tokens: float
+    """Passes that an answer took on average: thoughts, steps in words and the answer itself."""
+    seconds: float
+    """Of one answer, in batches."""
+
+
+def answer(
+    model: Any,
+    task: Task,
+    *,
+    seed: int,
+    max_tokens: int,
+    thoughts: int = 0,
+    latent: bool = True,
+    count: int = EVALUATED,
+) -> Answered:
+    """Answer held-out rows greedily; right is one whose last tokens are the answer's."""
+    model.eval()
+    dice = random.Random(f"evaluate:{seed}")
+    examples = [task.draw(dice) for _ in range(count)]
+    sampling = Sampling(max_new_tokens=max_tokens, temperature=0, stop_ids=(task.end_id,) if task.end_id else ())
+    right, tokens, started = 0, 0, time.perf_counter()
+    for at in range(0, count, AT_ONCE):
+        part = examples[at : at + AT_ONCE]
+        prompts = [one[latent_rows.PROMPT] for one in part]
+        with torch.no_grad():
+            reader = reader_of(model) if latent else PLAIN
+            found = sample(model, NumberWriter(task.end_id), prompts, sampling, reader=reader)
+        for one, said in zip(part, found, strict=True):
+            wanted = one[latent_rows.ANSWER]
+            right += said.ids[-len(wanted) :] == wanted
+            tokens += len(said.ids) + thoughts
+    return Answered(right / count, tokens / count, (time.perf_counter() - started) / count)
