@@ -29,6 +29,9 @@ from trainyard.train.tokens import Encoded
 Draw = Callable[[random.Random], Encoded]
 PAD = 0
 EVALUATED, AT_ONCE = 512, 128
+INIT = 0.1
+"""Deviation of the first weights. With GPT-2's 0.02, meant for wider models, pointer chasing with its steps in words is
+at 0.35 after 300 steps; with 0.1 it is at 1.0."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def toy_model(task: Task, seed: int, *, layers: int = 2, hidden: int = 64, heads
     config = GPT2Config(
         vocab_size=task.vocabulary, n_embd=hidden, n_layer=layers, n_head=heads, n_positions=task.positions,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=task.end_id,
+        initializer_range=INIT, tie_word_embeddings=False,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
 

@@ -27,6 +27,21 @@ def normalised(record: dict[str, Any], wanted: DataFormat = DataFormat.AUTO) -> 
     return Normaliser(detect([record], wanted, "a test"))(record)[0]
 
 
+def test_steps_are_the_reasoning_of_the_answer() -> None:
+    row = normalised({"question": "Why?", "steps": ["It rained. ", "Rain is wet."], "answer": "Because."})
+    (asked, said) = row.messages
+    assert (asked, said.content) == (ASK, "Because.")
+    assert said.extras == {"reasoning_content": "It rained.\nRain is wet."}
+    assert normalised({"question": "Why?", "steps": [], "answer": "Because."}) == SftRow([ASK, SAY])
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"), [("It rained.", "wrong_type"), ([3], "wrong_type"), (["a", " "], "empty")]
+)
+def test_steps_that_are_no_list_of_texts_make_a_bad_row(steps: Any, reason: str) -> None:
+    assert reason_of({"question": "Why?", "steps": steps, "answer": "Because."})[0] == reason
+
+
 def reason_of(record: Any, like: dict[str, Any] | None = None) -> tuple[str, str]:
     """Why a record is bad in a set whose first row is `like`, by default the record itself."""
     with pytest.raises(BadRow) as caught:

@@ -90,6 +90,10 @@ VARIATIONS: Mapping[str, Variation] = {
     "pissa": Variation(Stage.SFT, Method.LORA, method_settings={"init": "pissa_niter_4"}),
     "loftq": Variation(Stage.SFT, Method.QLORA, method_settings={"init": "loftq"}),
     "lisa": Variation(Stage.SFT, Method.FREEZE, method_settings={"interval": 1}),
+    "pause": Variation(Stage.SFT, Method.LORA, {"latent": {"type": "pause", "count": 3}}),
+    "coconut": Variation(
+        Stage.SFT, Method.FULL, {"latent": {"type": "coconut", "max_stage": 1, "epochs_per_stage": 1, "mix": 0.5}}
+    ),
     "base": Variation(
         Stage.SFT, Method.FULL, trainer={"rope": RopeScaling(factor=2), "added_tokens": ("<|is|>", "indeed")}
     ),
@@ -130,7 +134,7 @@ class CellVerdict:
 
 
 def cells(stages: tuple[Stage, ...] = STAGES, methods: tuple[Method, ...] = METHODS) -> list[Cell]:
-    """All combinations, and the variations of them: 82 with every stage and method."""
+    """All combinations, and the variations of them: 84 with every stage and method."""
     losses = {stage: tuple(PreferenceLoss) if stage is Stage.DPO else (None,) for stage in stages}
     plain = [Cell(stage, loss, method) for method in methods for stage in stages for loss in losses[stage]]
     varied = [Cell(one.stage, None, one.method, name) for name, one in VARIATIONS.items()]
@@ -167,7 +171,8 @@ def build_world(folder: Path) -> None:
 def world_rows(count: int = 18) -> dict[Port, list[Row]]:
     """Sums and their results; a wrong result is the rejected one."""
     asked = [[Message("user", f"{n} + {n * 7 % 5}")] for n in range(count)]
-    right = [[Message("assistant", f"is {n + n * 7 % 5}{' indeed' * (n % 3)}")] for n in range(count)]
+    steps = [json.dumps({"reasoning_content": f"{n} and\n{n * 7 % 5}"}) for n in range(count)]
+    right = [[Message("assistant", f"is {n + n * 7 % 5}{' indeed' * (n % 3)}", more=steps[n])] for n in range(count)]
     wrong = [[Message("assistant", f"is {n - 1}")] for n in range(count)]
     together = list(zip(asked, right, wrong, strict=True))
     return {

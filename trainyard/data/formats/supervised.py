@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,7 @@ PAIRS = (
 )
 """Names of a prompt and its completion, the first pair that a row has counts."""
 PAIR_KEYS = frozenset(name for pair in PAIRS for name in pair)
+BESIDE_PAIRS = frozenset({"system", "tools", "steps"})
 CHAT_KEYS = frozenset({"tools", "functions", "parallel_tool_calls", "system"})
 
 
@@ -100,8 +102,23 @@ def prompt_completion(record: Record) -> SftRow:
     pair = pair_of(record)
     assert pair is not None
     prompt = with_system(record, as_turns(record[pair[0]], "user", pair[0]))
-    answer = as_turns(record[pair[1]], "assistant", pair[1])
+    answer = with_steps(record, as_turns(record[pair[1]], "assistant", pair[1]))
     return SftRow(check_answered([*prompt, *answer], f"{pair[0]} + {pair[1]}"), tools=tools_of(record))
+
+
+def with_steps(record: Record, answer: list[Message]) -> list[Message]:
+    """The answer with the row's `steps` as the reasoning of its last turn, one a line."""
+    steps = record.get("steps")
+    if not steps:
+        return answer
+    if not isinstance(steps, list):
+        raise BadRow("wrong_type", f"steps is {messages.kind_of(steps)}, expected a list of strings")
+    lines = [require_text(step, f"steps[{index}]").strip() for index, step in enumerate(steps)]
+    last = answer[-1]
+    if "reasoning_content" in last.extras:
+        raise BadRow("two_reasonings", "the row has steps, and its answer has a text of reasoning")
+    more = json.dumps({**last.extras, "reasoning_content": "\n".join(lines)}, ensure_ascii=False)
+    return [*answer[:-1], Message(last.role, last.content, last.tool_calls, more)]
 
 
 def plain_text(record: Record) -> TextRow:
@@ -130,7 +147,7 @@ SHAPES = (
     ),
     RowShape("alpaca", Port.SFT, (DataFormat.ALPACA,), having("instruction", "output"), ALPACA_KEYS, alpaca),
     RowShape(
-        "prompt_completion", Port.SFT, (DataFormat.PROMPT_COMPLETION,), has_pair, PAIR_KEYS | {"system", "tools"},
+        "prompt_completion", Port.SFT, (DataFormat.PROMPT_COMPLETION,), has_pair, PAIR_KEYS | BESIDE_PAIRS,
         prompt_completion,
     ),
     RowShape("text", Port.TEXT, (DataFormat.TEXT,), having("text"), frozenset({"text"}), plain_text),

@@ -30,6 +30,11 @@ class LatentSettings(Variant):
         """Passes over the rows after which its curriculum is at its end; None where it has none."""
         return None
 
+    @property
+    def curriculum_epochs(self) -> int:
+        """Passes over the rows before they have the form that is served."""
+        return 0
+
 
 class GranularitySettings(Variant):
     """What sparse attention chooses for each token."""
@@ -167,8 +172,12 @@ class CoconutSettings(CurriculumSettings):
     )
 
     @property
+    def curriculum_epochs(self) -> int:
+        return self.epochs_per_stage * (self.max_stage + 1 - self.first_stage)
+
+    @property
     def usual_epochs(self) -> float:
-        return float(self.epochs_per_stage * (self.max_stage + 2 - min(self.first_stage, self.max_stage + 1)))
+        return float(self.curriculum_epochs + self.epochs_per_stage)
 
     @model_validator(mode="after")
     def ends_at_a_stage(self) -> CoconutSettings:
@@ -184,6 +193,8 @@ class LatentFacts(Facts):
     settings: type[LatentSettings]
     reads_steps: bool = False
     """Whether its rows need the steps of their reasoning."""
+    thinks: bool = True
+    """Whether it also changes how a prompt is read when the model is served."""
     keeps_cache: bool = False
     """Whether a batch is computed in several passes, each of which reads the keys and values of those before it."""
     own_masks: bool = False

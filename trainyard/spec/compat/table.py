@@ -11,6 +11,7 @@ from trainyard.spec.compat.context import Row, RunFacts, View, apply_rows
 from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
 from trainyard.spec.compat.engine import ENGINE_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
+from trainyard.spec.compat.latent import LATENT_ROWS
 from trainyard.spec.compat.launch import LAUNCH_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
 from trainyard.spec.compat.session import SESSION_ROWS
@@ -21,7 +22,7 @@ from trainyard.spec.ports import Wiring
 ROWS: tuple[Row, ...] = (
     *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *BACKEND_ROWS, *TRAINER_ROWS, *CHANGING_ROWS, *ENGINE_ROWS,
     *LAUNCH_ROWS, *ROLLOUT_ROWS, *TEACHER_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
-    *SESSION_ROWS,
+    *SESSION_ROWS, *LATENT_ROWS,
 )  # fmt: skip
 """Every refused combination."""
 
