@@ -43,10 +43,12 @@ class Hops:
     """Of the hard token d, without thoughts, on held-out rows."""
     thought_nll: float
     """The same after greedy thoughts, as a served model writes them."""
+    sampled_nll: float
+    """The same after sampled thoughts, as in training: the mean over two of each row."""
     base_accuracy: float
     thought_accuracy: float
     gain: float
-    """Mean log-probability that sampled thoughts added to d in the last 50 steps."""
+    """Mean log-probability that sampled thoughts added to the labels of a row in the last 50 steps."""
     first_loss: float
     last_loss: float
     """The training objective per label, means of the first and the last 50 steps."""
@@ -90,6 +92,14 @@ def measure_answers(model: Any, reader: Any) -> tuple[float, float]:
     target = rows["input_ids"][:, -1]
     nll = torch.nn.functional.cross_entropy(logits, target)
     return float(nll), float((logits.argmax(-1) == target).float().mean())
+
+
+def measure_sampled(model: Any, own: QuietStar, options: Any) -> float:
+    """NLL of d on the same rows after sampled thoughts."""
+    rows = draw_rows(512, torch.Generator().manual_seed(10_000))
+    rows["labels"][:, :-1] = IGNORED
+    with torch.no_grad():
+        return float(quiet_scores(model, own.head, rows, options, Head.FULL)["mixed"]) / 512
 
 
 def train_variant(seed: int, variant: str, steps: int, **given: Any) -> Hops:
