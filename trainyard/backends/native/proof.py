@@ -107,6 +107,10 @@ VARIATIONS: Mapping[str, Variation] = {
     "quiet-full": Variation(
         Stage.SFT, Method.FULL, {"latent": {"type": "quiet_star", "thought_tokens": 2, "ahead": 2}}
     ),
+    "hidden_cot": Variation(
+        Stage.SFT, Method.FULL, {"latent": {"type": "hidden_cot", "tokens_per_epoch": 2, "most_tokens": 4}}
+    ),
+    "codi": Variation(Stage.SFT, Method.LORA, {"latent": {"type": "codi", "thoughts": 2}}),
     "base": Variation(
         Stage.SFT, Method.FULL, trainer={"rope": RopeScaling(factor=2), "added_tokens": ("<|is|>", "indeed")}
     ),
@@ -147,7 +151,7 @@ class CellVerdict:
 
 
 def cells(stages: tuple[Stage, ...] = STAGES, methods: tuple[Method, ...] = METHODS) -> list[Cell]:
-    """All combinations, and the variations of them: 89 with every stage and method."""
+    """All combinations, and the variations of them: 91 with every stage and method."""
     losses = {stage: tuple(PreferenceLoss) if stage is Stage.DPO else (None,) for stage in stages}
     plain = [Cell(stage, loss, method) for method in methods for stage in stages for loss in losses[stage]]
     varied = [Cell(one.stage, None, one.method, name) for name, one in VARIATIONS.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -167,6 +168,7 @@ class CoconutSettings(CurriculumSettings):
     epochs_per_stage: int = Field(3, ge=1, le=1000, description="Epochs until the next step is taken away.")
     first_stage: int = Field(0, ge=0, le=65, description="Steps that are thoughts from the first epoch on.")
     mix: float = Field(0.0, ge=0, le=1, description="Share of rows at another stage than the epoch's, at random.")
+    markers: bool = Field(True, description="Whether a vector of its own is read before the thoughts and after them.")
     feedback: bool = Field(
         True, description="False: thoughts are pauses, and nothing is fed back: the control with the same curriculum."
     )
@@ -184,6 +186,39 @@ class CoconutSettings(CurriculumSettings):
         if self.first_stage > self.max_stage + 1:
             raise ValueError("first_stage is at most max_stage + 1, the stage without steps")
         return self
+
+
+class HiddenCotSettings(CurriculumSettings):
+    """Tokens of the reasoning are taken away from its left, until the answer follows the prompt at once (arXiv
+    2405.14838)."""
+
+    tokens_per_epoch: int = Field(8, ge=1, le=4096, description="Tokens of reasoning that an epoch takes away.")
+    whole_epochs: int = Field(1, ge=0, le=1000, description="Epochs with the whole reasoning before that.")
+    most_tokens: int = Field(40, ge=1, le=65_536, description="Tokens taken away from which on all of them are.")
+    smoothing: float | None = Field(
+        4.0, gt=0, le=100, description="Rate at which the chance of more tokens taken away falls; null: never more."
+    )
+
+    @property
+    def curriculum_epochs(self) -> int:
+        return self.whole_epochs + math.ceil(self.most_tokens / self.tokens_per_epoch) - 1
+
+    @property
+    def usual_epochs(self) -> float:
+        return float(self.curriculum_epochs + 3)
+
+
+class CodiSettings(LatentSettings):
+    """Thoughts that are taught by the same model with its reasoning in words (arXiv 2502.21074)."""
+
+    thoughts: int = Field(6, ge=1, le=1024, description="Thoughts before the answer.")
+    distance_weight: float = Field(
+        1.0, ge=0, le=1000, description="Of the distance between the hidden states before the two answers."
+    )
+    words_weight: float = Field(1.0, gt=0, le=1000, description="Of the loss of reasoning and answer in words.")
+    projection: int | None = Field(
+        None, ge=1, le=65_536, description="Width of the layer that makes a thought of a state; default: the model's."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +245,8 @@ class Latent(AxisValue):
     DSA = LatentFacts("dsa", settings=DsaSettings, own_masks=True)
     PAUSE = LatentFacts("pause", settings=PauseSettings)
     COCONUT = LatentFacts("coconut", settings=CoconutSettings, reads_steps=True, keeps_cache=True)
+    HIDDEN_COT = LatentFacts("hidden_cot", settings=HiddenCotSettings, reads_steps=True, thinks=False)
+    CODI = LatentFacts("codi", settings=CodiSettings, reads_steps=True, keeps_cache=True)
 
 
 LATENT_SETTINGS: Mapping[Latent, type[LatentSettings]] = build_variants(Latent, "Latent")

@@ -6,8 +6,11 @@
 
 The stage rises with the epochs; behind `max_stage` no step is left, which is the form that is served. Which stage a row
 has is a function of epoch, row and seed alone. Gradients go back through all thoughts. A batch takes one pass more than
-its row with the most thoughts has, and every pass computes new columns only. With `feedback: false` thoughts are a
-learned vector: the control that has the same curriculum and the same number of positions.
+its row with the most thoughts has, and every pass computes new columns only.
+
+Without `markers` there is neither <start> nor <end>: the first thought is then the state of the prompt's last token,
+from which the first step was predicted before. With `feedback: false` thoughts are a learned vector: the control that
+has the same curriculum and the same number of positions.
 
 Shapes: B rows, T positions, D hidden, V vocabulary.
 """
@@ -56,12 +59,14 @@ class CoconutModule(LatentModule):
         self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor, thoughts: int
     ) -> tuple[Reading, torch.Tensor]:
         """Read prompts and think a number of thoughts; the logits of what is said then too (B, V)."""
-        reading, hidden_BD = rollout.open_with(model, ids_BT, mask_BT, self.vectors_KD, [START])
+        before = [START] if self.settings.markers else []
+        reading, hidden_BD = rollout.open_with(model, ids_BT, mask_BT, self.vectors_KD, before)
         for _ in range(thoughts):
             fed_BD = hidden_BD if self.settings.feedback else self.vectors_KD[THOUGHT - 1].expand(len(ids_BT), -1)
             reading, hidden_BD = rollout.think(model, reading, fed_BD[:, None])
-        end_B1D = self.vectors_KD[END - 1].expand(len(ids_BT), 1, -1).to(hidden_BD.dtype)
-        reading, hidden_BD = rollout.think(model, reading, end_B1D)
+        if self.settings.markers:
+            end_B1D = self.vectors_KD[END - 1].expand(len(ids_BT), 1, -1).to(hidden_BD.dtype)
+            reading, hidden_BD = rollout.think(model, reading, end_B1D)
         return reading, rollout.logits_of(model, hidden_BD)
 
 
@@ -97,7 +102,8 @@ def arrange(example: Encoded, settings: CoconutSettings, stage: int) -> Encoded:
     kept = [] if stage > settings.max_stage else steps[stage:]
     thoughts = [THOUGHT] * (min(stage, settings.max_stage) * settings.thoughts_per_step)
     learned = [token for step in kept for token in step] + example[rows.ANSWER]
-    return rows.lay_out(example[rows.PROMPT], [START, *thoughts, END], learned)
+    slots = [START, *thoughts, END] if settings.markers else thoughts
+    return rows.lay_out(example[rows.PROMPT], slots, learned)
 
 
 def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:

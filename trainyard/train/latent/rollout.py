@@ -51,15 +51,29 @@ def run(model: Any, embeds_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: Dyna
 
     `mask_BT` has the columns of the cache too. A cache that is given grows by these columns.
     """
-    fed = embeds_BTD.shape[1]
-    states: torch.Tensor = base_of(model).base_model(
+    states: torch.Tensor = reply_to(model, embeds_BTD, mask_BT, cache).last_hidden_state
+    return states
+
+
+def run_layers(
+    model: Any, embeds_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: DynamicCache | None = None
+) -> tuple[torch.Tensor, ...]:
+    """The same of every layer, the embeddings first and the states after the final norm last."""
+    states: tuple[torch.Tensor, ...] = reply_to(model, embeds_BTD, mask_BT, cache, layers=True).hidden_states
+    return states
+
+
+def reply_to(
+    model: Any, embeds_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: DynamicCache | None, *, layers: bool = False
+) -> Any:
+    return base_of(model).base_model(
         inputs_embeds=embeds_BTD,
         attention_mask=mask_BT,
-        position_ids=positions_of(mask_BT)[:, -fed:],
+        position_ids=positions_of(mask_BT)[:, -embeds_BTD.shape[1] :],
         past_key_values=cache,
         use_cache=cache is not None,
-    ).last_hidden_state  # fmt: skip
-    return states
+        output_hidden_states=layers,
+    )
 
 
 def open_with(

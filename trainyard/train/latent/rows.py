@@ -130,11 +130,15 @@ def fill_up(rows: Sequence[Mapping[str, Any]], pad_id: int) -> Batch:
 
 
 def fill_up_around(rows: Sequence[Encoded], pad_id: int) -> Batch:
-    """The same with the first own vector of each row in one column: padding is on the left too, and has no mask.
+    """The same with the ends of all prompts in one column: padding is on the left too, and has no mask.
 
     The passes of a rollout are then those of the row with the most thoughts, whatever the lengths of the prompts.
     """
-    starts = [next(place for place, slot in enumerate(row[SLOTS]) if slot) for row in rows]
+    starts = [
+        next(place for place, (slot, label) in enumerate(zip(row[SLOTS], row["labels"], strict=True))
+             if slot or label != IGNORED)
+        for row in rows
+    ]  # fmt: skip
     fills = {"input_ids": pad_id, "labels": IGNORED, SLOTS: 0}
     before = [max(starts) - start for start in starts]
     moved = [

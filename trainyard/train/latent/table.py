@@ -16,8 +16,10 @@ from trainyard.errors import Corrupt
 from trainyard.spec.axes.latent import AnyLatent, Latent, LatentSettings
 from trainyard.stores.whole import file_sha256
 from trainyard.train.latent.coconut import COCONUT
+from trainyard.train.latent.codi import CODI
 from trainyard.train.latent.contract import LatentModule, LatentSpec
 from trainyard.train.latent.dsa.technique import DSA
+from trainyard.train.latent.hidden_cot import HIDDEN_COT
 from trainyard.train.latent.pause import PAUSE
 from trainyard.train.latent.quiet_star.technique import QUIET_STAR
 from trainyard.train.session.sampling import LATENT
@@ -27,6 +29,8 @@ TECHNIQUES: dict[Latent, LatentSpec] = {
     Latent.DSA: DSA,
     Latent.PAUSE: PAUSE,
     Latent.COCONUT: COCONUT,
+    Latent.HIDDEN_COT: HIDDEN_COT,
+    Latent.CODI: CODI,
 }
 SETTINGS_FILE, WEIGHTS_FILE = "latent.json", "latent.safetensors"
 """What a technique leaves next to the weights that were trained with it."""
@@ -70,7 +74,9 @@ def detached(model: Any) -> Iterator[LatentModule | None]:
 
 
 def save(own: LatentModule, folder: Path) -> None:
-    """Write `latent.json` (the settings) and `latent.safetensors` (the own weights)."""
+    """Write `latent.json` (the settings) and `latent.safetensors` (the own weights), where reading them matters."""
+    if not own.settings.facts.thinks:
+        return
     weights = {name: value.detach().cpu().contiguous() for name, value in own.state_dict().items()}
     save_file(weights, folder / WEIGHTS_FILE)
     record = {"latent": own.settings.model_dump(mode="json"), "weights_sha256": file_sha256(folder / WEIGHTS_FILE)}

@@ -53,6 +53,11 @@ def test_rows_of_each_stage(stage: int, slots: list[int], learned: list[int]) ->
     assert row["labels"] == [IGNORED] * shown + learned
 
 
+def test_rows_without_markers_have_thoughts_alone() -> None:
+    assert arrange(SMALL, settings(markers=False), 1)["slots"] == [0, 0, THOUGHT, THOUGHT, 0, 0, 0, 0]
+    assert arrange(SMALL, settings(markers=False), 0)["slots"] == [0] * 8
+
+
 def test_the_stage_rises_with_the_epochs_and_stays_at_the_last() -> None:
     given = settings(epochs_per_stage=2, max_stage=2, first_stage=1)
     assert [scheduled_stage(given, epoch) for epoch in range(8)] == [1, 1, 2, 2, 3, 3, 3, 3]
@@ -76,16 +81,18 @@ def test_the_optimizer_begins_again_where_the_stage_changes() -> None:
     assert stage_with({**COCONUT, "reset_optimizer": False}).begins_again is None
 
 
-def mixed_batch() -> Batch:
+def mixed_batch(latent: dict[str, Any] = COCONUT) -> Batch:
     """Prompts of three lengths with no, two and four thoughts."""
-    stage = stage_with(COCONUT)
+    stage = stage_with(latent)
     assert stage.at_epoch is not None
     return stage.collate([stage.at_epoch(one, 0, epoch) for epoch, one in enumerate(encoded(COCONUT))], PAD)
 
 
-def test_first_vectors_are_in_one_column() -> None:
-    batch = mixed_batch()
-    assert len({int(row.nonzero()[0]) for row in batch["slots"]}) == 1
+@pytest.mark.parametrize("markers", [True, False])
+def test_all_prompts_end_in_one_column(markers: bool) -> None:
+    batch = mixed_batch({**COCONUT, "markers": markers})
+    shown = (batch["slots"] == 0) & (batch["labels"] == IGNORED) & (batch["attention_mask"] == 1)
+    assert len({int(row.nonzero()[-1]) for row in shown}) == 1
     assert (batch["slots"] == THOUGHT).sum(1).tolist() == [0, 2, 4]
     assert bool((batch["attention_mask"][batch["labels"] != IGNORED] == 1).all())
 
@@ -118,12 +125,12 @@ def test_cached_passes_equal_naive_ones_in_values_and_gradients(family: str) -> 
     weights = torch.randn(hidden.shape[-1], dtype=torch.float64)
     sum((hidden[row, seen[row]] @ weights).tanh().sum() for row in range(len(seen))).backward()  # type: ignore[union-attr]
     sum((one @ weights).tanh().sum() for one in naive).backward()  # type: ignore[union-attr]
-    for (name, value), expected in zip(model.named_parameters(), other.parameters(), strict=True):
+    for value, expected in zip(model.parameters(), other.parameters(), strict=True):
         if expected.grad is not None:
             torch.testing.assert_close(value.grad, expected.grad, **close)
 
 
-@pytest.mark.parametrize("latent", [COCONUT, {**COCONUT, "feedback": False}])
+@pytest.mark.parametrize("latent", [COCONUT, {**COCONUT, "feedback": False}, {**COCONUT, "markers": False}])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_reads_what_is_trained_at_the_last_stage(family: str, latent: dict[str, Any]) -> None:
     model = causal_model(family)

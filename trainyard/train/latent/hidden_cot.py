@@ -1,0 +1,66 @@
+"""Stepwise internalisation (Deng et al. 2024, arXiv 2405.14838): the reasoning goes from its left, token by token.
+
+    row in epoch e    prompt, the reasoning without its first s(e) + o tokens, answer
+    s(e)              `tokens_per_epoch` more with each epoch after `whole_epochs`; all from `most_tokens` on
+    o                 drawn for each row with P(o) proportional to exp(-smoothing x o)
+    loss              - sum over what is left of the reasoning and the answer of log p(token | everything before it)
+
+There are no weights besides the model's, and the served model answers at once: what it computes is in its layers. A row
+is a function of epoch, row and seed alone. The paper resets the optimizer with each removal, as it is done here.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+from trainyard.spec.axes.latent import HiddenCotSettings, LatentSettings
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.latent import rows
+from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of
+from trainyard.train.stages.contract import StageSpec
+from trainyard.train.tokens import Encoded
+
+ALL = 1 << 30
+"""More tokens than any reasoning has."""
+
+
+def scheduled_tokens(settings: HiddenCotSettings, epoch: int) -> int:
+    """Tokens that an epoch takes away from every row."""
+    taken = max(0, epoch - settings.whole_epochs + 1) * settings.tokens_per_epoch
+    return ALL if taken >= settings.most_tokens else taken
+
+
+def taken_tokens(settings: HiddenCotSettings, epoch: int, row: int, seed: int) -> int:
+    """Tokens that are taken away from a row in an epoch."""
+    scheduled = scheduled_tokens(settings, epoch)
+    if settings.smoothing is None or scheduled == ALL:
+        return scheduled
+    return scheduled + int(random.Random(f"{seed}:{epoch}:{row}").expovariate(settings.smoothing))
+
+
+def arrange(example: Encoded, taken: int) -> Encoded:
+    """An example without the first tokens of its reasoning."""
+    return rows.lay_out(example[rows.PROMPT], [], [*example[rows.STEPS][taken:], *example[rows.ANSWER]])
+
+
+def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
+    settings, seed = config.stage.technique, config.hyperparameters.seed
+    assert isinstance(settings, HiddenCotSettings), settings
+
+    def at_epoch(example: Encoded, row: int, epoch: int) -> Encoded:
+        return arrange(example, taken_tokens(settings, epoch, row, seed))
+
+    def begins_again(epoch: int) -> bool:
+        return epoch > 0 and scheduled_tokens(settings, epoch) != scheduled_tokens(settings, epoch - 1)
+
+    again = begins_again if settings.reset_optimizer else None
+    return form_of(base, partial(arrange, taken=ALL), steps=True, at_epoch=at_epoch, begins_again=again)
+
+
+def prepare(_model: Any, _tokenizer: Any, settings: LatentSettings) -> LatentModule:
+    return LatentModule(settings)
+
+
+HIDDEN_COT = LatentSpec(prepare, stage)
