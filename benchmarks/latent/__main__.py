@@ -9,7 +9,11 @@ import time
 
 import torch
 
-TASKS = ("pointers",)
+TASKS = (
+    "dsa_recall",
+    "quiet_star_hops",
+    "pointers",
+)
 
 
 def main() -> None:

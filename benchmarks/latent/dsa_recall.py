@@ -1,6 +1,6 @@
 """Sparse attention on recall: does an indexer that was warmed up find the one token of 32 that answers?
 
-    python -m benchmarks.latent.dsa_recall [--seeds 3] [--granularity token|head]
+    python -m benchmarks.latent dsa_recall --seed 0
 
 A row has 24 pair tokens (one token is a key with its value) and then 8 keys; the answer to a key is the value of its
 pair. A model learns it with dense attention; then the indexer learns from the dense attention with everything else
@@ -10,8 +10,6 @@ many tokens: chosen by the untrained indexer, by chance, or the last ones.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -205,19 +203,9 @@ def run_heads(seed: int, dense: int = DENSE_STEPS, steps: int = WARMUP_STEPS) ->
     )  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--granularity", choices=["token", "head"], default="token")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    found: list[dict[str, float]] = []
-    for seed in range(given.seeds):
-        found.append(asdict(run_tokens(seed) if given.granularity == "token" else run_heads(seed)))
-        print(json.dumps({"seed": seed, **{name: round(value, 6) for name, value in found[-1].items()}}), flush=True)
-    medians = {name: round(statistics.median(each[name] for each in found), 4) for name in found[0]}
-    print(json.dumps({"median": medians}))
-
-
-if __name__ == "__main__":
-    main()
+def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
+    """Both granularities of one seed, with a share of the steps."""
+    dense, warmup, sparse = (round(steps * share) for steps in (DENSE_STEPS, WARMUP_STEPS, SPARSE_STEPS))
+    tokens = asdict(run_tokens(seed, dense, warmup, sparse))
+    heads = {f"heads_{name}": value for name, value in asdict(run_heads(seed, dense, warmup)).items()}
+    return {name: round(value, 7) for name, value in {**tokens, **heads}.items()}

@@ -1,6 +1,6 @@
 """Quiet-STaR on two hops: does a model with one layer learn to think of the step in between?
 
-    python -m benchmarks.latent.quiet_star_hops [--seeds 3] [--steps 2000]
+    python -m benchmarks.latent quiet_star_hops --seed 0
 
 A row has a permutation f of 8 symbols as 8 pair tokens (one token is x with f(x)), a walk x, f(x), f(f(x)), … and then
 a question `? a d` with d = f(f(a)). Each token of the walk is one look into the table, which one layer can do; d is
@@ -11,8 +11,6 @@ likelihood trains (policy weight 0); Quiet-STaR.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +29,9 @@ from trainyard.train.session.sampling import PLAIN
 SYMBOLS, WALK = 8, 6
 FIRST_SYMBOL, WALKS, ASKS = SYMBOLS * SYMBOLS, SYMBOLS * SYMBOLS + SYMBOLS, SYMBOLS * SYMBOLS + SYMBOLS + 1
 VOCABULARY = ASKS + 1
-BATCH, RATE, WARM_STEPS = 32, 2e-3, 300
+BATCH, RATE, WARM_STEPS, STEPS = 32, 2e-3, 300, 1500
+VARIANTS = ("base", "likelihood", "quiet")
+SETTINGS = {"thought_tokens": 3, "ahead": 1, "policy_temperature": 1.0, "embedding_scale": 1.0}
 NO_TOKENIZER = SimpleNamespace(encode=lambda *_, **__: [])
 
 
@@ -106,9 +106,7 @@ def train_variant(seed: int, variant: str, steps: int, **given: Any) -> Hops:
     """Train one model: `WARM_STEPS` as a base, then the variant. Rows are those of every other variant."""
     begin, generator = time.perf_counter(), torch.Generator().manual_seed(seed)
     model = build_model(seed)
-    settings: Any = LATENT_SETTINGS[Latent.QUIET_STAR](
-        type=Latent.QUIET_STAR, thought_tokens=3, ahead=1, embedding_scale=1.0, **given
-    )
+    settings: Any = LATENT_SETTINGS[Latent.QUIET_STAR](type=Latent.QUIET_STAR, **{**SETTINGS, **given})
     own = QuietStar(model, NO_TOKENIZER, settings)
     options = replace(thought_settings(settings), **({"policy_weight": 0.0} if variant == "likelihood" else {}))
     optimizer = torch.optim.AdamW([*model.parameters(), *own.parameters()], lr=RATE, weight_decay=0.0)
@@ -131,31 +129,15 @@ def train_variant(seed: int, variant: str, steps: int, **given: Any) -> Hops:
             losses.append(float(loss.detach()))
     plain, thinking = measure_answers(model, PLAIN), measure_answers(model, own)
     return Hops(
-        base_nll=plain[0], thought_nll=thinking[0], base_accuracy=plain[1], thought_accuracy=thinking[1],
+        base_nll=plain[0], thought_nll=thinking[0], sampled_nll=measure_sampled(model, own, options),
+        base_accuracy=plain[1], thought_accuracy=thinking[1],
         gain=statistics.mean(gains[-50:]) if gains else 0.0,
         first_loss=statistics.mean(losses[:50]), last_loss=statistics.mean(losses[-50:]),
         seconds=time.perf_counter() - begin,
     )  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--variants", nargs="*", default=["base", "likelihood", "quiet"])
-    parser.add_argument("--settings", type=json.loads, default={"policy_temperature": 1.0})
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    for variant in given.variants:
-        found = []
-        for seed in range(given.first_seed, given.first_seed + given.seeds):
-            found.append(asdict(train_variant(seed, variant, given.steps, **given.settings)))
-            line = {name: round(value, 4) for name, value in found[-1].items()}
-            print(json.dumps({"variant": variant, "seed": seed, **line}), flush=True)
-        medians = {name: round(statistics.median(each[name] for each in found), 4) for name in found[0]}
-        print(json.dumps({"variant": variant, "median": medians}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
+    """All variants of one seed, with a share of the steps."""
+    found = {name: asdict(train_variant(seed, name, round(STEPS * share))) for name in VARIANTS}
+    return {f"{variant}_{name}": round(value, 4) for variant, row in found.items() for name, value in row.items()}

@@ -84,6 +84,12 @@ class HeadChoice(GranularitySettings):
     active: int = Field(3, ge=1, le=1024, description="Heads that a token uses, the shared ones included.")
     balance: float = Field(0.01, ge=0, le=10, description="Weight of the loss that spreads tokens over the heads.")
 
+    @model_validator(mode="after")
+    def some_are_routed(self) -> HeadChoice:
+        if self.shared >= self.active:
+            raise ValueError("active is above shared: the router chooses the heads between them")
+        return self
+
     @property
     def loss_weight(self) -> float:
         return self.balance

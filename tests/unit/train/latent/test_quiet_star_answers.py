@@ -18,6 +18,7 @@ from tests.unit.train.latent.latent_models import (
     encoded,
     stage_with,
 )
+from trainyard.errors import InvalidInput
 from trainyard.train.head import Head
 from trainyard.train.latent import table
 from trainyard.train.latent.quiet_star.technique import QuietStar
@@ -114,3 +115,23 @@ def test_saved_weights_think_the_same(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = sample(model, TOKENIZER, PROMPTS, sampling, reader=own)
         assert sample(other, TOKENIZER, PROMPTS, sampling, reader=again) == expected
+
+
+def test_a_thought_beyond_the_last_position_is_refused() -> None:
+    model, own = thinking_model("gpt2")
+    ids = torch.full((1, 252), 5)
+    with pytest.raises(InvalidInput, match="takes 5 positions, and the model has 256"), torch.no_grad():
+        own.open(model, ids, torch.ones_like(ids))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    with pytest.raises(InvalidInput, match="after 251 tokens takes 6 positions"):
+        stage_with(QUIET).score(model, batch, Head.FULL)
+
+
+def test_without_its_thoughts_the_model_says_something_else() -> None:
+    model, own = thinking_model("llama")
+    ids = torch.tensor([PROMPTS[1]])
+    with torch.no_grad():
+        _, with_thoughts = own.open(model, ids, torch.ones_like(ids))
+        own.head.start_D.zero_()
+        _, with_others = own.open(model, ids, torch.ones_like(ids))
+    assert not torch.allclose(with_thoughts, with_others, atol=1e-4)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from trainyard.errors import InvalidInput
 from trainyard.spec.axes.latent import DsaSettings, HeadChoice, LatentSettings, TokenChoice
 from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
@@ -96,8 +97,13 @@ def make_chooser(layer: AttentionLayer, settings: DsaSettings) -> Chooser:
     """A new indexer with random weights, or a router that begins with equal probabilities."""
     choice = settings.granularity
     if isinstance(choice, HeadChoice):
-        active = min(choice.active, layer.num_heads)
-        return HeadRouter(layer.hidden_size, HeadRouting(layer.num_heads, min(choice.shared, active), active))
+        if choice.active > layer.num_heads:
+            raise InvalidInput(
+                f"latent.granularity.active is {choice.active}, and {layer.name} has {layer.num_heads} heads.",
+                do=f"Use at most {layer.num_heads}.",
+                code="E-MODEL-INVALID",
+            )
+        return HeadRouter(layer.hidden_size, HeadRouting(layer.num_heads, choice.shared, choice.active))
     assert isinstance(choice, TokenChoice), choice
     indexer = LightningIndexer(layer.hidden_size, IndexerShape(choice.index_heads, choice.index_dim))
     for weight in (indexer.wq_b.weight, indexer.wk.weight, indexer.weights_proj.weight):
@@ -141,11 +147,11 @@ def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """`logprobs_N` of the labels, and of the selection its loss and shares per token, as means over the layers."""
     own: SparseAttention = own_of(model)
-    warming_up = bool(batch[WARMING].any())
+    warming_up = WARMING in batch and bool(batch[WARMING].any())
     with own.shared.measured(Phase.WARMUP if warming_up else Phase.SPARSE) as measures:
         logprobs_N = label_logprobs(model, batch, head).logprobs_N
     found = {"logprobs_N": logprobs_N.detach() if warming_up else logprobs_N}
-    return {**found, WARMING: batch[WARMING].any(), **mean_measures(measures)}
+    return {**found, WARMING: torch.tensor(warming_up), **mean_measures(measures)}
 
 
 def mean_measures(measures: Sequence[Measures]) -> Scores:

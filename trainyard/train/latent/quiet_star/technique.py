@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from trainyard.errors import InvalidInput
 from trainyard.spec.axes.latent import LatentSettings, QuietStarSettings
 from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.bases.positions import context_of
 from trainyard.train.head import Head
 from trainyard.train.latent import rollout
 from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
@@ -63,12 +65,12 @@ class QuietStar(LatentModule):
 
     def think(self, model: Any, reading: Reading, base_BD: torch.Tensor) -> torch.Tensor:
         """The hidden state at the end of a greedy thought; the cache is as before (B, D)."""
-        added, mask_BT, embed = 0, reading.mask_BT, model.get_input_embeddings()
+        added, mask_BT, embed = self.settings.thought_tokens + 2, reading.mask_BT, model.get_input_embeddings()
+        require_room(model, int(mask_BT.sum(1).max()), added)
         fed_BD = self.head.start.to(base_BD.dtype).expand_as(base_BD)
-        for place in range(self.settings.thought_tokens + 2):
+        for place in range(added):
             mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], dim=1)
             thought_BD = rollout.run(model, fed_BD[:, None], mask_BT, reading.cache)[:, -1]
-            added += 1
             if place < self.settings.thought_tokens:
                 fed_BD = embed(draw_tokens(rollout.logits_of(model, thought_BD)[:, None], 0)[:, 0])
             else:
@@ -102,7 +104,20 @@ def stage(base: StageSpec, _config: TrainerConfig) -> StageSpec:
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """The sums of `quiet_scores`."""
     own: QuietStar = own_of(model)
+    require_room(model, batch["input_ids"].shape[1] - 1, own.settings.thought_tokens + 1 + own.settings.ahead)
     return quiet_scores(rollout.base_of(model), own.head, batch, thought_settings(own.settings), head)
+
+
+def require_room(model: Any, length: int, added: int) -> None:
+    """Raise `InvalidInput` (`E-STEP`) where a thought behind so many tokens has positions that the model has not."""
+    context = context_of(rollout.base_of(model).config)
+    if context is not None and length + added > context:
+        raise InvalidInput(
+            f"A thought after {length} tokens takes {added} positions, and the model has {context}.",
+            do=f"Use rows and answers of {context - added} tokens at most (hyperparameters.max_length), or shorter "
+            "thoughts.",
+            code="E-STEP",
+        )
 
 
 def loss(
