@@ -9,7 +9,13 @@ import time
 
 import torch
 
-TASKS = {"pointers": (), "multiplication": ("width", "way"), "graphs": ("way",)}
+TASKS: dict[str, tuple[str, ...]] = {
+    "pointers": (),
+    "multiplication": ("width", "way"),
+    "graphs": ("way",),
+    "dsa_recall": (),
+    "quiet_star_hops": (),
+}
 """Task -> its own options."""
 
 

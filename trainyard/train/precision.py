@@ -206,7 +206,7 @@ def best_attention(
     if against := architecture.reason_against("sdpa"):
         return KernelChoice("eager", against)
     if not flash:
-        return KernelChoice("sdpa", "it takes the mask of shared prompts")
+        return KernelChoice("sdpa", "it takes a mask of its caller")
     return KernelChoice("sdpa", "no flash-attention is installed" if kernels else f"the best that this {device} has")
 
 

@@ -385,7 +385,8 @@ def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
 def attention_of(job: TrainingJob, device: str) -> KernelChoice:
     """The attention kernel of a job's base on a device, and why."""
     architecture = architecture_of(job.base, STAGES[job.config.stage.type].head)
-    asked, masked = job.config.engine.attention, job.config.stage.asks_shared is True
+    asked, stage = job.config.engine.attention, job.config.stage
+    masked = stage.asks_shared is True or (stage.technique is not None and stage.technique.facts.own_masks)
     kind, found = accelerator_of(device), capability(device)
     return choose_attention(asked, kind, capability=found, architecture=architecture, flash=not masked)
 

@@ -94,6 +94,19 @@ VARIATIONS: Mapping[str, Variation] = {
     "coconut": Variation(
         Stage.SFT, Method.FULL, {"latent": {"type": "coconut", "max_stage": 1, "epochs_per_stage": 1, "mix": 0.5}}
     ),
+    "sparse": Variation(
+        Stage.SFT, Method.LORA, {"latent": {"type": "dsa", "granularity": {"type": "token", "top_k": 6}}}
+    ),
+    "sparse-full": Variation(
+        Stage.SFT, Method.FULL, {"latent": {"type": "dsa", "granularity": {"type": "token", "top_k": 6}}}
+    ),
+    "heads": Variation(
+        Stage.SFT, Method.FULL, {"latent": {"type": "dsa", "granularity": {"type": "head", "active": 2}}}
+    ),
+    "quiet": Variation(Stage.SFT, Method.LORA, {"latent": {"type": "quiet_star", "thought_tokens": 2, "ahead": 2}}),
+    "quiet-full": Variation(
+        Stage.SFT, Method.FULL, {"latent": {"type": "quiet_star", "thought_tokens": 2, "ahead": 2}}
+    ),
     "hidden_cot": Variation(
         Stage.SFT, Method.FULL, {"latent": {"type": "hidden_cot", "tokens_per_epoch": 2, "most_tokens": 4}}
     ),
@@ -138,7 +151,7 @@ class CellVerdict:
 
 
 def cells(stages: tuple[Stage, ...] = STAGES, methods: tuple[Method, ...] = METHODS) -> list[Cell]:
-    """All combinations, and the variations of them: 86 with every stage and method."""
+    """All combinations, and the variations of them: 91 with every stage and method."""
     losses = {stage: tuple(PreferenceLoss) if stage is Stage.DPO else (None,) for stage in stages}
     plain = [Cell(stage, loss, method) for method in methods for stage in stages for loss in losses[stage]]
     varied = [Cell(one.stage, None, one.method, name) for name, one in VARIATIONS.items()]

@@ -37,6 +37,116 @@ class LatentSettings(Variant):
         return 0
 
 
+class GranularitySettings(Variant):
+    """What sparse attention chooses for each token."""
+
+    type: Granularity
+
+    @property
+    def warmup_epochs(self) -> int:
+        """Epochs in which the choosers learn alone."""
+        return 0
+
+    @property
+    def loss_weight(self) -> float:
+        """Of the choosers' own loss."""
+        return 1.0
+
+    @property
+    def loss_name(self) -> str:
+        """The metric of that loss."""
+        return "selection_loss"
+
+
+class TokenChoice(GranularitySettings):
+    """Each token attends to the best `top_k` tokens before it, by a lightning indexer (DeepSeek-V3.2-Exp)."""
+
+    top_k: int = Field(2048, ge=1, le=1_048_576, description="Tokens that a token attends to.")
+    index_heads: int = Field(4, ge=1, le=256, description="Heads of the indexer.")
+    index_dim: int = Field(32, ge=4, le=1024, multiple_of=4, description="Dimensions of such a head.")
+    warmup: int = Field(
+        1, ge=0, le=10_000, description="Epochs in which attention is dense and the indexer alone learns to predict it."
+    )
+
+    @property
+    def warmup_epochs(self) -> int:
+        return self.warmup
+
+    @property
+    def loss_name(self) -> str:
+        return "index_divergence"
+
+
+class HeadChoice(GranularitySettings):
+    """Each token uses some of the attention heads, by a router (MoH, arXiv 2410.11842)."""
+
+    shared: int = Field(1, ge=0, le=1024, description="Heads that every token uses.")
+    active: int = Field(3, ge=1, le=1024, description="Heads that a token uses, the shared ones included.")
+    balance: float = Field(0.01, ge=0, le=10, description="Weight of the loss that spreads tokens over the heads.")
+
+    @model_validator(mode="after")
+    def some_are_routed(self) -> HeadChoice:
+        if self.shared >= self.active:
+            raise ValueError("active is above shared: the router chooses the heads between them")
+        return self
+
+    @property
+    def loss_weight(self) -> float:
+        return self.balance
+
+    @property
+    def loss_name(self) -> str:
+        return "head_balance"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GranularityFacts(Facts):
+    """One thing that sparse attention chooses."""
+
+    settings: type[GranularitySettings]
+
+
+class Granularity(AxisValue):
+    """What sparse attention chooses."""
+
+    facts: GranularityFacts
+
+    TOKEN = GranularityFacts("token", settings=TokenChoice)
+    HEAD = GranularityFacts("head", settings=HeadChoice)
+
+
+GRANULARITY_SETTINGS: Mapping[Granularity, type[GranularitySettings]] = build_variants(Granularity, "Granularity")
+
+if TYPE_CHECKING:
+    AnyGranularity = GranularitySettings
+else:
+    AnyGranularity = union_of(GRANULARITY_SETTINGS, Granularity.TOKEN)
+
+
+class DsaSettings(LatentSettings):
+    """Sparse attention: each token uses a part of the tokens before it, or of the heads."""
+
+    granularity: AnyGranularity = Field(
+        default_factory=lambda: GRANULARITY_SETTINGS[Granularity.TOKEN](type=Granularity.TOKEN),
+        description="What is chosen: tokens (DeepSeek sparse attention) or heads.",
+    )
+
+
+class QuietStarSettings(LatentSettings):
+    """A sampled thought after every token, which is mixed into the prediction of the next one (arXiv 2403.09629)."""
+
+    thought_tokens: int = Field(8, ge=1, le=256, description="Tokens of a thought, between its start and its end.")
+    ahead: int = Field(4, ge=1, le=64, description="Tokens behind a thought by which it is rewarded.")
+    thoughts: int = Field(2, ge=2, le=64, description="Thoughts of a position; their mean reward is the baseline.")
+    temperature: float = Field(1.0, gt=0, le=100, description="Of sampling thoughts while it trains.")
+    policy_temperature: float = Field(3.0, gt=0, le=100, description="Of the log-probabilities in the policy loss.")
+    policy_weight: float = Field(1.0, ge=0, le=1e9, description="Weight of the policy loss (REINFORCE).")
+    only_positive: bool = Field(True, description="Whether thoughts below the mean are left alone.")
+    embedding_scale: float = Field(
+        100.0, gt=0, le=1e6, description="How much faster the vectors of start and end learn than other weights."
+    )
+
+
 class PauseSettings(LatentSettings):
     """Vectors of its own that the model reads between the prompt and its answer (arXiv 2310.02226)."""
 
@@ -128,6 +238,8 @@ class LatentFacts(Facts):
     """Whether it also changes how a prompt is read when the model is served."""
     keeps_cache: bool = False
     """Whether a batch is computed in several passes, each of which reads the keys and values of those before it."""
+    own_masks: bool = False
+    """Whether its attention has a mask of its own, which flash-attention cannot take."""
 
 
 class Latent(AxisValue):
@@ -135,6 +247,8 @@ class Latent(AxisValue):
 
     facts: LatentFacts
 
+    QUIET_STAR = LatentFacts("quiet_star", settings=QuietStarSettings, keeps_cache=True, own_masks=True)
+    DSA = LatentFacts("dsa", settings=DsaSettings, own_masks=True)
     PAUSE = LatentFacts("pause", settings=PauseSettings)
     COCONUT = LatentFacts("coconut", settings=CoconutSettings, reads_steps=True, keeps_cache=True)
     HIDDEN_COT = LatentFacts("hidden_cot", settings=HiddenCotSettings, reads_steps=True, thinks=False)

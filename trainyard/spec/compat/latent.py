@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.spec.axes.latent import CurriculumSettings
+from trainyard.spec.axes.latent import CurriculumSettings, DsaSettings, QuietStarSettings
+from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row
+from trainyard.spec.compat.engine import KERNEL_DEVICES
 from trainyard.spec.compat.evaluator_deployer import targets
 from trainyard.spec.compat.training import STATES_APART
 from trainyard.spec.training import TrainerConfig
@@ -37,7 +39,45 @@ def unreached_stage(config: TrainerConfig, _: NodeView) -> Match:
     return hyper.max_steps is None and hyper.epochs is not None and hyper.epochs <= needed and {"needed": needed}
 
 
+def warms_up(config: TrainerConfig, _: NodeView) -> bool:
+    technique = config.stage.technique
+    return isinstance(technique, DsaSettings) and technique.granularity.warmup_epochs > 0
+
+
+def by_row(config: TrainerConfig, _: NodeView) -> bool:
+    stage = config.stage
+    return isinstance(stage, SftSettings) and stage.average == "row" and isinstance(stage.technique, QuietStarSettings)
+
+
+def masked(config: TrainerConfig) -> bool:
+    return config.stage.technique is not None and config.stage.technique.facts.own_masks
+
+
 LATENT_ROWS = (
+    Row(
+        "latent-kernel", "R-BATCH", "trainer", "config.engine.attention",
+        lambda config, _: masked(config) and config.engine.attention in KERNEL_DEVICES["attention"],
+        "Technique {config.stage.latent} computes attention with a mask of its own, which {config.engine.attention} "
+        "does not take.",
+        "Use `attention: auto`, which takes another kernel and records it, or `sdpa`.",
+    ),
+    Row(
+        "latent-compile", "R-BATCH", "trainer", "config.engine.compile",
+        lambda config, _: masked(config) and config.engine.compile,
+        "The masks of technique {config.stage.latent} have another shape in each pass, so torch.compile would compile "
+        "each of them.",
+        "Remove `compile`.",
+    ),
+    Row(
+        "quiet-average", "R-BATCH", "trainer", "config.stage.average", by_row,
+        "The thoughts of a position are rewarded by tokens, so technique {config.stage.latent} has no mean over rows.",
+        "Remove `average: row`.",
+    ),
+    Row(
+        "session-warmup", "R-BATCH", "trainer", "config.stage.latent.granularity.warmup", warms_up,
+        "The indexer warms up for whole epochs, and a session has none.",
+        "Use `granularity: {{type: token, warmup: 0}}`, or a job.", scope="session",
+    ),
     Row(
         "latent-checkpointing", "R-BATCH", "trainer", "config.hyperparameters.gradient_checkpointing",
         lambda config, _: config.hyperparameters.gradient_checkpointing and config.stage.technique is not None

@@ -19,11 +19,15 @@ from trainyard.stores.whole import file_sha256
 from trainyard.train.latent.coconut import COCONUT
 from trainyard.train.latent.codi import CODI
 from trainyard.train.latent.contract import LatentModule, LatentSpec
+from trainyard.train.latent.dsa.technique import DSA
 from trainyard.train.latent.hidden_cot import HIDDEN_COT
 from trainyard.train.latent.pause import PAUSE
+from trainyard.train.latent.quiet_star.technique import QUIET_STAR
 from trainyard.train.session.sampling import LATENT
 
 TECHNIQUES: dict[Latent, LatentSpec] = {
+    Latent.QUIET_STAR: QUIET_STAR,
+    Latent.DSA: DSA,
     Latent.PAUSE: PAUSE,
     Latent.COCONUT: COCONUT,
     Latent.HIDDEN_COT: HIDDEN_COT,

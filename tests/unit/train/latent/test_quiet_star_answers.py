@@ -1,0 +1,137 @@
+"""Quiet-STaR when it answers: what training scored, in a batch as alone, and no trace of thoughts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.train.latent.latent_models import (
+    FAMILIES,
+    PAD,
+    PLAIN_ROWS,
+    TOKENIZER,
+    attached,
+    causal_model,
+    config_with,
+    encoded,
+    stage_with,
+)
+from trainyard.errors import InvalidInput
+from trainyard.train.head import Head
+from trainyard.train.latent import table
+from trainyard.train.latent.quiet_star.technique import QuietStar
+from trainyard.train.latent.quiet_star.thoughts import Thinker, ThoughtSettings, find_positions
+from trainyard.train.session.sampling import PLAIN, Sampling, sample
+
+QUIET = {"type": "quiet_star", "thought_tokens": 3, "ahead": 2}
+PROMPTS = [[5, 9, 3, 7], [4, 8, 2, 9, 9, 1, 3]]
+
+
+def thinking_model(family: str) -> tuple[object, QuietStar]:
+    """A model with thoughts that change what it says."""
+    model = causal_model(family)
+    own = attached(model, QUIET)
+    assert isinstance(own, QuietStar)
+    torch.manual_seed(5)
+    for weight in own.head.mixing.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    return model, own
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_the_parallel_thoughts(family: str) -> None:
+    model, own = thinking_model(family)
+    sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
+    settings = ThoughtSettings(num_tokens=3, num_ahead=1, num_thoughts=1, temperature=0)
+    with torch.no_grad():
+        for prompt, one in zip(PROMPTS, sample(model, TOKENIZER, PROMPTS, sampling, reader=own), strict=True):
+            ids = torch.tensor([[*prompt, *one.ids]])
+            thinker = Thinker(model, own.head, settings)
+            found = thinker.think({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, find_positions(ids, 1))
+            mixed = own.head.mix(found.base_BTD[:, :-1], found.ahead_QNAD[:, :, 0])
+            logprobs = thinker.output(mixed).log_softmax(-1)[0, len(prompt) - 1 :]
+            assert logprobs.argmax(-1).tolist() == one.ids
+            expected = logprobs.gather(1, torch.tensor(one.ids)[:, None])[:, 0].tolist()
+            assert one.logprobs_at_one == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_of_a_batch_answers_as_it_does_alone(family: str) -> None:
+    model, own = thinking_model(family)
+    sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
+    with torch.no_grad():
+        together = sample(model, TOKENIZER, PROMPTS, sampling, reader=own)
+        alone = [sample(model, TOKENIZER, [prompt], sampling, reader=own)[0] for prompt in PROMPTS]
+    assert [one.ids for one in together] == [one.ids for one in alone]
+
+
+def test_a_new_head_answers_as_the_base_and_a_trained_one_does_not() -> None:
+    model = causal_model("llama")
+    own = attached(model, QUIET)
+    sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
+    other, thinking = thinking_model("llama")
+    with torch.no_grad():
+        plain = sample(model, TOKENIZER, PROMPTS, sampling, reader=PLAIN)
+        assert sample(model, TOKENIZER, PROMPTS, sampling, reader=own) == plain
+        thought = sample(other, TOKENIZER, PROMPTS, sampling, reader=thinking)
+    assert [one.logprobs_at_one for one in thought] != [one.logprobs_at_one for one in plain]
+
+
+def test_thoughts_leave_no_columns_in_the_cache() -> None:
+    model, own = thinking_model("llama")
+    ids = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        reading, _ = own.open(model, ids, torch.ones_like(ids))
+        assert reading.cache.get_seq_length() == 4
+        reading, _ = own.step(model, reading, torch.tensor([3]))
+    assert reading.cache.get_seq_length() == 5 == reading.mask_BT.shape[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_stage_scores_rows_and_reports_its_terms(family: str) -> None:
+    model, _ = thinking_model(family)
+    stage, config = stage_with(QUIET), config_with(QUIET)
+    rows = list(stage.encode(PLAIN_ROWS, TOKENIZER, config)[0])
+    batch = stage.collate(rows, PAD)
+    total, metrics = stage.loss(batch, stage.score(model, batch, Head.FULL), None, config)
+    total.backward()
+    assert metrics.keys() == {"base_loss", "thought_loss", "thought_gain", "thought_weight"}
+    plain = stage_with(QUIET).units(batch)
+    assert 0 < plain == int((batch["labels"][:, 1:] != -100).sum())
+    assert encoded(QUIET, PLAIN_ROWS) == rows
+
+
+def test_saved_weights_think_the_same(tmp_path: Path) -> None:
+    model, own = thinking_model("llama")
+    with table.detached(model):
+        assert not any("latent" in name for name in model.state_dict())
+    table.save(own, tmp_path)
+    other = causal_model("llama")
+    again = table.load(tmp_path, other, TOKENIZER)
+    assert again is not None
+    sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
+    with torch.no_grad():
+        expected = sample(model, TOKENIZER, PROMPTS, sampling, reader=own)
+        assert sample(other, TOKENIZER, PROMPTS, sampling, reader=again) == expected
+
+
+def test_a_thought_beyond_the_last_position_is_refused() -> None:
+    model, own = thinking_model("gpt2")
+    ids = torch.full((1, 252), 5)
+    with pytest.raises(InvalidInput, match="takes 5 positions, and the model has 256"), torch.no_grad():
+        own.open(model, ids, torch.ones_like(ids))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    with pytest.raises(InvalidInput, match="after 251 tokens takes 6 positions"):
+        stage_with(QUIET).score(model, batch, Head.FULL)
+
+
+def test_without_its_thoughts_the_model_says_something_else() -> None:
+    model, own = thinking_model("llama")
+    ids = torch.tensor([PROMPTS[1]])
+    with torch.no_grad():
+        _, with_thoughts = own.open(model, ids, torch.ones_like(ids))
+        own.head.start_D.zero_()
+        _, with_others = own.open(model, ids, torch.ones_like(ids))
+    assert not torch.allclose(with_thoughts, with_others, atol=1e-4)

@@ -1,0 +1,1 @@
+"""Sparse attention: which tokens (DeepSeek) or which heads (MoH) a token uses."""

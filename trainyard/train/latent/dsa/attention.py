@@ -1,0 +1,367 @@
+"""Sparse attention on a model of transformers: `granularity: token` (DeepSeek's) or `head` (routing of heads).
+
+Each full-attention layer gets a chooser of what it attends to. It hangs on transformers' attention
+interface: the model's own eager attention is computed with a narrower mask. So this is a mask and not a kernel: it
+says which quality a selection has, and is not faster than dense attention. Layers with a sliding window are left as
+they are: they are sparse already.
+
+The keys of the indexer are cached in transformers' own `DynamicIndexedLayer`, which crops and repeats them together
+with the keys of the attention.
+
+Shapes: B rows, T queries, S keys, H heads, D hidden, C dimensions of a head.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
+from transformers.masking_utils import eager_mask
+
+from trainyard.errors import InvalidInput
+from trainyard.train.head import evaluating
+from trainyard.train.latent.dsa.heads import HeadRouter, balance_loss
+from trainyard.train.latent.dsa.indexer import (
+    LightningIndexer,
+    attention_recall,
+    attention_target,
+    index_divergence,
+    select_tokens,
+)
+
+KERNEL = "trainyard_dsa"
+"""Name under which transformers knows the attention of this file."""
+SELECTOR, SELECTION = "trainyard_selector", "trainyard_selection"
+"""Attributes of an attention layer and of the decoder around it, which are no modules: the weights of the choosers
+belong to whoever attached them."""
+Chooser = LightningIndexer | HeadRouter
+Select = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""(scores, visible, k) -> kept, all (B, T, S)."""
+
+
+class Phase(StrEnum):
+    """What attention a pass computes."""
+
+    DENSE = "dense"
+    """All visible tokens, as without this file."""
+    WARMUP = "warmup"
+    """All visible tokens; the indexer learns to predict them."""
+    SPARSE = "sparse"
+    """The selected tokens or heads."""
+
+
+@dataclass
+class Selection:
+    """What all layers of a model share: the phase, and sums over layers and tokens of a pass that is measured."""
+
+    num_tokens: int
+    """Tokens that a query attends to at most (granularity token)."""
+    phase: Phase = Phase.SPARSE
+    select: Select = select_tokens
+    positions_BT: torch.Tensor | None = None
+    measures: list[Measures] | None = None
+    """One of each layer while a pass is measured."""
+
+    @contextmanager
+    def measured(self, phase: Phase) -> Iterator[list[Measures]]:
+        """Compute a phase and collect what its layers measure."""
+        before, self.phase, self.measures = self.phase, phase, []
+        try:
+            yield self.measures
+        finally:
+            self.phase, self.measures = before, None
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Of one layer and pass, summed over the tokens that are not padding."""
+
+    loss: torch.Tensor
+    """KL of the indexer, or the balance loss times the tokens."""
+    kept: torch.Tensor
+    """Share of the visible tokens, or of the heads, that was used."""
+    recall: torch.Tensor
+    """Share of the dense attention on what the selection keeps; of `warmup` alone."""
+    tokens: torch.Tensor
+
+
+@dataclass
+class LayerInput:
+    """What an attention layer was called with, until its attention is computed."""
+
+    hidden_BTD: torch.Tensor
+    cache: Cache | None
+
+
+@dataclass
+class Selector:
+    """What an attention layer gets: an indexer of tokens or a router of heads."""
+
+    chooser: Chooser
+    shared: Selection
+    given: LayerInput | None = None
+
+    def take(self) -> LayerInput:
+        """The input of the layer that computes now; good once."""
+        given, self.given = self.given, None
+        assert given is not None, "the layer's hook runs before its attention"
+        return given
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """An attention layer of a model that can get a selector."""
+
+    name: str
+    """Of the module in the transformers model."""
+    num_heads: int
+    hidden_size: int
+
+
+@dataclass
+class Attention:
+    """One call of an attention layer, as transformers' interface passes it."""
+
+    module: torch.nn.Module
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor
+    """(B, 1, T, S), added to the scores."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def visible_BTS(self) -> torch.Tensor:
+        return self.mask[:, 0] > torch.finfo(self.mask.dtype).min / 2
+
+    @property
+    def valid_BT(self) -> torch.Tensor:
+        """Queries that see themselves, which padding does not."""
+        return self.visible_BTS.diagonal(self.key.shape[2] - self.query.shape[2], 1, 2)
+
+    def run(self, kept_BTS: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the model's eager attention over the kept tokens: output (B, T, H, C), weights (B, H, T, S)."""
+        lowest = torch.finfo(self.mask.dtype).min
+        mask = self.mask if kept_BTS is None else self.mask.masked_fill(~kept_BTS[:, None], lowest)
+        eager = vars(sys.modules[type(self.module).__module__])["eager_attention_forward"]
+        found: tuple[torch.Tensor, torch.Tensor] = eager(
+            self.module, self.query, self.key, self.value, mask, **self.options
+        )
+        return found
+
+    def clean_weights(self, weights_BHTS: torch.Tensor, kept_BTS: torch.Tensor) -> torch.Tensor:
+        """The same weights without dropout."""
+        if not (self.options.get("dropout") and self.module.training):
+            return weights_BHTS
+        with torch.no_grad():
+            return Attention(**{**vars(self), "options": {**self.options, "dropout": 0.0}}).run(kept_BTS)[1]
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute attention as transformers' interface asks for it; a layer without a selector attends densely."""
+    call = Attention(module, query, key, value, additive_mask(attention_mask, query, key), options)
+    selector: Selector | None = getattr(module, SELECTOR, None)
+    if selector is None:
+        return call.run()
+    given = selector.take()
+    chooser, shared = selector.chooser, selector.shared
+    if isinstance(chooser, HeadRouter):
+        return attend_heads(call, chooser, shared, given)
+    return attend_tokens(call, chooser, shared, given)
+
+
+def additive_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """The mask as a number that is added to the scores, of the keys that there are."""
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    if mask is None:
+        mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
+        mask = mask.tril(num_keys - num_queries).expand(query.shape[0], 1, -1, -1)
+    mask = mask[..., :num_keys]
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(
+        ~mask, torch.finfo(query.dtype).min
+    )
+
+
+def attend_tokens(
+    call: Attention, indexer: LightningIndexer, shared: Selection, given: LayerInput
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend to the tokens that the indexer selects, or to all while it warms up."""
+    positions_BT = query_positions(shared, call)
+    keys_BSI = cached_keys(call.module, indexer.keys(given.hidden_BTD, positions_BT), given.cache)
+    if keys_BSI.shape[1] != call.key.shape[2]:
+        raise InvalidInput(
+            f"The cache has {call.key.shape[2]} keys of attention and {keys_BSI.shape[1]} of the indexer.",
+            why="Sparse attention selects among the tokens whose index keys it has.",
+            do="Begin with an empty cache, or with one that this model filled.",
+            code="E-STEP",
+        )
+    if shared.phase is Phase.DENSE:
+        return call.run()
+    scores_BTS = indexer(given.hidden_BTD, positions_BT, keys_BSI)
+    visible_BTS = call.visible_BTS
+    kept_BTS = shared.select(scores_BTS.detach(), visible_BTS, shared.num_tokens)
+    allowed_BTS = visible_BTS if shared.phase is Phase.WARMUP else kept_BTS
+    output, weights_BHTS = call.run(allowed_BTS)
+    if shared.measures is not None:
+        clean_BHTS = call.clean_weights(weights_BHTS, allowed_BTS)
+        target_BTS = attention_target(clean_BHTS, allowed_BTS)
+        valid_BT = call.valid_BT.float()
+        shared.measures.append(
+            Measures(
+                loss=(index_divergence(target_BTS, scores_BTS, allowed_BTS) * valid_BT).sum(),
+                kept=(kept_BTS.sum(-1) / visible_BTS.sum(-1).clamp(min=1) * valid_BT).sum(),
+                recall=(attention_recall(clean_BHTS, kept_BTS, allowed_BTS) * valid_BT).sum(),
+                tokens=valid_BT.sum(),
+            )
+        )
+    return output, weights_BHTS
+
+
+def attend_heads(
+    call: Attention, router: HeadRouter, shared: Selection, given: LayerInput
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend with all heads and weight those that the router keeps."""
+    output_BTHC, weights_BHTS = call.run()
+    if shared.phase is Phase.DENSE:
+        return output_BTHC, weights_BHTS
+    factors_BTH, kept_BTH, probs_BTH = router(given.hidden_BTD)
+    if shared.measures is not None:
+        valid_BT = call.valid_BT
+        tokens = valid_BT.float().sum()
+        shared.measures.append(
+            Measures(
+                loss=balance_loss(kept_BTH, probs_BTH, valid_BT, router.routing) * tokens,
+                kept=(kept_BTH.float().mean(-1) * valid_BT).sum(),
+                recall=tokens,
+                tokens=tokens,
+            )
+        )
+    return output_BTHC * factors_BTH[..., None].to(output_BTHC.dtype), weights_BHTS
+
+
+def query_positions(shared: Selection, call: Attention) -> torch.Tensor:
+    """Positions of the queries (B, T): those that the model was given, else counted from the cache."""
+    rows, num_queries, num_keys = call.query.shape[0], call.query.shape[2], call.key.shape[2]
+    if shared.positions_BT is not None:
+        return shared.positions_BT.expand(rows, -1)
+    return torch.arange(num_keys - num_queries, num_keys, device=call.query.device).expand(rows, -1)
+
+
+def cached_keys(module: Any, keys_BTI: torch.Tensor, cache: Cache | None) -> torch.Tensor:
+    """The index keys of all tokens so far: those of the cache and the new ones, which it keeps."""
+    return keys_BTI if cache is None else cache.update_indexer(keys_BTI, module.layer_idx)
+
+
+# Attaching
+
+
+def find_layers(base: Any) -> list[AttentionLayer]:
+    """Full-attention layers of a model, found by a pass over one token.
+
+    Raises `InvalidInput` (`E-MODEL-INVALID`) for a model that has none in transformers' attention interface, or only
+    such with an indexer of their own.
+    """
+    names = {module: name for name, module in base.named_modules()}
+    size = base.config.get_text_config().hidden_size
+    found: list[AttentionLayer] = []
+
+    def record(module: torch.nn.Module, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        if options.get("sliding_window") is None and not hasattr(module, "indexer"):
+            found.append(AttentionLayer(names[module], query.shape[1], size))
+        return attend(module, query, key, value, mask, **options)
+
+    before = use_kernel(base, f"{KERNEL}_probe", record)
+    try:
+        with evaluating(base):
+            base(input_ids=torch.zeros((1, 1), dtype=torch.long, device=base.device), use_cache=False)
+    finally:
+        base.set_attn_implementation(before)
+    if not found:
+        raise InvalidInput(
+            f"{type(base).__name__} has no layer for sparse attention.",
+            why="It needs full attention that goes through transformers' attention interface, without an indexer.",
+            do="Use a base such as a Llama, a Qwen or a GPT-2.",
+            code="E-MODEL-INVALID",
+        )
+    return found
+
+
+@dataclass
+class Installed:
+    """A selection that a transformers model computes with, until `remove`."""
+
+    base: Any
+    kernel: str
+    """The attention that it had before."""
+    handles: list[Any]
+
+    def remove(self) -> None:
+        """Let the model attend as it did before."""
+        for handle in self.handles:
+            handle.remove()
+        for module in self.base.modules():
+            for name in {SELECTOR, SELECTION} & vars(module).keys():
+                delattr(module, name)
+        self.base.set_attn_implementation(self.kernel)
+
+
+def install(base: Any, layers: Sequence[AttentionLayer], choosers: Sequence[Chooser], shared: Selection) -> Installed:
+    """Let the layers of a transformers model attend to what their choosers select."""
+    decoder = base.base_model
+    setattr(decoder, SELECTION, shared)
+    handles = [decoder.register_forward_pre_hook(remember_positions, with_kwargs=True)]
+    for layer, chooser in zip(layers, choosers, strict=True):
+        module = base.get_submodule(layer.name)
+        setattr(module, SELECTOR, Selector(chooser, shared))
+        handles.append(module.register_forward_pre_hook(remember_input, with_kwargs=True))
+    return Installed(base, use_kernel(base, KERNEL, attend), handles)
+
+
+def use_kernel(base: Any, name: str, kernel: Callable[..., Any]) -> str:
+    """Let a model compute its attention by a function; returns the name of the one before."""
+    AttentionInterface.register(name, kernel)
+    AttentionMaskInterface.register(name, eager_mask)
+    before = str(base.config._attn_implementation)
+    base.set_attn_implementation(name)
+    return before
+
+
+def remember_positions(decoder: torch.nn.Module, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    """Keep the positions that a model was given for all of its layers."""
+    getattr(decoder, SELECTION).positions_BT = given.get("position_ids")
+
+
+def remember_input(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    """Keep what an attention layer is called with, and let its cache have room for index keys."""
+    hidden_BTD = args[0] if args else given["hidden_states"]
+    caches = [value for value in (*args, *given.values()) if isinstance(value, Cache)]
+    selector: Selector = getattr(module, SELECTOR)
+    selector.given = LayerInput(hidden_BTD, caches[0] if caches else None)
+    if caches and isinstance(selector.chooser, LightningIndexer):
+        number: Any = module.layer_idx
+        make_room(caches[0], int(number))
+
+
+def make_room(cache: Cache, layer: int) -> None:
+    """Replace an empty layer of a cache by one that has room for index keys too."""
+    while len(cache.layers) <= layer:
+        cache.layers.append(DynamicLayer())
+    own = cache.layers[layer]
+    if type(own) is DynamicLayer and not own.is_initialized:
+        cache.layers[layer] = DynamicIndexedLayer()

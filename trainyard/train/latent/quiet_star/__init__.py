@@ -1,0 +1,1 @@
+"""Quiet-STaR: a thought after every token."""

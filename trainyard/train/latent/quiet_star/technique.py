@@ -1,0 +1,134 @@
+"""Quiet-STaR as a technique of stage sft: thoughts while it trains, and hidden thoughts when it answers.
+
+An answer is read token by token: after each one the model writes a thought, mixes its last hidden state with that of
+the thought, and forgets the thought's columns of the cache. Thoughts of an answer are greedy, so that it depends on
+nobody else in its batch. A token costs `thought_tokens` + 3 passes instead of one.
+
+Shapes: B rows, T positions, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes.latent import LatentSettings, QuietStarSettings
+from trainyard.spec.axes.stages import SftSettings
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.bases.positions import context_of
+from trainyard.train.head import Head
+from trainyard.train.latent import rollout
+from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
+from trainyard.train.latent.quiet_star.thoughts import (
+    ThoughtHead,
+    ThoughtSettings,
+    draw_tokens,
+    quiet_loss,
+    quiet_scores,
+)
+from trainyard.train.session.sampling import Reading
+from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
+
+SEED_TEXT = "---"
+"""Start and end begin as the embedding of its last token, as in the paper's code."""
+
+
+class QuietStar(LatentModule):
+    """The vectors of start and end, and the mixing head."""
+
+    settings: QuietStarSettings
+
+    def __init__(self, model: Any, tokenizer: Any, settings: QuietStarSettings) -> None:
+        super().__init__(settings)
+        table_VD = model.get_input_embeddings().weight
+        self.head = ThoughtHead(table_VD.shape[1], settings.embedding_scale)
+        ids = tokenizer.encode(SEED_TEXT, add_special_tokens=False)
+        self.head.begin_with(table_VD[ids[-1]].float() if ids else table_VD.float().mean(0))
+
+    def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+        reading = Reading(rollout.new_cache(model), mask_BT)
+        return self._read(model, reading, ids_BT)
+
+    def step(self, model: Any, reading: Reading, token_B: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+        mask_BT = torch.cat([reading.mask_BT, torch.ones_like(token_B[:, None])], dim=1)
+        return self._read(model, Reading(reading.cache, mask_BT), token_B[:, None])
+
+    def _read(self, model: Any, reading: Reading, ids_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+        """Read tokens that the mask includes already, and think: the logits of the next token too (B, V)."""
+        embeds_BTD = model.get_input_embeddings()(ids_BT)
+        base_BD = rollout.run(model, embeds_BTD, reading.mask_BT, reading.cache)[:, -1]
+        thought_BD = self.think(model, reading, base_BD)
+        return reading, rollout.logits_of(model, self.head.mix(base_BD, thought_BD))
+
+    def think(self, model: Any, reading: Reading, base_BD: torch.Tensor) -> torch.Tensor:
+        """The hidden state at the end of a greedy thought; the cache is as before (B, D)."""
+        added, mask_BT, embed = self.settings.thought_tokens + 2, reading.mask_BT, model.get_input_embeddings()
+        require_room(model, int(mask_BT.sum(1).max()), added)
+        fed_BD = self.head.start.to(base_BD.dtype).expand_as(base_BD)
+        for place in range(added):
+            mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], dim=1)
+            thought_BD = rollout.run(model, fed_BD[:, None], mask_BT, reading.cache)[:, -1]
+            if place < self.settings.thought_tokens:
+                fed_BD = embed(draw_tokens(rollout.logits_of(model, thought_BD)[:, None], 0)[:, 0])
+            else:
+                fed_BD = self.head.end.to(base_BD.dtype).expand_as(base_BD)
+        reading.cache.crop(-added)
+        return thought_BD
+
+
+def prepare(model: Any, tokenizer: Any, settings: LatentSettings) -> QuietStar:
+    assert isinstance(settings, QuietStarSettings), settings
+    return QuietStar(model, tokenizer, settings)
+
+
+def thought_settings(settings: QuietStarSettings) -> ThoughtSettings:
+    return ThoughtSettings(
+        num_tokens=settings.thought_tokens,
+        num_ahead=settings.ahead,
+        num_thoughts=settings.thoughts,
+        temperature=settings.temperature,
+        policy_temperature=settings.policy_temperature,
+        policy_weight=settings.policy_weight,
+        only_positive=settings.only_positive,
+    )
+
+
+def stage(base: StageSpec, _config: TrainerConfig) -> StageSpec:
+    """Stage sft that thinks at each position with labels ahead."""
+    return replace(base, facts=replace(base.facts, packable=False), score=score, loss=loss)
+
+
+def score(model: Any, batch: Batch, head: Head) -> Scores:
+    """The sums of `quiet_scores`."""
+    own: QuietStar = own_of(model)
+    require_room(model, batch["input_ids"].shape[1] - 1, own.settings.thought_tokens + 1 + own.settings.ahead)
+    return quiet_scores(rollout.base_of(model), own.head, batch, thought_settings(own.settings), head)
+
+
+def require_room(model: Any, length: int, added: int) -> None:
+    """Raise `InvalidInput` (`E-STEP`) where a thought behind so many tokens has positions that the model has not."""
+    context = context_of(rollout.base_of(model).config)
+    if context is not None and length + added > context:
+        raise InvalidInput(
+            f"A thought after {length} tokens takes {added} positions, and the model has {context}.",
+            do=f"Use rows and answers of {context - added} tokens at most (hyperparameters.max_length), or shorter "
+            "thoughts.",
+            code="E-STEP",
+        )
+
+
+def loss(
+    _batch: Batch, policy: Scores, _reference: Scores | None, config: TrainerConfig
+) -> tuple[torch.Tensor, Metrics]:
+    """Half of both cross-entropies and the policy loss, summed over the labelled tokens."""
+    assert isinstance(config.stage, SftSettings), config.stage
+    assert isinstance(config.stage.latent, QuietStarSettings), config.stage.latent
+    names = {"base": "base_loss", "mixed": "thought_loss", "gain": "thought_gain", "weight": "thought_weight"}
+    found = {metric: policy[name].detach() for name, metric in names.items()}
+    return quiet_loss(policy, thought_settings(config.stage.latent)), found
+
+
+QUIET_STAR = LatentSpec(prepare, stage)

@@ -1,0 +1,324 @@
+"""Quiet-STaR: a thought after every token, for all positions at once (arXiv 2403.09629).
+
+    x_t -> start, sampled tokens, end -> h'_t          h_mix = (1 - w) h + w h',  w = MLP([h; h'])
+    loss = 1/2 NLL_base + 1/2 NLL_mix + weight * policy
+    r_t  = sum_i [log p_mix(x_t+i) - log p_base(x_t+i)], minus its mean over the thoughts of the position
+    policy = - sum_t r_t sum_j log pi(thought token j)
+
+Each step of the thoughts is one pass: one column per thinking position, which sees the row up to its token and the
+earlier columns of its own thought. The last layer of the MLP begins at zero: w = 0, and the model is the base. Start
+and end are vectors and not tokens, so the vocabulary stays and no answer can contain them. A label counts once: its
+NLL_mix is the mean over the positions that predict it and over the thoughts.
+
+Shapes: B rows, T tokens, N thinking positions, A tokens ahead, P thoughts per position (Q = B * P rows, those of a row
+in sequence), S columns seen, D hidden, V vocabulary, L labels that are predicted after thoughts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from trainyard.train.head import IGNORED, Head, Output, output_of, token_logprobs
+
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ThoughtSettings:
+    """How long thoughts are and how they learn. The paper: 8 to 10 tokens, 4 ahead, 2 thoughts."""
+
+    num_tokens: int = 8
+    """Sampled tokens of a thought, between start and end."""
+    num_ahead: int = 4
+    """True tokens behind a thought that its reward looks at."""
+    num_thoughts: int = 2
+    """Thoughts of each position; their mean reward is the baseline."""
+    temperature: float = 1.0
+    """Of sampling; 0 is greedy."""
+    policy_temperature: float = 3.0
+    """Of the log-probabilities in the policy loss."""
+    policy_weight: float = 1.0
+    only_positive: bool = True
+    """Whether thoughts below the mean are not pushed down (the official code)."""
+
+
+class ThoughtHead(torch.nn.Module):
+    """What Quiet-STaR adds to a model: the vectors of start and end, and the weight of a thought."""
+
+    def __init__(self, hidden_size: int, embedding_scale: float = 1.0) -> None:
+        super().__init__()
+        self.embedding_scale = embedding_scale
+        """The vectors are stored divided by it: they learn that many times faster (the official code has 100)."""
+        self.start_D = torch.nn.Parameter(torch.zeros(hidden_size))
+        self.end_D = torch.nn.Parameter(torch.zeros(hidden_size))
+        last = torch.nn.Linear(hidden_size, 1, bias=False)
+        torch.nn.init.zeros_(last.weight)
+        self.mixing = torch.nn.Sequential(
+            torch.nn.Linear(2 * hidden_size, hidden_size), torch.nn.ReLU(),
+            torch.nn.Linear(hidden_size, hidden_size), torch.nn.ReLU(), last,
+        )  # fmt: skip
+
+    def begin_with(self, embedding_D: torch.Tensor) -> None:
+        """Let start and end begin as the embedding of a token (the official code takes `---`)."""
+        with torch.no_grad():
+            self.start_D.copy_(embedding_D / self.embedding_scale)
+            self.end_D.copy_(embedding_D / self.embedding_scale)
+
+    @property
+    def start(self) -> torch.Tensor:
+        """What begins a thought, as an input of the model: (D,)."""
+        return self.start_D * self.embedding_scale
+
+    @property
+    def end(self) -> torch.Tensor:
+        return self.end_D * self.embedding_scale
+
+    def weight(self, base_ND: torch.Tensor, thought_ND: torch.Tensor) -> torch.Tensor:
+        """Share of the thought in the hidden state, any number: (..., 1)."""
+        given = torch.cat([base_ND, thought_ND], dim=-1).to(self.start_D.dtype)
+        found: torch.Tensor = self.mixing(given)
+        return found
+
+    def mix(self, base_ND: torch.Tensor, thought_ND: torch.Tensor) -> torch.Tensor:
+        """The hidden state that the next token is predicted from."""
+        weight = self.weight(base_ND, thought_ND)
+        return ((1 - weight) * base_ND + weight * thought_ND).to(base_ND.dtype)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where a batch thinks, and what is predicted from there."""
+
+    at_BN: torch.Tensor
+    """Token after which each thought begins."""
+    thinks_BN: torch.Tensor
+    """False fills up rows with fewer positions."""
+    target_BNA: torch.Tensor
+    """Labels 1, 2, ... tokens ahead; IGNORED where there is none."""
+
+
+def find_positions(labels_BT: torch.Tensor, num_ahead: int) -> Positions:
+    """Every position with a label among the next tokens thinks."""
+    length = labels_BT.shape[1]
+    padded = torch.nn.functional.pad(labels_BT, (0, num_ahead), value=IGNORED)
+    ahead_BTA = torch.stack([padded[:, 1 + i : 1 + i + length] for i in range(num_ahead)], dim=-1)
+    thinks_BT = (ahead_BTA != IGNORED).any(dim=-1)
+    count = max(1, int(thinks_BT.sum(dim=1).max()))
+    at_BN = (~thinks_BT).long().argsort(dim=1, stable=True)[:, :count]
+    target_BNA = ahead_BTA.gather(1, at_BN[..., None].expand(-1, -1, num_ahead))
+    return Positions(at_BN, thinks_BT.gather(1, at_BN), target_BNA)
+
+
+def diagonal_mask(mask_BT: torch.Tensor, at_BN: torch.Tensor, steps: int) -> torch.Tensor:
+    """Which columns the thoughts' newest step sees (B, 1, N, T + steps * N): its row so far and its own thought."""
+    columns_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    row_BNT = (columns_T <= at_BN[..., None]) & mask_BT.bool()[:, None]
+    own_NN = torch.eye(at_BN.shape[1], dtype=torch.bool, device=mask_BT.device)
+    return torch.cat([row_BNT, own_NN.repeat(1, steps).expand(len(mask_BT), -1, -1)], dim=-1)[:, None]
+
+
+def kernel_mask(visible: torch.Tensor, base: Any) -> torch.Tensor:
+    """A mask as the model's attention takes it: True for visible, or a number that is added (eager)."""
+    if base.config._attn_implementation != "eager":
+        return visible
+    return torch.zeros(visible.shape, dtype=base.dtype, device=visible.device).masked_fill(
+        ~visible, torch.finfo(base.dtype).min
+    )
+
+
+@dataclass
+class Thoughts:
+    """What a model thought at the positions of a batch."""
+
+    base_BTD: torch.Tensor
+    """Hidden states without thoughts."""
+    ahead_QNAD: torch.Tensor
+    """Hidden states behind a thought and 0, 1, ... true tokens."""
+    tokens_QNJ: torch.Tensor
+    """What was sampled."""
+    logprobs_QNJ: torch.Tensor
+    """Of it, at the policy's temperature."""
+
+
+class Thinker:
+    """A model that thinks at positions of a batch; one pass per step of the thoughts."""
+
+    def __init__(self, base: Any, head: ThoughtHead, settings: ThoughtSettings) -> None:
+        self.base, self.head, self.settings = base, head, settings
+        self.output: Output = output_of(base)
+
+    def think(self, batch: Batch, positions: Positions) -> Thoughts:
+        """Sample `num_thoughts` thoughts at each position, from torch's generators, and read the tokens ahead."""
+        settings, embed = self.settings, self.base.get_input_embeddings()
+        base_BTD, cache = self._read(batch)
+        cache.batch_repeat_interleave(settings.num_thoughts)
+        columns = Columns(self.base, batch, positions, settings.num_thoughts, cache)
+        inputs_QND = self.head.start.to(base_BTD.dtype).expand(*columns.shape, -1)
+        tokens, logprobs = [], []
+        for _ in range(settings.num_tokens):
+            token_QN, logprob_QN = self._sample(columns.run(inputs_QND))
+            tokens.append(token_QN)
+            logprobs.append(logprob_QN)
+            inputs_QND = embed(token_QN)
+        if tokens:
+            columns.run(inputs_QND)
+        ahead = [columns.run(self.head.end.to(base_BTD.dtype).expand(*columns.shape, -1))]
+        ahead += [columns.run(embed(columns.true_tokens(i))) for i in range(1, settings.num_ahead)]
+        none = base_BTD.new_zeros(*columns.shape, 0)
+        return Thoughts(
+            base_BTD,
+            torch.stack(ahead, dim=2),
+            torch.stack(tokens, dim=-1) if tokens else none.long(),
+            torch.stack(logprobs, dim=-1) if tokens else none,
+        )
+
+    def _read(self, batch: Batch) -> tuple[torch.Tensor, DynamicCache]:
+        given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+        cache = DynamicCache()
+        found = self.base.base_model(**given, past_key_values=cache, use_cache=True)
+        return found.last_hidden_state, cache
+
+    def _sample(self, hidden_QND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        settings, logits_QNV = self.settings, self.output(hidden_QND)
+        token_QN = draw_tokens(logits_QNV.detach(), settings.temperature)
+        logprobs_QNV = torch.log_softmax(logits_QNV / settings.policy_temperature, dim=-1)
+        return token_QN, logprobs_QNV.gather(-1, token_QN[..., None])[..., 0]
+
+
+def draw_tokens(logits_QNV: torch.Tensor, temperature: float, generator: torch.Generator | None = None) -> torch.Tensor:
+    """One token per position: (Q, N)."""
+    if temperature == 0:
+        return logits_QNV.argmax(dim=-1)
+    probs_MV = torch.softmax(logits_QNV / temperature, dim=-1).flatten(0, 1)
+    return torch.multinomial(probs_MV, 1, generator=generator).view(logits_QNV.shape[:2])
+
+
+class Columns:
+    """The columns of thoughts behind a row in the cache."""
+
+    def __init__(self, base: Any, batch: Batch, positions: Positions, repeats: int, cache: DynamicCache) -> None:
+        ids_BT = batch["input_ids"]
+        self.base, self.cache, self.steps = base, cache, 0
+        mask_BT = batch.get("attention_mask", torch.ones_like(ids_BT))
+        self.ids_QT = ids_BT.repeat_interleave(repeats, 0)
+        self.mask_QT, self.at_QN = mask_BT.repeat_interleave(repeats, 0), positions.at_BN.repeat_interleave(repeats, 0)
+        counted_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+        positions_BT = batch.get("position_ids", counted_BT).expand_as(ids_BT)
+        self.first_QN = positions_BT.gather(1, positions.at_BN).repeat_interleave(repeats, 0) + 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.at_QN.shape[0], self.at_QN.shape[1]
+
+    def run(self, inputs_QND: torch.Tensor) -> torch.Tensor:
+        """Append one column to every thought; returns its hidden states (Q, N, D)."""
+        self.steps += 1
+        found: torch.Tensor = self.base.base_model(
+            inputs_embeds=inputs_QND,
+            attention_mask=kernel_mask(diagonal_mask(self.mask_QT, self.at_QN, self.steps), self.base),
+            position_ids=self.first_QN + self.steps - 1,
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        return found
+
+    def true_tokens(self, ahead: int) -> torch.Tensor:
+        """The row's token that many positions later (the last one where the row ends): (Q, N)."""
+        return self.ids_QT.gather(1, (self.at_QN + ahead).clamp(max=self.ids_QT.shape[1] - 1))
+
+
+@dataclass(frozen=True)
+class Talk:
+    """Log-probabilities of labels without and with thoughts."""
+
+    base_BT: torch.Tensor
+    """Of each token; 0 where there is no label."""
+    mixed_QNA: torch.Tensor
+    """Of the tokens ahead; 0 where there is no label."""
+    weight_QNA: torch.Tensor
+    """The thought's share, detached."""
+
+
+def talk(thinker: Thinker, labels_BT: torch.Tensor, positions: Positions, found: Thoughts, kind: Head) -> Talk:
+    """Score the labels with the base's hidden states and with the mixed ones."""
+    repeats, target_BNA = thinker.settings.num_thoughts, positions.target_BNA
+    rows_N, columns_N = (labels_BT[:, 1:] != IGNORED).nonzero(as_tuple=True)
+    base_N = token_logprobs(
+        found.base_BTD[rows_N, columns_N], labels_BT[:, 1:][rows_N, columns_N], thinker.output, kind
+    )
+    base_BT = torch.zeros(labels_BT.shape, device=base_N.device).index_put((rows_N, columns_N + 1), base_N)
+    target_QNA = target_BNA.repeat_interleave(repeats, 0)
+    q_L, n_L, a_L = (target_QNA != IGNORED).nonzero(as_tuple=True)
+    before_L = positions.at_BN[q_L // repeats, n_L] + a_L
+    base_LD, thought_LD = found.base_BTD[q_L // repeats, before_L], found.ahead_QNAD[q_L, n_L, a_L]
+    weight_L1 = thinker.head.weight(base_LD, thought_LD)
+    mixed_LD = ((1 - weight_L1) * base_LD + weight_L1 * thought_LD).to(base_LD.dtype)
+    mixed_L = token_logprobs(mixed_LD, target_QNA[q_L, n_L, a_L], thinker.output, kind)
+    empty = torch.zeros(target_QNA.shape, device=mixed_L.device)
+    return Talk(
+        base_BT,
+        empty.index_put((q_L, n_L, a_L), mixed_L),
+        empty.index_put((q_L, n_L, a_L), weight_L1.detach()[:, 0].float()),
+    )
+
+
+def gain_of(found: Talk, positions: Positions, repeats: int) -> torch.Tensor:
+    """How much likelier a thought made each token ahead, detached: (Q, N, A)."""
+    ahead = torch.arange(1, positions.target_BNA.shape[-1] + 1, device=found.base_BT.device)
+    at_BNA = (positions.at_BN[..., None] + ahead).clamp(max=found.base_BT.shape[1] - 1)
+    base_BNA = found.base_BT.detach().gather(1, at_BNA.flatten(1)).view_as(at_BNA)
+    has_BNA = positions.target_BNA != IGNORED
+    return (found.mixed_QNA.detach() - base_BNA.repeat_interleave(repeats, 0)) * has_BNA.repeat_interleave(repeats, 0)
+
+
+def policy_loss(gain_QN: torch.Tensor, logprobs_QNJ: torch.Tensor, settings: ThoughtSettings) -> torch.Tensor:
+    """REINFORCE with the mean over a position's thoughts as baseline, summed over positions, averaged over thoughts.
+
+    The baseline contains the thought itself, so the expected gradient is (P - 1) / P of the exact one.
+    """
+    gain_BPN = gain_QN.detach().unflatten(0, (-1, settings.num_thoughts))
+    reward_BPN = gain_BPN - gain_BPN.mean(dim=1, keepdim=True)
+    if settings.only_positive:
+        reward_BPN = reward_BPN.clamp(min=0)
+    logprob_BPN = logprobs_QNJ.sum(dim=-1).unflatten(0, (-1, settings.num_thoughts))
+    return -(reward_BPN * logprob_BPN).sum() / settings.num_thoughts
+
+
+def mixed_loss(found: Talk, positions: Positions, repeats: int) -> torch.Tensor:
+    """NLL with thoughts, summed over labels: each is the mean over the positions and thoughts that predict it."""
+    has_BNA = positions.target_BNA != IGNORED
+    ahead = torch.arange(1, has_BNA.shape[-1] + 1, device=has_BNA.device)
+    at_BM = (positions.at_BN[..., None] + ahead).clamp(max=found.base_BT.shape[1] - 1).flatten(1)
+    counts_BT = torch.zeros_like(found.base_BT).scatter_add(1, at_BM, has_BNA.flatten(1).float())
+    share_BNA = has_BNA / (counts_BT.gather(1, at_BM).view(has_BNA.shape).clamp(min=1) * repeats)
+    return -(found.mixed_QNA * share_BNA.repeat_interleave(repeats, 0)).sum()
+
+
+def quiet_scores(base: Any, head: ThoughtHead, batch: Batch, settings: ThoughtSettings, kind: Head) -> Batch:
+    """Think at every position with a label ahead. Sums over the batch:
+
+    `base`, `mixed`, `policy`   the three terms of the loss
+    `gain`                      log-probability of the next token that the thoughts added
+    `weight`                    the thoughts' share at the next token
+    """
+    positions = find_positions(batch["labels"], settings.num_ahead)
+    thinker = Thinker(base, head, settings)
+    thoughts = thinker.think(batch, positions)
+    found = talk(thinker, batch["labels"], positions, thoughts, kind)
+    gain_QNA = gain_of(found, positions, settings.num_thoughts)
+    return {
+        "base": -found.base_BT.sum(),
+        "mixed": mixed_loss(found, positions, settings.num_thoughts),
+        "policy": policy_loss(gain_QNA.sum(dim=-1), thoughts.logprobs_QNJ, settings),
+        "gain": gain_QNA[..., 0].sum() / settings.num_thoughts,
+        "weight": found.weight_QNA[..., 0].sum() / settings.num_thoughts,
+    }
+
+
+def quiet_loss(scores: Batch, settings: ThoughtSettings) -> torch.Tensor:
+    """The loss, summed over the labels; its unit is the label."""
+    return 0.5 * scores["base"] + 0.5 * scores["mixed"] + settings.policy_weight * scores["policy"]
