@@ -61,7 +61,7 @@ def train(
     """
     while count_done(session) < total_steps and not progress.evaluations.ended:
         started = time.perf_counter()
-        batches = feed.drawn(progress.cursor, session, session.engine.config)
+        batches = feed.drawn(progress.cursor, session, session.engine.config, progress.kept)
         rows = feed.plan.at(progress.cursor)
         units = sum(map(feed.stage.units, batches))
         for batch in batches[progress.cursor.micro :]:

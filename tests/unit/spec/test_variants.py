@@ -79,7 +79,7 @@ def test_settings_without_a_word_are_those_of_the_usual_method() -> None:
     (reason,) = reasons(source(), node("trainer", method={"blocks": 2}))
     assert reason.instead == "`blocks` is a setting of method freeze."
     (reason,) = reasons(source(), node("trainer", stage={"gamma": 2}))
-    assert reason.instead == "`gamma` is a setting of stage dpo."
+    assert reason.instead == "`gamma` is a setting of stage ppo, dpo."
 
 
 def test_a_word_survives_what_leaves_defaults_out() -> None:

@@ -20,12 +20,12 @@ from trl.trainer.sft_config import SFTConfig
 from trainyard.backends.trl.arguments import dpo_config, grpo_config, kto_config
 from trainyard.backends.trl.data import PreparedRun
 from trainyard.backends.trl.loading import load_base
-from trainyard.backends.trl.rewards import named
 from trainyard.backends.trl.rollouts import OurGRPOTrainer, inner_model, rollouts_of, scorer
 from trainyard.backends.trl.shared import choose_sharing
 from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
+from trainyard.train.rollouts.rewards import named
 from trainyard.train.tokens import Encoded
 
 Common = dict[str, Any]
