@@ -45,7 +45,7 @@ DRAWN: dict[str, tuple[Any, ...]] = {
 """The same for stage grpo, which has losses and ranges of its own."""
 AXES = {"method": {value: METHOD_SETTINGS[value] for value in TRAINED_METHODS}, "stage": STAGE_SETTINGS}
 EVERY = [(axis, value) for axis, models in AXES.items() for value in models]
-GROUPED = [(axis, value) for axis, value in EVERY if value is not Stage.DISTILL]
+GROUPED = [(axis, value) for axis, value in EVERY if value not in (Stage.DISTILL, Stage.PPO)]
 """Variants that earlier versions had, with their settings in groups."""
 
 
