@@ -19,6 +19,7 @@ from peft import PeftModel
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.rewarding import require_rewards
 from trainyard.backends.trl.arguments import prompts_of_a_step
 from trainyard.backends.trl.shared import PromptSharing, collate_completions, group_completions, score_completions
 from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
@@ -26,10 +27,10 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings
 from trainyard.train.reporting.counts import Counted
 from trainyard.train.rollouts.prompts import require_any_prompt
-from trainyard.train.rollouts.rewards import REWARDS, SampledCompletion
+from trainyard.train.rollouts.rewards import RewardPanel, SampledCompletion
 from trainyard.train.tokens import TokenLedger
 
-RewardFunction = Callable[..., list[float | None]]
+RewardFunction = Callable[..., list[float]]
 
 
 def require_prompts(job: TrainingJob, ledger: TokenLedger) -> None:
@@ -49,12 +50,7 @@ def rollouts_of(job: TrainingJob) -> GrpoSettings:
     """The settings of the stage. Raises `InvalidInput` where they are not given or do not fit the batch."""
     settings, hyper = job.config.stage, job.config.hyperparameters
     assert isinstance(settings, GrpoSettings), settings
-    if not settings.rewards:
-        raise InvalidInput(
-            "Stage grpo learns from rewards, and none is named.",
-            do="Name them in stage.rewards, such as {type: exact_match}.",
-            code="E-REWARD",
-        )
+    require_rewards(job, settings.rewards)
     drawn = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
     if drawn % settings.num_generations:
         raise InvalidInput(
@@ -65,16 +61,22 @@ def rollouts_of(job: TrainingJob) -> GrpoSettings:
     return settings
 
 
-def scorer(name: str, settings: Any) -> RewardFunction:
+def scorer(name: str, settings: Any, panel: RewardPanel) -> RewardFunction:
     """A reward as TRL calls it: with all completions of a step and the columns of their rows."""
 
     def scores(
-        completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
-    ) -> list[float | None]:
-        return [
-            REWARDS[settings.type](SampledCompletion(text, len(ids)), wanted, settings)
-            for text, ids, wanted in zip(completions, completion_ids, answer, strict=True)
+        prompts: list[list[int]],
+        completions: list[str],
+        completion_ids: list[list[int]],
+        answer: list[str],
+        question: list[str],
+        **_: Any,
+    ) -> list[float]:
+        sampled = [
+            SampledCompletion(text, len(ids), (*prompt, *ids), asked)
+            for prompt, text, ids, asked in zip(prompts, completions, completion_ids, question, strict=True)
         ]
+        return panel.score_one(settings, sampled, answer)
 
     scores.__name__ = name
     return scores

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
-from trainyard.spec.axes.rewards import Reward
+from trainyard.spec.axes.rewards import ModelReward, Reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,11 @@ class StageSettings(Variant):
     def drawn_tokens(self) -> int:
         """Most tokens of a completion that is drawn while the stage trains; 0 where none is."""
         return 0
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether it reads the scores of a reward model that an earlier trainer has made."""
+        return any(isinstance(one, ModelReward) for one in getattr(self, "rewards", ()))
 
     @property
     def asks_shared(self) -> Literal["auto"] | bool:
@@ -172,7 +177,7 @@ class PpoSettings(StageSettings):
     value_clip: float = Field(0.2, gt=0, le=1000, description="Change of a value above which it is clipped.")
     value_coef: float = Field(0.1, ge=0, le=100, description="Weight of the critic's loss.")
     critic_learning_rate: float | None = Field(None, gt=0, le=1, description="Of the critic; default: the policy's.")
-    epochs: int = Field(4, ge=1, le=100, description="Passes over the completions before new ones are drawn.")
+    num_iterations: int = Field(4, ge=1, le=100, description="Passes over the completions before new ones are drawn.")
     minibatches: int = Field(1, ge=1, le=1024, description="Optimizer steps of a pass, each on a part of them.")
     missing_end_penalty: float = Field(0.0, ge=0, le=1000, description="Taken off where the length ended a completion.")
 

@@ -156,7 +156,9 @@ def share(values_N: torch.Tensor, rows: Sequence[DrawnRow], name: str) -> None:
 
 def steps_per_rollout(settings: Any) -> int:
     """Optimizer steps that learn from the same completions."""
-    return settings.epochs * settings.minibatches if isinstance(settings, PpoSettings) else settings.num_iterations
+    return (
+        settings.num_iterations * settings.minibatches if isinstance(settings, PpoSettings) else settings.num_iterations
+    )
 
 
 Settle = Callable[[Sequence[DrawnRow], torch.Tensor, Sequence[bool], Any], dict[str, float]]

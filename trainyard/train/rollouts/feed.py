@@ -1,7 +1,7 @@
 """Which completions make which optimizer step, and when new ones are drawn.
 
 A rollout draws `batch_size x gradient_accumulation x minibatches` completions, `num_generations` to each prompt. The
-steps of a rollout go through them `epochs` times, in another order each time. A stop inside a rollout finds its
+steps of a rollout go through them `num_iterations` times, in another order each time. A stop inside a rollout finds its
 completions in the checkpoint; the order is a pure function of seed and place.
 """
 
@@ -86,6 +86,10 @@ class RolloutFeed(Feed):
 
     panel: RewardPanel = field(default_factory=RewardPanel)
     rollout: Rollout | None = None
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Prompts alone, where a batch is looked at before any completion is drawn."""
+        return super().batch([row % len(self.examples) for row in rows])
 
     def drawn(self, cursor: Cursor, writer: Any, config: TrainerConfig, kept: dict[str, Any]) -> list[Batch]:
         """The micro-batches of the step at `cursor`; a new rollout is drawn where there is none of its place."""

@@ -23,7 +23,7 @@ from trainyard.train.session.session import Session
 from trainyard.train.stages import ppo
 
 SMALL: dict[str, Any] = {
-    "num_generations": 2, "temperature": 0.7, "max_completion_length": 6, "epochs": 2, "minibatches": 2,
+    "num_generations": 2, "temperature": 0.7, "max_completion_length": 6, "num_iterations": 2, "minibatches": 2,
     "kl_coef": 0.1, "critic_learning_rate": 1e-2, "rewards": [{"type": "reward_model"}],
 }  # fmt: skip
 PROMPTS = [{"input_ids": [2 + at % 6] * (1 + at % 3), "answer": "", "question": ""} for at in range(13)]
