@@ -30,6 +30,8 @@ def test_every_type_has_its_function() -> None:
         ("yes", {"type": "exact_match"}, 0.0),
         ("yes", {"type": "exact_match", "ignore_case": True}, 1.0),
         ("Yes.", {"type": "exact_match"}, 0.0),
+        ("No. #### No #### Yes ", {"type": "exact_match", "after": "####"}, 1.0),
+        ("Yes", {"type": "exact_match", "after": "####"}, 0.0),
         ("", {"type": "exact_match"}, 0.0),
         ("It is: Yes.", {"type": "contains"}, 1.0),
         ("It is: yes.", {"type": "contains"}, 0.0),

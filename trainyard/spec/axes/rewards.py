@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
 
-from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.axis import Strict, left_out
 
 
 class RewardSource(Strict):
@@ -21,6 +21,9 @@ class ExactMatchReward(RewardSource):
 
     type: Literal["exact_match"] = "exact_match"
     ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
+    after: str | None = left_out(
+        None, min_length=1, max_length=64, description="Only what follows the last of this mark counts, such as ####."
+    )
 
 
 class ContainsReward(RewardSource):

@@ -48,8 +48,16 @@ class SampledCompletion:
 
 def exact_match(completion: SampledCompletion, answer: str, settings: ExactMatchReward) -> float:
     """1.0 or 0.0."""
-    said, wanted = (folded(text.strip(), settings.ignore_case) for text in (completion.text, answer))
+    if settings.after is not None and settings.after not in completion.text:
+        return 0.0
+    ends = (final_part(text, settings.after) for text in (completion.text, answer))
+    said, wanted = (folded(text.strip(), settings.ignore_case) for text in ends)
     return float(said == wanted)
+
+
+def final_part(text: str, mark: str | None) -> str:
+    """What follows the last mark, as in GSM8K's answers; the whole text without one."""
+    return text if mark is None else text.rpartition(mark)[2]
 
 
 def contains(completion: SampledCompletion, answer: str, settings: ContainsReward) -> float:
