@@ -288,8 +288,8 @@ class ValidatorConfig(Strict):
     ] = Field(SensitiveRules(), description="Personal data and secrets: one word for all kinds, or one for each.")
 
 
-REWARD_BENCHMARK = "reward_accuracy"
-"""The benchmark of reward models; they give scores and no text, so it is the only one."""
+REWARD_BENCHMARKS = ("reward_accuracy", "mean_reward")
+"""The benchmarks of reward models, which give scores and no text; by default the first one decides."""
 
 
 class BenchmarkSpec(Strict):

@@ -62,33 +62,71 @@ class Generated:
     stop_reason: StopReason
 
 
+COMPACT_ROWS = 32
+"""Rows from which on those that have ended leave the batch; below, that costs more than it saves."""
+ENDED_SHARE = 0.25
+"""Share of a batch that has ended before it is compacted."""
+
+
 def sample(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
     """Continue every prompt; the same prompts, settings and seed give the same tokens.
 
-    Raises `InvalidInput` (`E-SAMPLING`).
+    A prompt that occurs several times is computed once, where the model's cache can be copied. Raises `InvalidInput`
+    (`E-SAMPLING`).
     """
     require_tokens(prompts)
     stop_ids = set(sampling.stop_ids if sampling.stop_ids is not None else end_ids(model, tokenizer))
+    stops = torch.tensor(sorted(stop_ids), device=model.device)
     generator = torch.Generator(device=model.device).manual_seed(sampling.seed)
-    ids_BT, mask_BT = padded(prompts, "left", pad_of(tokenizer), model.device)
-    cache: Any = None
-    fed_BT = ids_BT
-    found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    ended_B = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
-    for _ in range(sampling.max_new_tokens):
-        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)[:, -fed_BT.shape[1] :]
-        reply = model(
-            input_ids=fed_BT, attention_mask=mask_BT, position_ids=positions_BT, past_key_values=cache, use_cache=True
-        )
-        cache = reply.past_key_values
-        token_B, own_B, plain_B = choose(reply.logits[:, -1].float(), sampling, generator)
-        found.append((token_B, own_B, plain_B))
-        ended_B = ended_B | torch.isin(token_B, torch.tensor(sorted(stop_ids), device=token_B.device))
-        if bool(ended_B.all()):
+    logits_BV, mask_BT, cache = read_prompts(model, tokenizer, prompts)
+    found: list[list[tuple[int, float, float]]] = [[] for _ in prompts]
+    places_B, ended_B = list(range(len(prompts))), torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
+    for step in range(sampling.max_new_tokens):
+        token_B, own_B, plain_B = choose(logits_BV, sampling, generator)
+        for at, *drawn in zip(places_B, token_B.tolist(), own_B.tolist(), plain_B.tolist(), strict=True):
+            found[at].append((drawn[0], drawn[1], drawn[2]))
+        ended_B = ended_B | torch.isin(token_B, stops)
+        if step + 1 == sampling.max_new_tokens or bool(ended_B.all()):
             break
-        fed_BT = token_B[:, None]
-        mask_BT = torch.cat([mask_BT, torch.ones_like(fed_BT)], dim=1)
-    return [continuation(tokenizer, row, found, stop_ids) for row in range(len(prompts))]
+        if len(prompts) >= COMPACT_ROWS and float(ended_B.float().mean()) >= ENDED_SHARE and copies(cache):
+            kept_B = (~ended_B).nonzero()[:, 0]
+            cache.batch_select_indices(kept_B)
+            places_B = [places_B[at] for at in kept_B.tolist()]
+            token_B, mask_BT, ended_B = token_B[kept_B], mask_BT[kept_B], ended_B[kept_B]
+        mask_BT = torch.cat([mask_BT, torch.ones_like(token_B[:, None])], dim=1)
+        positions_B1 = (mask_BT.sum(1, keepdim=True) - 1).clamp(min=0)
+        reply = model(
+            input_ids=token_B[:, None], attention_mask=mask_BT, position_ids=positions_B1, past_key_values=cache,
+            use_cache=True,
+        )  # fmt: skip
+        cache, logits_BV = reply.past_key_values, reply.logits[:, -1].float()
+    return [continuation(tokenizer, row, stop_ids) for row in found]
+
+
+def read_prompts(
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]]
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """Return the logits after each prompt (B, V), the mask of the left-padded prompts (B, T), and the cache."""
+    different = list(dict.fromkeys(map(tuple, prompts)))
+    for rows in (different, prompts):
+        ids_BT, mask_BT = padded(rows, "left", pad_of(tokenizer), model.device)
+        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+        reply = model(input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, use_cache=True)
+        logits_BV, cache = reply.logits[:, -1].float(), reply.past_key_values
+        if len(rows) == len(prompts) or copies(cache):
+            break
+    if len(rows) == len(prompts):
+        return logits_BV, mask_BT, cache
+    place = {row: at for at, row in enumerate(different)}
+    owner_B = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=model.device)
+    cache.batch_select_indices(owner_B)
+    return logits_BV[owner_B], mask_BT[owner_B], cache
+
+
+def copies(cache: Any) -> bool:
+    """Whether the rows of a cache can be selected; the states of recurrent layers cannot."""
+    layers = getattr(cache, "layers", None)
+    return bool(layers) and all(hasattr(layer, "batch_select_indices") for layer in layers)
 
 
 def choose(
@@ -99,7 +137,8 @@ def choose(
     if sampling.temperature == 0:
         token_B = logits_BV.argmax(dim=-1)
         return token_B, torch.zeros_like(plain_BV[:, 0]), pick(plain_BV, token_B)
-    own_BV = log_softmax(nucleus(logits_BV / sampling.temperature, sampling.top_p), dim=-1)
+    as_plain = sampling.temperature == 1 and sampling.top_p >= 1
+    own_BV = plain_BV if as_plain else log_softmax(nucleus(logits_BV / sampling.temperature, sampling.top_p), dim=-1)
     token_B = torch.multinomial(own_BV.exp(), 1, generator=generator)[:, 0]
     return token_B, pick(own_BV, token_B), pick(plain_BV, token_B)
 
@@ -118,18 +157,16 @@ def pick(values_BV: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
     return values_BV.gather(1, token_B[:, None])[:, 0]
 
 
-def continuation(
-    tokenizer: Any, row: int, found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], stop_ids: set[int]
-) -> Generated:
+def continuation(tokenizer: Any, drawn: Sequence[tuple[int, float, float]], stop_ids: set[int]) -> Generated:
     """One row of what was sampled, up to and including its end token."""
-    ids = [int(token_B[row]) for token_B, _, _ in found]
+    ids = [token for token, _, _ in drawn]
     end = next((at for at, token in enumerate(ids) if token in stop_ids), None)
     length = len(ids) if end is None else end + 1
     return Generated(
         ids=ids[:length],
         text=tokenizer.decode(ids[:length], skip_special_tokens=True),
-        logprobs=[float(own_B[row]) for _, own_B, _ in found[:length]],
-        logprobs_at_one=[float(plain_B[row]) for _, _, plain_B in found[:length]],
+        logprobs=[own for _, own, _ in drawn[:length]],
+        logprobs_at_one=[plain for _, _, plain in drawn[:length]],
         stop_reason=StopReason.LENGTH if end is None else StopReason.END,
     )
 
