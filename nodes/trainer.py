@@ -85,7 +85,7 @@ def job_of(context: NodeContext) -> TrainingJob:
     """Return the training child's job: every input verified, the base model resolved and checked."""
     config = context.config(TrainerConfig)
     data = context.needed(*(port for port in context.node.inputs if port in DATA_PORTS))
-    adapter, model = context.first(Port.ADAPTER), context.first(Port.MODEL)
+    adapter, model, scorer = (context.first(port) for port in (Port.ADAPTER, Port.MODEL, Port.REWARD))
     name = str(open_reference(model)) if model else config.base_model or context.settings.default_base_model
     return job_for(
         config,
@@ -94,7 +94,9 @@ def job_of(context: NodeContext) -> TrainingJob:
         data={data.kind: str(open_reference(data))},
         data_sha256={data.kind: data.sha256},
         adapter=str(open_reference(adapter)) if adapter else None,
-        parents=tuple(reference.sha256 for reference in (adapter, model) if reference),
+        reward_model=str(open_reference(scorer)) if scorer else None,
+        reward_sha256=scorer.sha256 if scorer else "",
+        parents=tuple(reference.sha256 for reference in (adapter, model, scorer) if reference),
         devices=tuple(context.devices) or (0,),
         run=context.run.run_id,
         node=context.node.id,

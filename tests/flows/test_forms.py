@@ -24,6 +24,8 @@ EXPECTED = {
     "chain/adhoc",
     "qa-pipeline/local",
     "alignment-pipeline/local",
+    "rlhf/local",
+    "grpo/local",
     "rag-tuning/local",
     "code-tuning/local",
     "training-job/local",
@@ -36,6 +38,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "qa-pipeline": {"documents": "docs"},
     "rag-tuning": {"documents": "docs"},
     "alignment-pipeline": {"sft": "a.jsonl", "preference": "b.jsonl"},
+    "rlhf": {"sft": "a.jsonl", "preference": "b.jsonl"},
+    "grpo": {"rows": "a.jsonl"},
     "session": {"session_id": "session-0123456789ab"},
     "training-job": {"job": {"dataset": {"path": "a.jsonl"}}},
     "sweep": {

@@ -52,6 +52,9 @@ class TrainingJob(BaseModel):
     teacher: str | TeacherServer | None = Field(None, exclude_if=lambda given: given is None)
     """The frozen model that a distillation imitates: its folder, its name on the Hub, or where it answers."""
     teacher_sha256: str = Field("", exclude_if=lambda given: not given)
+    reward_model: str | None = Field(None, exclude_if=lambda given: given is None)
+    """Folder of the reward model whose scores a stage reads: an adapter, or a whole model."""
+    reward_sha256: str = Field("", exclude_if=lambda given: not given)
     parents: tuple[str, ...] = ()
     """Digests of the earlier adapter's or model's references."""
     threads: int = 1
@@ -123,7 +126,7 @@ def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
     return config.model_copy(update={"engine": config.engine.model_copy(update={"mirror": place})})
 
 
-PLACES = {"threads", "locks", "devices", "run", "node", "until", "data", "base", "adapter", "teacher"}
+PLACES = {"threads", "locks", "devices", "run", "node", "until", "data", "base", "adapter", "teacher", "reward_model"}
 """Where things lie, who runs it and how far for now: no part of what is trained."""
 
 

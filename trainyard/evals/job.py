@@ -16,7 +16,7 @@ from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
-from trainyard.spec.nodes import REWARD_BENCHMARK, BenchmarkSpec, EvaluatorConfig
+from trainyard.spec.nodes import REWARD_BENCHMARKS, BenchmarkSpec, EvaluatorConfig
 from trainyard.stores.artifacts import Reference
 
 TRAINING_FILE = "training.json"
@@ -178,7 +178,7 @@ def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
     lines: list[BenchmarkSpec] = []
     if job.head == "reward":
         pairs = [one.name for one in job.heldout if one.port is Port.PREFERENCE]
-        return tuple(by_default(REWARD_BENCHMARK, job.config.tolerance, name) for name in pairs)
+        return tuple(by_default(REWARD_BENCHMARKS[0], job.config.tolerance, name) for name in pairs)
     for one in job.heldout:
         names = ("pairwise_reward_accuracy",) if one.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
         lines += [by_default(name, job.config.tolerance, one.name) for name in names]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from trainyard.data.renderers.rendering import Renderer
 from trainyard.evals.cases import Case, Turn, Value
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.evals.model import load_tokenizer, pick_device
-from trainyard.train.methods.adapters import NEW, load_adapter, read_config
-from trainyard.train.methods.loading import load_model, require_memory
+from trainyard.train.rollouts.reward_model import ScorerSource, load_reward_model
 
 
 class Chance:
@@ -78,15 +76,6 @@ def load_reward_participants(job: EvaluationJob) -> dict[str, Chance | RewardMod
 
 def load_scorer(job: EvaluationJob, participant: Participant, device: str) -> Any:
     """A model with one score a row: a whole one, or the base with the adapter."""
-    folder = Path(participant.path or "")
-    whole = participant.kind == "model"
-    source = str(folder) if whole else job.base_path
-    if device == "cpu":
-        require_memory(source, torch.float32)
-    dtype: Any = torch.float32 if device == "cpu" else "auto"
-    options = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
-    torch.manual_seed(job.seed)  # a base has no score of its own; the adapter brings one
-    model = load_model(source, "reward", options).to(device)
-    if not whole:
-        model = load_adapter(model, folder, read_config(folder, "reward", trainable=False), NEW, device)
-    return model.eval()
+    folder = participant.path or ""
+    source = ScorerSource(folder) if participant.kind == "model" else ScorerSource(job.base_path, folder)
+    return load_reward_model(source, device, job.seed)

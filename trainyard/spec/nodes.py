@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainyard.spec.axes.axis import Strict
-from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
+from trainyard.spec.axes.data import MADE_PORTS, DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.axes.targets import MergedFormat, TargetType
 from trainyard.spec.packages import BUCKETS
 from trainyard.spec.training import TrainerConfig
@@ -145,7 +145,7 @@ class Mixture(Strict):
     @field_validator("port")
     @classmethod
     def only_rows(cls, port: Port | None) -> Port | None:
-        if port in (Port.ADAPTER, Port.MODEL, Port.REPORT):
+        if port in MADE_PORTS:
             raise ValueError(f"a mixture cannot fill {port.value!r}")
         return port
 
@@ -162,7 +162,7 @@ class DataSourceConfig(SetFields):
     @field_validator("sets")
     @classmethod
     def only_data(cls, sets: dict[Port, SourceSet]) -> dict[Port, SourceSet]:
-        wrong = [port.value for port in sets if port in (Port.ADAPTER, Port.MODEL, Port.REPORT)]
+        wrong = [port.value for port in sets if port in MADE_PORTS]
         if wrong:
             raise ValueError(
                 f"a data source cannot name the set {wrong[0]!r}; allowed: documents, sft, preference, labelled, text"
@@ -288,8 +288,8 @@ class ValidatorConfig(Strict):
     ] = Field(SensitiveRules(), description="Personal data and secrets: one word for all kinds, or one for each.")
 
 
-REWARD_BENCHMARK = "reward_accuracy"
-"""The benchmark of reward models; they give scores and no text, so it is the only one."""
+REWARD_BENCHMARKS = ("reward_accuracy", "mean_reward")
+"""The benchmarks of reward models, which give scores and no text; by default the first one decides."""
 
 
 class BenchmarkSpec(Strict):

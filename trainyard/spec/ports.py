@@ -17,7 +17,7 @@ from typing import Literal
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, Port
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.stages import Stage, StageSettings
 from trainyard.spec.chain import Source
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
 from trainyard.spec.training import TrainerConfig
@@ -28,8 +28,11 @@ ROW_PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
 ROW_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow")
 COMPRESSION_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
 
-Channel = Literal["documents", "sft", "preference", "labelled", "text", "weights", "control", "report"]
-"""What one offer hides: a newer adapter or model hides the older one, whichever of the two it is."""
+Channel = Literal[
+    "documents", "sft", "preference", "labelled", "text", "weights", "policy", "scores", "control", "report"
+]
+"""What one offer hides: a newer adapter or model hides the older one, whichever of the two it is. Of `weights`, those
+that answer are offered as `policy` too and those that score as `scores`: a trainer may take one of each."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,10 @@ def made_by(node: PortNode, offers: Offers) -> dict[Channel, Offer]:
     ports, certain = products(node.config, node.type)
     control = isinstance(node.config, TrainerConfig) and node.config.control is not None
     sources = [Source(node_id=node.id, port=port, control=control) for port in ports]
-    return {channel_of_source(source): Offer((source,), 1, source.port in certain) for source in sources}
+    offers = {channel_of_source(source): Offer((source,), 1, source.port in certain) for source in sources}
+    if isinstance(node.config, TrainerConfig) and "weights" in offers:
+        offers["scores" if node.config.stage.facts.head == "reward" else "policy"] = offers["weights"]
+    return offers
 
 
 def products(config: Strict, node_type: str) -> tuple[tuple[Port, ...], frozenset[Port]]:
@@ -178,7 +184,7 @@ def take(node: PortNode, offers: Offers) -> Inputs:
         rows = pick(offers, *map(channel_of, ROW_PORTS))
         return {**pick(offers, "documents"), **rows} if rows else {}
     if isinstance(node.config, TrainerConfig):
-        return {**training_data(node.config.stage.type, offers), **pick(offers, "weights")}
+        return {**training_data(node.config.stage.type, offers), **weights_for(node.config.stage, offers)}
     if node.type == "evaluator":
         taken = pick(offers, *map(channel_of, ROW_PORTS), "weights")
         if "weights" in offers and "control" in offers:
@@ -194,6 +200,15 @@ def pick(offers: Offers, *channels: Channel) -> Inputs:
     """The first source of each of these channels that is offered, under its own port."""
     found = [offers[channel].sources[0] for channel in channels if channel in offers]
     return {source.port: (source,) for source in found}
+
+
+def weights_for(stage: StageSettings, offers: Offers) -> Inputs:
+    """The weights that a trainer begins with; of a stage that draws completions never a reward model, which it takes
+    next to them where it reads its scores."""
+    if not stage.facts.draws_groups:
+        return pick(offers, "weights")
+    scores = {Port.REWARD: offers["scores"].sources[:1]} if stage.reads_scores and "scores" in offers else {}
+    return {**pick(offers, "policy"), **scores}
 
 
 def training_data(stage: Stage, offers: Offers) -> Inputs:
@@ -231,8 +246,10 @@ def find_missing(node: PortNode, offers: Offers, taken: Inputs) -> Iterable[Miss
 def find_ambiguous(node: PortNode, offers: Offers) -> Iterable[Ambiguous]:
     """Ports that the node would take and for which two nodes are equally near."""
     ports = {source.port for sources in take(node, offers).values() for source in sources}
-    for offer in offers.values():
-        if len(offer.sources) > 1 and offer.sources[0].port in ports:
+    draws = isinstance(node.config, TrainerConfig) and node.config.stage.facts.draws_groups
+    unread = ("weights",) if draws else ("policy", "scores")
+    for channel, offer in offers.items():
+        if channel not in unread and len(offer.sources) > 1 and offer.sources[0].port in ports:
             yield Ambiguous(node.id, offer.sources[0].port, tuple(source.node_id for source in offer.sources))
 
 

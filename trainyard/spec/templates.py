@@ -1,4 +1,4 @@
-"""The four templates: a short form each, and the chain that it describes.
+"""The templates: a short form each, and the chain that it describes.
 
 A template's core nodes are fixed. The switches under `steps` insert the others, visibly: what runs is always the chain
 that `trainyard plan` prints. To add a template: a model with a `build` method and a row in `TEMPLATES`.
@@ -17,7 +17,7 @@ from trainyard.spec.axes.data import GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import PreferenceLoss, Stage, StageSettings
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.nodes import DataSourceConfig, Name, Path, SourceSet, Url
 from trainyard.spec.training import EngineSettings, Hyperparameters, Tracker, TrainerConfig
@@ -77,6 +77,37 @@ class AlignmentForm(Form):
     batch_size: int = Field(4, ge=1, le=4096, title="Batch size")
 
 
+class RewardForm(Form):
+    """How the reward model is trained on the preferences."""
+
+    epochs: float = Field(1, gt=0, le=1000, title="Epochs")
+    max_steps: int | None = Field(
+        None, ge=1, le=10_000_000, title="Steps", description="Optimizer steps; wins over epochs."
+    )
+    learning_rate: float | None = Field(None, gt=0, le=1, title="Learning rate")
+    batch_size: int = Field(4, ge=1, le=4096, title="Batch size")
+
+
+class DrawingForm(Form):
+    """How completions are drawn, and how often a step learns from them."""
+
+    completions: int = Field(4, ge=2, le=1024, title="Completions", description="Of each prompt.")
+    max_completion_length: int = Field(128, ge=1, le=1_048_576, title="Longest completion", description="In tokens.")
+    max_steps: int = Field(200, ge=1, le=10_000_000, title="Steps", description="Optimizer steps.")
+    learning_rate: float | None = Field(None, gt=0, le=1, title="Learning rate")
+    batch_size: int = Field(
+        8, ge=1, le=4096, title="Batch size", description="Completions of a step; a multiple of those of a prompt."
+    )
+
+
+class PpoForm(DrawingForm):
+    """How the policy is trained against the reward model (proximal policy optimisation)."""
+
+    kl_coef: float = Field(
+        0.05, ge=0, le=1000, title="KL", description="How strongly the model is kept near its start."
+    )
+
+
 class TargetForm(Form):
     """One place where the adapter has to answer."""
 
@@ -97,6 +128,12 @@ class PublishForm(Form):
     quotes: int = Field(
         0, ge=0, le=1000, title="Questions", description="Held-out questions that all models answer, to count quotes."
     )
+
+
+class GrpoForm(DrawingForm):
+    """How the model is trained against the verifier (group relative policy optimisation)."""
+
+    completions: int = Field(8, ge=2, le=1024, title="Completions", description="Of each prompt.")
 
 
 Validate = Annotated[
@@ -132,6 +169,14 @@ class Steps(Form):
     evaluate: Evaluate = True
     deploy: Deploy = True
     control: Control = False
+
+
+class PolicySteps(Form):
+    """Which further nodes the chain has, in their order."""
+
+    validate_rows: Validate = True
+    evaluate: Evaluate = True
+    deploy: Deploy = True
 
 
 Count = Annotated[
@@ -209,6 +254,62 @@ class AlignmentPipeline(Form):
         return finished("alignment-pipeline", self, DataSourceConfig(sets=sets), *checks, first, second)
 
 
+class Rlhf(Form):
+    """Supervised fine-tuning, a reward model of the same adapter, and PPO with its scores."""
+
+    sft: Path = Field(title="Examples", description=f"Data set of instructions and answers; {RELATIVE}")
+    preference: Path = Field(title="Preferences", description=f"Data set of chosen and rejected answers; {RELATIVE}")
+    base_model: BaseModelName = None
+    training: TrainingForm = Field(TrainingForm(), description="How the adapter is trained on the examples.")
+    reward: RewardForm = Field(RewardForm(), description="How the reward model learns the preferences.")
+    ppo: PpoForm = Field(PpoForm(), description="How the adapter then learns from the reward model.")
+    publish: Publish = PublishForm()
+    steps: PolicySteps = Field(PolicySteps(), description="Which further nodes the chain has.")
+
+    def build(self) -> ChainSpec:
+        sets = {Port.SFT: SourceSet(path=self.sft), Port.PREFERENCE: SourceSet(path=self.preference)}
+        checks = [validator(self)] if self.steps.validate_rows else []
+        first = trainer(self)
+        scorer = after(first, Stage.REWARD.settings(), self.reward)
+        drawing = {
+            "rewards": [{"type": "reward_model"}],
+            "num_generations": self.ppo.completions,
+            "max_completion_length": self.ppo.max_completion_length,
+            "kl_coef": self.ppo.kl_coef,
+        }
+        policy = after(first, Stage.PPO.settings(**drawing), self.ppo)
+        return finished("rlhf", self, DataSourceConfig(sets=sets), *checks, first, scorer, policy)
+
+
+class Grpo(Form):
+    """Supervised fine-tuning, then GRPO with a verifier that compares final answers."""
+
+    rows: Path = Field(title="Rows", description=f"Data set of questions with answers that can be checked; {RELATIVE}")
+    reward: Literal["exact_match", "contains", "python"] = Field(
+        "exact_match",
+        title="Reward",
+        description="How a completion is checked: against the answer, or by running it with the answer's assertions.",
+    )
+    answer_mark: str | None = Field(
+        None, min_length=1, max_length=64, title="Mark",
+        description="What stands before the final answer, such as GSM8K's ####; for exact_match.",
+    )  # fmt: skip
+    base_model: BaseModelName = None
+    training: TrainingForm = Field(TrainingForm(), description="How the adapter first imitates the answers.")
+    grpo: GrpoForm = Field(GrpoForm(), description="How it then learns from the verifier.")
+    publish: Publish = PublishForm()
+    steps: PolicySteps = Field(PolicySteps(), description="Which further nodes the chain has.")
+
+    def build(self) -> ChainSpec:
+        checks = [validator(self)] if self.steps.validate_rows else []
+        first, drawn = trainer(self), self.grpo
+        mark = {"after": self.answer_mark} if self.answer_mark and self.reward == "exact_match" else {}
+        drawing = {"num_generations": drawn.completions, "max_completion_length": drawn.max_completion_length}
+        stage = Stage.GRPO.settings(rewards=[{"type": self.reward, **mark}], **drawing)
+        source = DataSourceConfig(sets={Port.SFT: SourceSet(path=self.rows)})
+        return finished("grpo", self, source, *checks, first, after(first, stage, drawn))
+
+
 class RagTuning(Form):
     """Questions and answers whose answers are grounded in the documents, and an adapter that learned them."""
 
@@ -258,7 +359,7 @@ class CodeTuning(Form):
         return finished("code-tuning", self, source, writer, validator(self), trainer(self))
 
 
-TemplateForm = QaPipeline | AlignmentPipeline | RagTuning | CodeTuning
+TemplateForm = QaPipeline | AlignmentPipeline | Rlhf | Grpo | RagTuning | CodeTuning
 
 
 # Nodes of a form
@@ -290,6 +391,14 @@ def trainer(form: TemplateForm) -> TrainerConfig:
     )
 
 
+def after(first: TrainerConfig, stage: StageSettings, form: RewardForm | DrawingForm) -> TrainerConfig:
+    """A trainer of another stage that continues an earlier one, with the hyperparameters of its own form."""
+    names = type(form).model_fields.keys() & Hyperparameters.model_fields.keys()
+    own = {name: getattr(form, name) for name in names} | ({} if "epochs" in names else {"epochs": None})
+    updates = {"stage": stage, "hyperparameters": first.hyperparameters.model_copy(update=own)}
+    return first.model_copy(update=updates)
+
+
 def place(config: Strict, node_id: str = "", needs: tuple[str, ...] | None = None) -> Any:
     """A node with its config; its id is by default its type."""
     kind = next(name for name, model in nodes.NODE_CONFIGS.items() if type(config) is model)
@@ -300,12 +409,13 @@ def place(config: Strict, node_id: str = "", needs: tuple[str, ...] | None = Non
 def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
     """The chain with the nodes that its switches ask for."""
     publish, steps = form.publish, form.steps
-    second = isinstance(configs[-2], TrainerConfig)
-    made = [*map(place, configs[:-1]), place(configs[-1], "trainer-2" if second else "")]
-    last, together = made[-1].id, steps.control
+    trainers = [at for at, config in enumerate(configs) if isinstance(config, TrainerConfig)]
+    names = {at: f"trainer-{number}" for number, at in enumerate(trainers, 1) if number > 1}
+    made = [place(config, names.get(at, "")) for at, config in enumerate(configs)]
+    last, together = made[-1].id, not isinstance(steps, PolicySteps) and steps.control
     if together:  # the last trainer's twin on shuffled answers, parallel to it and not after it
         made.append(place(configs[-1].model_copy(update={"control": "shuffled_answers"}), "control", (made[-2].id,)))
-    if not isinstance(steps, EvaluateSteps | Steps) or steps.evaluate:
+    if not isinstance(steps, EvaluateSteps | Steps | PolicySteps) or steps.evaluate:
         judging = nodes.EvaluatorConfig(tolerance=publish.tolerance, quotes=publish.quotes)
         made.append(place(judging, needs=(last, "control") if together else None))
         last = "evaluator"
@@ -336,6 +446,16 @@ TEMPLATES: dict[str, Template] = {
     "alignment-pipeline": Template(
         AlignmentPipeline,
         "Supervised fine-tuning followed by direct preference optimisation.",
+        ("data_source", "trainer", "trainer"),
+    ),
+    "rlhf": Template(
+        Rlhf,
+        "Supervised fine-tuning, a reward model, and PPO with its scores.",
+        ("data_source", "trainer", "trainer", "trainer"),
+    ),
+    "grpo": Template(
+        Grpo,
+        "Supervised fine-tuning, then reinforcement learning with answers that can be checked.",
         ("data_source", "trainer", "trainer"),
     ),
     "rag-tuning": Template(

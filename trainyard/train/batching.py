@@ -240,9 +240,11 @@ class Feed:
         """All micro-batches of the step at `cursor`."""
         return [self.batch(rows, cursor.epoch) for rows in self.plan.at(cursor)]
 
-    def drawn(self, cursor: Cursor, writer: CompletionWriter, config: TrainerConfig) -> list[Batch]:
+    def drawn(
+        self, cursor: Cursor, writer: CompletionWriter, config: TrainerConfig, kept: dict[str, Any]
+    ) -> list[Batch]:
         """The same, with the completions that the stage draws. All of them are of the weights before the step, so a
-        run that is resumed inside it draws the same."""
+        run that is resumed inside it draws the same. What more than one step learns from goes to `kept`."""
         draw, batches = self.stage.draw, self.step(cursor)
         if draw is None:
             return batches

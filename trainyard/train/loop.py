@@ -63,7 +63,7 @@ def train(
         started = time.perf_counter()
         if feed.begins_again(progress.cursor):
             session.reset_optimizer()
-        batches = feed.drawn(progress.cursor, session, session.engine.config)
+        batches = feed.drawn(progress.cursor, session, session.engine.config, progress.kept)
         rows = feed.plan.at(progress.cursor)
         units = sum(map(feed.stage.units, batches))
         for batch in batches[progress.cursor.micro :]:

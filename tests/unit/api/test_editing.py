@@ -19,6 +19,8 @@ from trainyard.spec.templates import TEMPLATES, build_template
 PARAMETERS: dict[str, dict[str, Any]] = {
     "qa-pipeline": {"documents": "docs", "steps": {"control": True}, "training": {"method": "qlora", "epochs": 2}},
     "alignment-pipeline": {"sft": "sft.jsonl", "preference": "pairs.jsonl", "alignment": {"loss": "ipo"}},
+    "rlhf": {"sft": "sft.jsonl", "preference": "pairs.jsonl", "ppo": {"kl_coef": 0.1}},
+    "grpo": {"rows": "sft.jsonl", "answer_mark": "####"},
     "rag-tuning": {
         "documents": "docs",
         "training": {"rank": 16},

@@ -28,7 +28,9 @@ CHAINS = {f"chains {verb}" for verb in ("list", "create", "show", "update", "del
 CHAINS |= {f"chains {verb}" for verb in ("palette", "expand", "links", "diff")}
 SCRIPTS = ("list", "show", "save", "draft")
 JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
-JOBS |= {f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node", "compare", "provenance")}
+JOBS |= {
+    f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node", "compare", "provenance")
+}
 CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
 
 

@@ -18,13 +18,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.selection import by_default
 from tests.small_jobs import Jobs, Ran, conversation, train_as_child, train_here
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl.rollouts import GroupedOrder, encode_prompts
+from trainyard.backends.trl.rollouts import GroupedOrder
 from trainyard.compute.child import EVENTS_FILE, Stopped
 from trainyard.compute.events import read_events
 from trainyard.data.rows import Message, Row, SftRow, write_rows
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
 from trainyard.stores.metrics import read_curve
+from trainyard.train.rollouts.prompts import encode_prompts
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
 YES = {"type": "contains", "text": "yes"}

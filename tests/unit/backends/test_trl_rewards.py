@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter
 
-from trainyard.backends.trl.rewards import REWARDS, SampledCompletion, named
-from trainyard.spec.axes.stages import Reward
+from trainyard.spec.axes.rewards import Reward
+from trainyard.train.rollouts.rewards import MODEL_REWARDS, REWARDS, SampledCompletion, named
 
 READ: TypeAdapter[Any] = TypeAdapter(Reward)
 
@@ -20,7 +20,9 @@ def worth(said: str, answer: str = "Yes", tokens: int = 4, **settings: Any) -> f
 
 
 def test_every_type_has_its_function() -> None:
-    assert {one.model_fields["type"].default for one in get_args(get_args(Reward)[0])} == REWARDS.keys()
+    assert {one.model_fields["type"].default for one in get_args(get_args(Reward)[0])} == REWARDS.keys() | set(
+        MODEL_REWARDS
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,8 @@ def test_every_type_has_its_function() -> None:
         ("yes", {"type": "exact_match"}, 0.0),
         ("yes", {"type": "exact_match", "ignore_case": True}, 1.0),
         ("Yes.", {"type": "exact_match"}, 0.0),
+        ("No. #### No #### Yes ", {"type": "exact_match", "after": "####"}, 1.0),
+        ("Yes", {"type": "exact_match", "after": "####"}, 0.0),
         ("", {"type": "exact_match"}, 0.0),
         ("It is: Yes.", {"type": "contains"}, 1.0),
         ("It is: yes.", {"type": "contains"}, 0.0),

@@ -13,7 +13,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from transformers import AutoTokenizer
 
 from trainyard.data.rows import Message, PreferenceRow, Row, write_rows
-from trainyard.evals.benchmarks.reward import reward_accuracy
+from trainyard.evals.benchmarks.reward import mean_reward, reward_accuracy
 from trainyard.evals.job import EvaluationJob, HeldOutSet, Participant, job_from_inputs, listed_benchmarks
 from trainyard.evals.reward_model import Chance, RewardModel, load_reward_participants
 from trainyard.evals.runner import evaluate
@@ -95,6 +95,8 @@ def test_scores_are_those_of_training(made: tuple[Path, Any], tiny_model: Path) 
     assert 0 < sum(right) < len(right)
     assert reward_accuracy(candidate, cases) == right
     assert reward_accuracy(participants["baseline"], cases) == [0.5] * len(cases)
+    assert mean_reward(candidate, cases) == pytest.approx(chosen, abs=1e-4)
+    assert mean_reward(participants["baseline"], cases) == [0.0] * len(cases)
     assert isinstance(participants["baseline"], Chance)
 
 

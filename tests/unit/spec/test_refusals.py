@@ -225,7 +225,8 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("grounding", "documents", [("0.config.path", DROP), ("0.config.sets", {
         "sft": {"path": "a.jsonl"}, "documents": {"path": "docs"}})]),
     ("token-range", "equal", [("1.config.min_tokens", 100)]),
-    ("backend-setting", "dpo", [("1.config.stage", "dpo")]),
+    ("backend-setting", "sft", [("1.config.stage", "sft")]),
+    ("backend-setting", "native", [("1.config.backend", "native")]),
     ("backend-setting", "elsewhere", [("1.config.backend", "script"), ("1.config.launch", {
         "script": "mine"})]),
     ("backend-setting-trl", "elsewhere", [("1.config.backend", "native")]),
@@ -258,6 +259,9 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("quant-method", "none", [("1.config.quantization", DROP)]),
     ("quant-export", "nf4", [("1.config.quantization", "nf4")]),
     ("quant-export", "none", [("1.config.quantization", DROP)]),
+    ("reward-model-none", "exact", [("1.config.stage.rewards", [{"type": "exact_match"}])]),
+    ("rollout-alone", "single", [("1.config.launch", {})]),
+    ("rollout-checkpointing", "off", [("1.config.hyperparameters.gradient_checkpointing", False)]),
     ("grpo-reward", "named", [("1.config.stage", {"type": "grpo", "rewards": [{"type": "length", "max_tokens": 9}]}),
                                 ("1.config.hyperparameters", {"batch_size": 8})]),
     ("distill-teacher", "named", [("1.config.stage", {"type": "distill", "teacher": "org/teacher"})]),

@@ -180,5 +180,6 @@ def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
         ("trainer-2", "backend-setting"),
         ("trainer-2", "fp16-cpu"),
         ("trainer-2", "adapter-method"),
+        ("trainer-2", "grpo-reward"),
         ("deployer", "unevaluated"),
     ]

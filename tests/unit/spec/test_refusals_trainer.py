@@ -146,7 +146,7 @@ def test_the_shape_of_an_adapter_means_nothing_to_whole_weights(method: str) -> 
         ("stage", "sft", "beta", "dpo, kto, grpo, distill"), ("stage", "cpt", "centering", "reward"),
         ("stage", "dpo", "centering", "reward"), ("stage", "kto", "loss", "dpo, grpo"),
         ("stage", "kto", "label_smoothing", "dpo"), ("stage", "dpo", "desirable_weight", "kto"),
-        ("stage", "kto", "gamma", "dpo"), ("stage", "dpo", "rewards", "grpo"),
+        ("stage", "kto", "gamma", "ppo, dpo"), ("stage", "dpo", "rewards", "ppo, grpo"),
     ],
 )  # fmt: skip
 def test_a_setting_of_another_value_is_refused_with_those_that_have_it(

@@ -108,7 +108,7 @@ def test_a_call_of_a_template_is_a_chain() -> None:
 CALL = "template: qa-pipeline\n"
 WRONG_CALLS = [
     ("template: qa_pipelines", "template: There is no template 'qa_pipelines'. Instead: Did you mean 'qa-pipeline'?"),
-    ("template: zzz", "Instead: Use qa-pipeline, alignment-pipeline, rag-tuning, code-tuning."),
+    ("template: zzz", "Instead: Use qa-pipeline, alignment-pipeline, rlhf, grpo, rag-tuning, code-tuning."),
     ("template: [1]", "E-SPEC-FILE template: There is no template '[1]'."),
     (CALL + "parameter: {}", "E-SPEC-KEY parameter: There is no field 'parameter' here. Instead: Did you mean 'para"),
     (CALL + "documents: x", "Instead: Put it under `parameters:`."),

@@ -39,7 +39,7 @@ class BackendTestInput(Request):
 
 class ProveInput(Request):
     everything: Annotated[bool, Option("--all")] = Field(
-        False, description="All 82 combinations of stage, method and options."
+        False, description="All 96 combinations of stage, method and options."
     )
     stages: Annotated[tuple[Stage, ...], Option("--stage")] = Field((), description="Only this stage; may be repeated.")
     methods: Annotated[tuple[Method, ...], Option("--method")] = Field(

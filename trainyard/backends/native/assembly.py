@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import DECISIONS_FILE
+from trainyard.backends.rewarding import make_panel, scorer_of
 from trainyard.backends.rows import evaluation_rows, mixed_sets, rows_of
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.compute.child import Events
@@ -26,7 +27,7 @@ from trainyard.errors import InvalidInput
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.latent import LatentSettings
-from trainyard.spec.axes.stages import DistillSettings
+from trainyard.spec.axes.stages import DistillSettings, PpoSettings
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
@@ -59,6 +60,9 @@ from trainyard.train.precision import (
     fuse_blocks,
 )
 from trainyard.train.resume.progress import SavedProgress
+from trainyard.train.rollouts.critic import attach_critic, make_critic, split_groups
+from trainyard.train.rollouts.feed import RolloutFeed, RolloutPlan
+from trainyard.train.rollouts.prompts import require_any_prompt
 from trainyard.train.schedules import LearningRate
 from trainyard.train.served_teacher import ServedTeacher
 from trainyard.train.session.determinism import refusal_of
@@ -139,14 +143,14 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     ledger.keep_sets(mixed_sets(job))
     by_rows_s = time.perf_counter() - began
     frame.report_ledger(events, ledger)
-    require_targets(ledger)
+    (require_any_prompt if stage.facts.draws_groups else require_targets)(ledger)
     prepared = PreparedData(tokenizer, stage, examples, ledger, encode_held_out(job, stage, tokenizer, events))
     frame.require_not_stopped(events.stop_requested())
     policy = make_policy(job, device, events, tokenizer)
     cut = share_prompts(sound_cut(cut, policy.model, config), config, stage, policy.model, examples)
     cut = keep_layout(folder, cut)
-    plan = make_plan(examples, cut, stage)
-    feed = Feed(prepared.examples, plan, stage, int(prepared.tokenizer.pad_token_id))
+    feed = make_feed(job, prepared, cut, device, events)
+    plan = feed.plan
     precision = frame.decide_precision(
         job, device, folder, first_step(policy, feed.batch(feed.plan.steps(0)[0][0]), device)
     )
@@ -168,13 +172,22 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     return NativeRun(job, device, prepared, policy, feed, cut, total, precision, session, SavedProgress(), held_out)
 
 
+def make_feed(job: TrainingJob, prepared: PreparedData, cut: Cut, device: str, events: Events) -> Feed:
+    """The batches of a run; of a stage that draws completions, with what says what they are worth."""
+    stage, examples, pad_id = prepared.stage, prepared.examples, int(prepared.tokenizer.pad_token_id)
+    if not stage.facts.draws_groups:
+        return Feed(examples, make_plan(examples, cut, stage), stage, pad_id)
+    plan = RolloutPlan(prepared.widths, cut, stage, job.config)
+    return RolloutFeed(examples, plan, stage, pad_id, panel=make_panel(job, prepared.tokenizer, device, events.emit))
+
+
 def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events) -> None:
     """Compute every step with deterministic kernels alone, unless the first one shows that the model has others.
 
     The step leaves no trace but its time: no gradient, and no random number. A stage that draws completions is left as
     it is: its batches are whole only inside a step.
     """
-    if feed.stage.draw is not None:
+    if feed.stage.draw is not None or feed.stage.facts.draws_groups:
         policy.facts["deterministic"] = f"not looked for with stage {feed.stage.facts.word}, which draws completions"
         return
 
@@ -266,6 +279,9 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
     if config.stage.technique is not None:
         attach_latent(policy, job, config.stage.technique, tokenizer)
+    if isinstance(config.stage, PpoSettings) and config.stage.has_critic:
+        attach_critic(policy.model, make_critic(policy_request(job, device), scorer_of(job)))
+        policy.facts["critic"] = "the reward model" if job.reward_model else "the model itself, with values of 0"
     for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
         events.emit("warning", text=warning)
     if config.engine.kernels == "liger":
@@ -338,6 +354,8 @@ def open_session(
     config, (device, folder) = job.config, place
     set_seed(config.hyperparameters.seed + (team.rank if team else 0))  # each drops out other places
     groups, parallelism = parameter_groups(policy, config), SingleProcess()
+    if isinstance(config.stage, PpoSettings):
+        groups = split_groups(groups, config.stage.critic_learning_rate)
     if team is None:
         optimizer = make_optimizer(groups, config)
     else:

@@ -58,6 +58,7 @@ from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import restore_weights
 from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
+from trainyard.train.rollouts.critic import detach_critic
 from trainyard.train.session.session import Session
 
 
@@ -337,7 +338,8 @@ def evaluation_record(run: NativeRun) -> dict[str, Any]:
 
 
 def write_result(run: NativeRun, target: Path) -> None:
-    """Write adapter or model, and the tokenizer, to `target`."""
+    """Write adapter or model, and the tokenizer, to `target`; a critic stays behind."""
+    detach_critic(run.policy.model)
     save_trained(run.policy, run.job, run.device, target)
     adapter = run.job.output is Port.ADAPTER
     run.prepared.tokenizer.save_pretrained(target / "tokenizer" if adapter else target)

@@ -56,11 +56,19 @@ STOP_AFTER, KILL_AFTER = 7, 10
 """Micro-batches: a stop inside the third step, a kill inside the fourth, after the checkpoint of the second."""
 LIMIT_S = 300
 TEACHER = "teacher"
+DRAWN = {
+    "rewards": [{"type": "contains", "text": "i"}, {"type": "length", "target_tokens": 4}],
+    "num_generations": 2,
+    "max_completion_length": 8,
+}
 STAGE_SETTINGS: dict[Stage, dict[str, Any]] = {
     Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8},
     Stage.KTO: {"shared_prompt": True},
+    Stage.PPO: {**DRAWN, "num_iterations": 4, "temperature": 1.0},
+    Stage.GRPO: {**DRAWN, "num_iterations": 4, "beta": 0.1},
 }
-"""Settings besides the defaults: half of the completions of a distillation are drawn."""
+"""Settings besides the defaults: half of the completions of a distillation are drawn, and all steps of PPO and
+GRPO learn from one rollout, so that a checkpoint inside it has to have it."""
 SHARED_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.IPO, PreferenceLoss.ORPO)
 PACKED_LOSSES = (PreferenceLoss.IPO, PreferenceLoss.KTO_PAIR)
 """Losses of stage dpo whose pairs share their prompts, and those whose pairs are packed: each layout is proved."""
@@ -151,7 +159,7 @@ class CellVerdict:
 
 
 def cells(stages: tuple[Stage, ...] = STAGES, methods: tuple[Method, ...] = METHODS) -> list[Cell]:
-    """All combinations, and the variations of them: 91 with every stage and method."""
+    """All combinations, and the variations of them: 105 with every stage and method."""
     losses = {stage: tuple(PreferenceLoss) if stage is Stage.DPO else (None,) for stage in stages}
     plain = [Cell(stage, loss, method) for method in methods for stage in stages for loss in losses[stage]]
     varied = [Cell(one.stage, None, one.method, name) for name, one in VARIATIONS.items()]

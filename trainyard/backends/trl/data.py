@@ -13,11 +13,12 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import mixed_sets, rows_of
 from trainyard.backends.trl.arguments import Length, left_out, prompts_of_a_step, run_length
 from trainyard.backends.trl.loading import load_tokenizer
-from trainyard.backends.trl.rollouts import encode_prompts, require_prompts, rollouts_of
+from trainyard.backends.trl.rollouts import require_prompts, rollouts_of
 from trainyard.compute.child import Events
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.batching import require_rows
+from trainyard.train.rollouts.prompts import encode_prompts
 from trainyard.train.stages import kto, sft
 from trainyard.train.tokens import Encoded, TokenLedger, encode_preference, encode_sft, require_targets
 

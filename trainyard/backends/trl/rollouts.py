@@ -10,68 +10,33 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.rewarding import require_rewards
 from trainyard.backends.trl.arguments import prompts_of_a_step
-from trainyard.backends.trl.rewards import REWARDS, SampledCompletion
 from trainyard.backends.trl.shared import PromptSharing, collate_completions, group_completions, score_completions
 from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
-from trainyard.data.renderers.rendering import Renderer
-from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings
 from trainyard.train.reporting.counts import Counted
-from trainyard.train.tokens import TokenLedger, encode_answers, encode_rows
+from trainyard.train.rollouts.prompts import require_any_prompt
+from trainyard.train.rollouts.rewards import RewardPanel, SampledCompletion
+from trainyard.train.tokens import TokenLedger
 
-RewardFunction = Callable[..., list[float | None]]
-
-
-def encode_prompts(
-    rows: Sequence[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[list[dict[str, Any]], TokenLedger]:
-    """Rows as {input_ids: the prompt, answer: the text of the last turn of the assistant}.
-
-    The prompt is the text before that turn. One of more than `max_length` tokens is left out and counted: cut, it
-    would ask something else.
-    """
-    return encode_rows(rows, tokenizer, max_length, encode_prompt)
-
-
-def encode_prompt(renderer: Renderer, row: SftRow, max_length: int, ledger: TokenLedger) -> dict[str, Any] | None:
-    last = max((at for at, message in enumerate(row.messages) if message.role == "assistant"), default=0)
-    if last == 0:
-        ledger.rows["dropped_no_target"] += 1
-        return None
-    prompt, _ = encode_answers(renderer, row.messages[:last], (row.messages[last : last + 1],), row.tools, ledger)
-    ledger.read += len(prompt)
-    if len(prompt) > max_length:
-        ledger.dropped += len(prompt)
-        ledger.rows["dropped_truncated"] += 1
-        return None
-    ledger.masked += len(prompt)
-    ledger.rows["trained"] += 1
-    return {"input_ids": prompt, "answer": row.messages[last].content}
+RewardFunction = Callable[..., list[float]]
 
 
 def require_prompts(job: TrainingJob, ledger: TokenLedger) -> None:
     """Raise `InvalidInput` where no step could be made: no prompt is short enough, or there are too few."""
     found, wanted = ledger.rows["trained"], prompts_of_a_step(job)
-    if not found:
-        reasons = ", ".join(f"{n} {name}" for name, n in sorted(ledger.rows.items()) if name.startswith("dropped"))
-        raise InvalidInput(
-            f"None of {ledger.rows['read']} rows has a prompt to answer.",
-            why=f"Rows by reason: {reasons}.",
-            do="Raise max_length, or check that the rows have a turn of the user before one of the assistant.",
-            code="E-DATA-EMPTY",
-        )
+    require_any_prompt(ledger)
     if found < wanted:
         raise InvalidInput(
             f"A step answers {wanted} prompts, and the data set has {found}.",
@@ -85,12 +50,7 @@ def rollouts_of(job: TrainingJob) -> GrpoSettings:
     """The settings of the stage. Raises `InvalidInput` where they are not given or do not fit the batch."""
     settings, hyper = job.config.stage, job.config.hyperparameters
     assert isinstance(settings, GrpoSettings), settings
-    if not settings.rewards:
-        raise InvalidInput(
-            "Stage grpo learns from rewards, and none is named.",
-            do="Name them in stage.rewards, such as {type: exact_match}.",
-            code="E-REWARD",
-        )
+    require_rewards(job, settings.rewards)
     drawn = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
     if drawn % settings.num_generations:
         raise InvalidInput(
@@ -101,16 +61,22 @@ def rollouts_of(job: TrainingJob) -> GrpoSettings:
     return settings
 
 
-def scorer(name: str, settings: Any) -> RewardFunction:
+def scorer(name: str, settings: Any, panel: RewardPanel) -> RewardFunction:
     """A reward as TRL calls it: with all completions of a step and the columns of their rows."""
 
     def scores(
-        completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
-    ) -> list[float | None]:
-        return [
-            REWARDS[settings.type](SampledCompletion(text, len(ids)), wanted, settings)
-            for text, ids, wanted in zip(completions, completion_ids, answer, strict=True)
+        prompts: list[list[int]],
+        completions: list[str],
+        completion_ids: list[list[int]],
+        answer: list[str],
+        question: list[str],
+        **_: Any,
+    ) -> list[float]:
+        sampled = [
+            SampledCompletion(text, len(ids), (*prompt, *ids), asked)
+            for prompt, text, ids, asked in zip(prompts, completions, completion_ids, question, strict=True)
         ]
+        return panel.score_one(settings, sampled, answer)
 
     scores.__name__ = name
     return scores

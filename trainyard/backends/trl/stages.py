@@ -17,15 +17,16 @@ from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.sft_config import SFTConfig
 
+from trainyard.backends.rewarding import make_panel
 from trainyard.backends.trl.arguments import dpo_config, grpo_config, kto_config
 from trainyard.backends.trl.data import PreparedRun
 from trainyard.backends.trl.loading import load_base
-from trainyard.backends.trl.rewards import named
 from trainyard.backends.trl.rollouts import OurGRPOTrainer, inner_model, rollouts_of, scorer
 from trainyard.backends.trl.shared import choose_sharing
 from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
+from trainyard.train.rollouts.rewards import named
 from trainyard.train.tokens import Encoded
 
 Common = dict[str, Any]
@@ -113,9 +114,12 @@ def reward(prepared: PreparedRun, model: Any, common: Common) -> OurRewardTraine
 def grpo(prepared: PreparedRun, model: Any, common: Common) -> OurGRPOTrainer:
     """The reference of whole weights TRL loads itself, where the loss needs one."""
     settings = rollouts_of(prepared.job)
-    rows: list[Any] = [{"prompt": row["input_ids"], "answer": row["answer"]} for row in prepared.examples]
+    rows: list[Any] = [
+        {"prompt": row["input_ids"], "answer": row["answer"], "question": row["question"]} for row in prepared.examples
+    ]
+    panel = make_panel(prepared.job, prepared.tokenizer, prepared.device, lambda *_, **__: None)
     # A list of functions is one of what TRL takes, and lists are invariant.
-    rewards: Any = [scorer(name, each) for name, each in named(settings.rewards).items()]
+    rewards: Any = [scorer(name, each, panel) for name, each in named(settings.rewards).items()]
     trainer = OurGRPOTrainer(args=grpo_config(common, settings), reward_funcs=rewards, **given(prepared, model, rows))
     longest = max(len(example["input_ids"]) for example in prepared.examples) + settings.max_completion_length
     trainer.sharing = choose_sharing(settings.asks_shared, trainer.model, longest)

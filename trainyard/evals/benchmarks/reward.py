@@ -1,4 +1,4 @@
-"""Pairs by a reward model: does it score the chosen answer higher than the rejected one?
+"""Pairs by a reward model: does it score the chosen answer higher than the rejected one, and how high?
 
 The share of held-out pairs in the right order, as RewardBench counts them (Lambert et al. 2024, arXiv 2403.13787). A
 base has no trained score, so the baseline is chance: half of every pair.
@@ -21,3 +21,9 @@ def reward_accuracy(model: ScoredModel | RewardScorer, cases: Sequence[Case]) ->
         None if a is None or b is None else 0.5 if a == b else float(a > b)
         for a, b in zip(chosen, rejected, strict=True)
     ]
+
+
+def mean_reward(model: ScoredModel | RewardScorer, cases: Sequence[Case]) -> list[Value]:
+    """The reward of the chosen answer. Chance gives 0; only scores of one reward model can be compared."""
+    assert isinstance(model, RewardScorer), "the evaluation of a reward model has reward models as participants"
+    return model.rewards([(case, require(case.answer)) for case in cases])

@@ -12,7 +12,7 @@ from trainyard.evals.benchmarks import choice, forgetting, generated, harness, l
 from trainyard.evals.cases import Case, Value
 
 Score = Callable[[Any, Sequence[Case]], list[Value]]
-"""Of a `ScoredModel`; `reward_accuracy` of a `RewardScorer`."""
+"""Of a `ScoredModel`; `reward_accuracy` and `mean_reward` of a `RewardScorer`."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "multiple_choice": Benchmark(choice.multiple_choice, "share of questions", True, "choices", 0.0),
     "pairwise_reward_accuracy": Benchmark(preference.pairwise_reward_accuracy, "share of pairs", True, "rejected", 0.0),
     "reward_accuracy": Benchmark(reward.reward_accuracy, "share of pairs in the right order", True, "rejected", 0.0),
+    "mean_reward": Benchmark(reward.mean_reward, "score of the chosen answers", True, "rejected", 0.0),
     "forgetting": Benchmark(forgetting.general_loss, "nats per token of general text", False, "", 0.0, 0.1),
     "judge": Benchmark(None, "share of judged pairs won against the baseline", True, "prompt", 0.0),
     "judge_rubric": Benchmark(None, "rubric score from 1 to 5", True, "prompt", 0.0),

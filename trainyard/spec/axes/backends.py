@@ -85,7 +85,10 @@ class BackendName(AxisValue):
 
     NATIVE = BackendFacts(
         "native",
-        stages=(Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO, Stage.DISTILL),
+        stages=(
+            *(Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO, Stage.DISTILL),
+            *(Stage.PPO, Stage.GRPO),
+        ),
         by_stage={"shared_prompts": (Stage.DPO, Stage.KTO)},
         methods=TRAINED_METHODS,
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID),

@@ -19,9 +19,13 @@ class Port(StrEnum):
     ADAPTER = "adapter"
     MODEL = "model"
     REPORT = "report"
+    REWARD = "reward"
+    """The adapter or model of a trainer of stage reward, where a later trainer reads its scores."""
 
 
 DATA_PORTS = frozenset({Port.DOCUMENTS, Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT})
+MADE_PORTS = (Port.ADAPTER, Port.MODEL, Port.REPORT, Port.REWARD)
+"""Ports that no data source fills."""
 
 
 @dataclass(frozen=True)

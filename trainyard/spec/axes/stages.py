@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
+from pydantic import Field, model_validator
 
-from trainyard.spec.axes.axis import AxisValue, Facts, Strict, Variant, build_variants, left_out, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.latent import AnyLatent, LatentSettings
+from trainyard.spec.axes.rewards import ModelReward, Reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,11 @@ class StageSettings(Variant):
     def drawn_tokens(self) -> int:
         """Most tokens of a completion that is drawn while the stage trains; 0 where none is."""
         return 0
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether it reads the scores of a reward model that an earlier trainer has made."""
+        return any(isinstance(one, ModelReward) for one in getattr(self, "rewards", ()))
 
     @property
     def asks_shared(self) -> Literal["auto"] | bool:
@@ -164,71 +169,46 @@ class KtoSettings(AnswersSettings):
         return True
 
 
-class RewardSource(Strict):
-    """What a completion of stage grpo is worth; several are added, each times its weight."""
+class PpoSettings(StageSettings):
+    """How completions are drawn, what they are worth, and how far a step goes (Schulman et al. 2017, arXiv
+    1707.06347)."""
 
-    weight: float = Field(1.0, ge=-100, le=100, description="Below 0 for what is unwanted; 0 only reports it.")
-
-
-class ExactMatchReward(RewardSource):
-    """1 where the completion is the row's answer, spaces around both aside."""
-
-    type: Literal["exact_match"] = "exact_match"
-    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
-
-
-class ContainsReward(RewardSource):
-    """1 where the completion contains a text: the row's answer, or the one that is named."""
-
-    type: Literal["contains"] = "contains"
-    text: str | None = Field(None, min_length=1, max_length=4096, description="Default: the answer of the row.")
-    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
-
-
-class RegexReward(RewardSource):
-    """1 where a pattern is found, or where it is the whole completion. Its time is linear in the completion's length:
-    there are no look-arounds and no back-references."""
-
-    type: Literal["regex"] = "regex"
-    pattern: str = Field(min_length=1, max_length=512, description="In the syntax of the Rust crate regex.")
-    full: bool = Field(False, description="Whether the whole completion has to match.")
-
-    @field_validator("pattern")
-    @classmethod
-    def that_compiles(cls, pattern: str) -> str:
-        try:
-            compiled(pattern)
-        except SchemaError as error:
-            why = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
-            args = {"pattern": pattern, "why": why.rstrip(".")}
-            raise PydanticCustomError("no_pattern", "The pattern {pattern} cannot be used: {why}", args) from None
-        return pattern
-
-
-class LengthReward(RewardSource):
-    """1 at the target or up to the most, and less in proportion to how far the tokens are from it; never below 0."""
-
-    type: Literal["length"] = "length"
-    target_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The best length.")
-    max_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The greatest length that is worth 1.")
+    rewards: tuple[Reward, ...] = Field((), max_length=32, description="Added, each times its weight; at least one.")
+    advantage: Literal["gae", "group", "gae_group"] = Field(
+        "gae_group",
+        description="What a completion is compared with: a critic, the others of its prompt without one, or both.",
+    )
+    num_generations: int = Field(4, ge=1, le=1024, description="Completions of each prompt; a group has at least 2.")
+    max_completion_length: int = Field(53, ge=1, le=1_048_576, description="Tokens of a completion.")
+    temperature: float = Field(0.7, gt=0, le=100, description="Of the sampling, and of the probabilities.")
+    kl_coef: float = Field(0.05, ge=0, le=1000, description="Weight of the distance from the model as it was.")
+    gamma: float = Field(1.0, ge=0, le=1, description="Discount of later rewards.")
+    lam: float = Field(0.95, ge=0, le=1, description="Lambda of the generalized advantage estimation.")
+    clip: float = Field(0.2, gt=0, lt=1, description="Change of a token's probability above which it is clipped.")
+    value_clip: float = Field(0.2, gt=0, le=1000, description="Change of a value above which it is clipped.")
+    value_coef: float = Field(0.1, ge=0, le=100, description="Weight of the critic's loss.")
+    critic_learning_rate: float | None = Field(None, gt=0, le=1, description="Of the critic; default: the policy's.")
+    num_iterations: int = Field(4, ge=1, le=100, description="Passes over the completions before new ones are drawn.")
+    minibatches: int = Field(1, ge=1, le=1024, description="Optimizer steps of a pass, each on a part of them.")
+    missing_end_penalty: float = Field(0.0, ge=0, le=1000, description="Taken off where the length ended a completion.")
 
     @model_validator(mode="after")
-    def one_bound(self) -> LengthReward:
-        if (self.target_tokens is None) == (self.max_tokens is None):
-            raise PydanticCustomError("one_bound", "A length reward takes either target_tokens or max_tokens")
+    def whole_groups(self) -> PpoSettings:
+        if self.advantage != "gae" and self.num_generations < 2:
+            raise ValueError(f"advantage {self.advantage} compares the completions of a prompt: num_generations is 1")
         return self
 
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl_coef > 0
 
-Reward = Annotated[ExactMatchReward | ContainsReward | RegexReward | LengthReward, Field(discriminator="type")]
+    @property
+    def drawn_tokens(self) -> int:
+        return self.max_completion_length
 
-
-def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
-    """A pattern as an automaton of bounded size (Rust's regex, which pydantic brings): `isinstance_python(text)`.
-
-    Raises `SchemaError` for what it does not know or what would be larger than 10 MB.
-    """
-    whole = rf"\A(?:{pattern})\z" if full else pattern
-    return SchemaValidator(core_schema.str_schema(pattern=whole, regex_engine="rust-regex"))
+    @property
+    def has_critic(self) -> bool:
+        return self.advantage != "group"
 
 
 class GrpoSettings(AnswersSettings):
@@ -358,6 +338,8 @@ class StageFacts(Facts):
     """Whether the rows have answers that a control can shuffle."""
     eval_metrics: tuple[EvalMetric, ...] = (EvalMetric.LOSS,)
     """What its held-out rows can be scored by while it trains; none where it learns from completions that it draws."""
+    draws_groups: bool = False
+    """Whether it learns from the rewards of completions that it draws, some to each prompt."""
     extra_operations: int = 0
     """Per parameter and token, on top of the forward and backward pass: a reference's forward pass, or drawing."""
 
@@ -391,7 +373,15 @@ class Stage(AxisValue):
         settings=RewardSettings,
         eval_metrics=PREFERENCE_METRICS,
     )
-    PPO = StageFacts("ppo", ports=(Port.SFT,), learning_rates=(3e-6, 1e-5), eval_metrics=())
+    PPO = StageFacts(
+        "ppo",
+        ports=(Port.SFT,),
+        learning_rates=(3e-6, 1e-5),
+        settings=PpoSettings,
+        eval_metrics=(),
+        draws_groups=True,
+        extra_operations=4,
+    )
     DPO = StageFacts(
         "dpo",
         ports=(Port.PREFERENCE,),
@@ -419,6 +409,7 @@ class Stage(AxisValue):
         learning_rates=(1e-6, 1e-5),
         settings=GrpoSettings,
         eval_metrics=(),
+        draws_groups=True,
         extra_operations=2,
     )
     DISTILL = StageFacts(

@@ -13,7 +13,7 @@ from trainyard.spec.axes.devices import EVERY_DEVICE, Device, one_of
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.spec.axes.stages import DistillSettings, GrpoSettings, PreferenceLoss, Stage, StageSettings
+from trainyard.spec.axes.stages import DistillSettings, GrpoSettings, PpoSettings, PreferenceLoss, Stage, StageSettings
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.context import Match, NodeView, Row, When, value_at
 from trainyard.spec.training import (
@@ -64,6 +64,15 @@ def clips(config: TrainerConfig) -> bool:
     return isinstance(config.stage, GrpoSettings) and config.stage.num_iterations > 1
 
 
+def has_critic(config: TrainerConfig) -> bool:
+    return isinstance(config.stage, PpoSettings) and config.stage.has_critic
+
+
+def reuses(config: TrainerConfig) -> bool:
+    """Whether several steps of PPO learn from the same completions."""
+    return isinstance(config.stage, PpoSettings) and config.stage.num_iterations * config.stage.minibatches > 1
+
+
 def needs_padded(config: TrainerConfig) -> bool:
     """Whether batches are cut by rows: their loss compares them, or they grow by what is drawn."""
     return config.stage.facts.compares_rows or config.stage.drawn_tokens > 0
@@ -93,7 +102,15 @@ STAGE_READERS = (
     Reader(
         "method.head", "method freeze without interval", lambda config: getattr(config.method, "interval", None) is None
     ),
-    Reader("stage.gamma", "loss simpo", lambda config: getattr(config.stage, "loss", None) is PreferenceLoss.SIMPO),
+    Reader(
+        "stage.gamma", "loss simpo, and stage ppo with a critic",
+        lambda config: getattr(config.stage, "loss", None) is PreferenceLoss.SIMPO or has_critic(config),
+    ),
+    *(
+        Reader(f"stage.{name}", "stage ppo with advantage gae or gae_group", has_critic)
+        for name in ("lam", "value_clip", "value_coef", "critic_learning_rate")
+    ),
+    Reader("stage.clip", "a stage ppo with more than one step for each drawing", reuses),
     Reader("stage.epsilon", "a training with stage.num_iterations above 1", clips),
     Reader(
         "stage.shared_prompt", "backend native in stages dpo and kto, and backend trl in stage grpo",

@@ -10,7 +10,7 @@ from trainyard.spec.axes.methods import AdapterSettings, Method, rank_of
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row, When, listed
 from trainyard.spec.nodes import (
-    REWARD_BENCHMARK,
+    REWARD_BENCHMARKS,
     AiGeneratorConfig,
     DeployerConfig,
     EvaluatorConfig,
@@ -204,7 +204,7 @@ def reads_text(config: EvaluatorConfig, at: NodeView) -> Match:
     if not before_is_reward(config, at):
         return False
     found = [(f"benchmarks.{index}.name", f"benchmark {line.name}") for index, line in enumerate(config.benchmarks)
-             if line.name != REWARD_BENCHMARK]  # fmt: skip
+             if line.name not in REWARD_BENCHMARKS]  # fmt: skip
     found += [("quotes", "quotes")] if config.quotes else []
     found += [("baseline", "baseline live")] if config.baseline == "live" else []
     return [{"where": where, "what": what} for where, what in found]
@@ -213,18 +213,19 @@ def reads_text(config: EvaluatorConfig, at: NodeView) -> Match:
 def scores_no_reward(config: EvaluatorConfig, at: NodeView) -> Match:
     if at.trainer() is None or before_is_reward(config, at):
         return False
-    return [{"index": index} for index, line in enumerate(config.benchmarks) if line.name == REWARD_BENCHMARK]
+    lines = enumerate(config.benchmarks)
+    return [{"index": index, "name": line.name} for index, line in lines if line.name in REWARD_BENCHMARKS]
 
 
 EVALUATOR_ROWS = (
     Row(
         "reward-evaluate", "R-REWARD", "evaluator", "config.{where}", reads_text,
         "The trainer before it makes a reward model, which gives scores and no text for {what}.",
-        "Leave it out: held-out pairs are scored by benchmark reward_accuracy, next to chance.", chained=True,
+        "Leave it out: held-out pairs are scored by reward_accuracy and mean_reward.", chained=True,
     ),
     Row(
         "reward-scores", "R-REWARD", "evaluator", "config.benchmarks.{index}.name", scores_no_reward,
-        "Benchmark reward_accuracy reads the scores of a reward model, and the trainer before it makes none.",
+        "Benchmark {name} reads the scores of a reward model, and the trainer before it makes none.",
         "Use pairwise_reward_accuracy, or train stage reward.", chained=True,
     ),
     Row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.methods import (
@@ -17,7 +18,7 @@ from trainyard.spec.axes.methods import (
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import DistillSettings, DpoSettings, GrpoSettings, PreferenceLoss, Stage
+from trainyard.spec.axes.stages import DistillSettings, DpoSettings, GrpoSettings, PpoSettings, PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.context import Match, NodeView, Row, listed, value_at
 from trainyard.spec.compat.evaluator_deployer import held_out_sets
@@ -94,12 +95,17 @@ def control_in_line(config: TrainerConfig, at: NodeView) -> Match:
 
 
 def broken_groups(config: TrainerConfig, _: NodeView) -> Match:
-    """Completions of a step that are not whole groups of those to one prompt."""
-    if not isinstance(config.stage, GrpoSettings) or not config.stage.rewards:
+    """Completions that are drawn together and are not whole groups of those to one prompt."""
+    if not isinstance(config.stage, GrpoSettings | PpoSettings) or not config.stage.rewards:
         return False
     hyper, group = config.hyperparameters, config.stage.num_generations
-    drawn = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes
+    drawn = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes * minibatches_of(config)
     return drawn % group != 0 and {"drawn": drawn, "group": group}
+
+
+def minibatches_of(config: TrainerConfig) -> int:
+    """Optimizer steps that share one pass over what was drawn."""
+    return config.stage.minibatches if isinstance(config.stage, PpoSettings) else 1
 
 
 def without_metric(config: TrainerConfig, _: NodeView) -> Match:
@@ -261,7 +267,7 @@ TRAINER_ROWS = (
     Row(
         "reward-continue", "R-REWARD", "trainer", "needs",
         lambda config, at: (before := at.trainer()) is not None and before.stage.type is Stage.REWARD
-        and config.stage.type is not Stage.PPO,
+        and not config.stage.facts.draws_groups,
         "The trainer before it makes a reward model, which gives scores and no text.",
         "Let this trainer need the trainer of the stage that it continues.", chained=True,
     ),
@@ -308,9 +314,10 @@ TRAINER_ROWS = (
 ROLLOUT_ROWS = (
     Row(
         "grpo-reward", "R-REWARD", "trainer", "config.stage.rewards",
-        lambda config, _: isinstance(config.stage, GrpoSettings) and not config.stage.rewards,
-        "Stage grpo learns from rewards, and none is named.",
-        "Name them, such as `stage: {{type: grpo, rewards: [{{type: exact_match}}]}}`.",
+        lambda config, _: isinstance(config.stage, GrpoSettings | PpoSettings) and not config.stage.rewards
+        and config.launch.script is None,
+        "Stage {config.stage} learns from rewards, and none is named.",
+        "Name them, such as `stage: {{type: {config.stage}, rewards: [{{type: exact_match}}]}}`.",
     ),
     Row(
         "grpo-batch", "R-BATCH", "trainer", "config.hyperparameters.batch_size", broken_groups,
@@ -318,8 +325,28 @@ ROLLOUT_ROWS = (
         " multiple of {group}.",
         "Make them a multiple of stage.num_generations, such as `batch_size: {group}`.",
     ),
+    Row(
+        "reward-model-none", "R-REWARD", "trainer", "config.stage.rewards",
+        lambda config, at: config.stage.reads_scores and not at.sources(Port.REWARD),
+        "Stage {config.stage} reads the scores of a reward model, and no trainer of stage reward is before it.",
+        "Put a trainer of stage reward before it, or name another reward, such as exact_match.", chained=True,
+    ),
+    Row(
+        "rollout-alone", "R-LAUNCH", "trainer", "config.launch.strategy",
+        lambda config, _: config.stage.facts.draws_groups and config.backend is BackendName.NATIVE
+        and config.launch.strategy is not Strategy.SINGLE,
+        "Stage {config.stage} of the native engine draws and scores completions in one process.",
+        "Use strategy single, or backend trl for stage grpo.",
+    ),
+    Row(
+        "rollout-checkpointing", "R-SETTING-UNUSED", "trainer", "config.hyperparameters.gradient_checkpointing",
+        lambda config, _: config.stage.facts.draws_groups and config.backend is BackendName.NATIVE
+        and config.hyperparameters.gradient_checkpointing,
+        "Stage {config.stage} computes without dropout, in the mode in which transformers recomputes no activations.",
+        "Remove gradient_checkpointing and lower batch_size; gradient_accumulation keeps the step.",
+    ),
 )  # fmt: skip
-"""What completions of stage grpo are drawn by, for and in."""
+"""What completions of stages ppo and grpo are drawn by, for and in."""
 TEACHER_ROWS = (
     Row(
         "distill-teacher", "R-BASE-MISMATCH", "trainer", "config.stage.teacher",

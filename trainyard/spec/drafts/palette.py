@@ -24,6 +24,7 @@ GROUPS: dict[Port, PortGroup] = {
     Port.ADAPTER: "adapter",
     Port.MODEL: "model",
     Port.REPORT: "report",
+    Port.REWARD: "adapter",
 }
 
 STARTS: dict[str, dict[str, Any]] = {"data_source": {"path": "documents"}}
@@ -65,5 +66,6 @@ def ports_taken(config: Strict, node_type: str) -> tuple[Port, ...]:
     """The ports that a node may take, whatever reaches it now."""
     if isinstance(config, TrainerConfig):
         facts = config.stage.facts
-        return tuple(dict.fromkeys((*facts.ports, *facts.instead, Port.ADAPTER, Port.MODEL)))
+        scores = (Port.REWARD,) if config.stage.reads_scores else ()
+        return tuple(dict.fromkeys((*facts.ports, *facts.instead, Port.ADAPTER, Port.MODEL, *scores)))
     return TAKES[node_type]

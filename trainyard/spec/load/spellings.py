@@ -47,7 +47,7 @@ SPELLINGS: dict[str, str] = {
     "method.rslora": "use_rslora peft_use_rslora",
     "method.ratio": "loraplus_lr_ratio",
     "stage.loss": "loss_type pref_loss",
-    "stage.beta": "dpo_beta pref_beta rl_beta kl_coef",
+    "stage.beta": "dpo_beta pref_beta rl_beta",
     "stage.gamma": "simpo_gamma gamma_beta_ratio",
     "stage.num_generations": "group_size",
     "stage.epsilon": "clip_range cliprange",

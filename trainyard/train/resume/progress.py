@@ -23,11 +23,14 @@ class SavedProgress:
     """What the complete steps were trained on."""
     evaluations: Evaluations = field(default_factory=Evaluations)
     """What was measured on the held-out rows."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What the next steps learn from besides the rows: completions that were drawn for several of them."""
 
     def as_values(self) -> dict[str, Any]:
         plain = {"losses": list(self.losses), "partial": dict(self.partial)}
+        kept = {"kept": dict(self.kept)} if self.kept else {}
         evaluations = {"evaluations": asdict(self.evaluations)} if self.evaluations.found else {}
-        return {"cursor": asdict(self.cursor), **plain, "counted": asdict(self.counted), **evaluations}
+        return {"cursor": asdict(self.cursor), **plain, "counted": asdict(self.counted), **evaluations, **kept}
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> SavedProgress:
@@ -38,4 +41,5 @@ class SavedProgress:
             dict(values["partial"]),
             Counted(**values.get("counted", {})),
             Evaluations(**values.get("evaluations", {})),
+            dict(values.get("kept", {})),
         )

@@ -116,29 +116,70 @@ def reader_of(model: Any) -> Reader:
     return found
 
 
+COMPACT_ROWS = 32
+"""Rows from which on those that have ended leave the batch; below, that costs more than it saves."""
+ENDED_SHARE = 0.25
+"""Share of a batch that has ended before it is compacted."""
+
+
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, reader: Reader = PLAIN
 ) -> list[Generated]:
     """Continue every prompt; the same prompts, settings and seed give the same tokens.
 
-    Raises `InvalidInput` (`E-SAMPLING`).
+    A prompt that occurs several times is computed once, where the model's cache can be copied and the reader does not
+    think. Raises `InvalidInput` (`E-SAMPLING`).
     """
     require_tokens(prompts)
     stop_ids = set(sampling.stop_ids if sampling.stop_ids is not None else end_ids(model, tokenizer))
+    stops = torch.tensor(sorted(stop_ids), device=model.device)
     generator = torch.Generator(device=model.device).manual_seed(sampling.seed)
-    ids_BT, mask_BT = padded(prompts, "left", pad_of(tokenizer), model.device)
-    reading, logits_BV = reader.open(model, ids_BT, mask_BT)
-    found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    ended_B = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
-    for place in range(sampling.max_new_tokens):
-        if place:
-            reading, logits_BV = reader.step(model, reading, found[-1][0])
+    reading, logits_BV = open_prompts(model, tokenizer, prompts, reader)
+    compacts = reader is PLAIN and len(prompts) >= COMPACT_ROWS and copies(reading.cache)
+    found: list[list[tuple[int, float, float]]] = [[] for _ in prompts]
+    places_B, ended_B = list(range(len(prompts))), torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
+    for step in range(sampling.max_new_tokens):
         token_B, own_B, plain_B = choose(logits_BV, sampling, generator)
-        found.append((token_B, own_B, plain_B))
-        ended_B = ended_B | torch.isin(token_B, torch.tensor(sorted(stop_ids), device=token_B.device))
-        if bool(ended_B.all()):
+        for at, *drawn in zip(places_B, token_B.tolist(), own_B.tolist(), plain_B.tolist(), strict=True):
+            found[at].append((drawn[0], drawn[1], drawn[2]))
+        ended_B = ended_B | torch.isin(token_B, stops)
+        if step + 1 == sampling.max_new_tokens or bool(ended_B.all()):
             break
-    return [continuation(tokenizer, row, found, stop_ids) for row in range(len(prompts))]
+        if compacts and float(ended_B.float().mean()) >= ENDED_SHARE:
+            kept_B = (~ended_B).nonzero()[:, 0]
+            reading = select_rows(reading, kept_B)
+            places_B = [places_B[at] for at in kept_B.tolist()]
+            token_B, ended_B = token_B[kept_B], ended_B[kept_B]
+        reading, logits_BV = reader.step(model, reading, token_B)
+    return [continuation(tokenizer, row, stop_ids) for row in found]
+
+
+def open_prompts(
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], reader: Reader
+) -> tuple[Reading, torch.Tensor]:
+    """Read the prompts, each different one once; returns the logits after each of them too (B, V)."""
+    different = list(dict.fromkeys(map(tuple, prompts))) if reader is PLAIN else prompts
+    for rows in (different, prompts):
+        reading, logits_BV = reader.open(model, *padded(rows, "left", pad_of(tokenizer), model.device))
+        if len(rows) == len(prompts) or copies(reading.cache):
+            break
+    if len(rows) == len(prompts):
+        return reading, logits_BV
+    place = {row: at for at, row in enumerate(different)}
+    owner_B = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=model.device)
+    return select_rows(reading, owner_B), logits_BV[owner_B]
+
+
+def select_rows(reading: Reading, rows_B: torch.Tensor) -> Reading:
+    """The reading of some of the rows, each as often as it is named. The cache is changed in place."""
+    reading.cache.batch_select_indices(rows_B)
+    return Reading(reading.cache, reading.mask_BT[rows_B])
+
+
+def copies(cache: Any) -> bool:
+    """Whether the rows of a cache can be selected; the states of recurrent layers cannot."""
+    layers = getattr(cache, "layers", None)
+    return bool(layers) and all(hasattr(layer, "batch_select_indices") for layer in layers)
 
 
 def choose(
@@ -149,7 +190,8 @@ def choose(
     if sampling.temperature == 0:
         token_B = logits_BV.argmax(dim=-1)
         return token_B, torch.zeros_like(plain_BV[:, 0]), pick(plain_BV, token_B)
-    own_BV = log_softmax(nucleus(logits_BV / sampling.temperature, sampling.top_p), dim=-1)
+    as_plain = sampling.temperature == 1 and sampling.top_p >= 1
+    own_BV = plain_BV if as_plain else log_softmax(nucleus(logits_BV / sampling.temperature, sampling.top_p), dim=-1)
     token_B = torch.multinomial(own_BV.exp(), 1, generator=generator)[:, 0]
     return token_B, pick(own_BV, token_B), pick(plain_BV, token_B)
 
@@ -168,18 +210,16 @@ def pick(values_BV: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
     return values_BV.gather(1, token_B[:, None])[:, 0]
 
 
-def continuation(
-    tokenizer: Any, row: int, found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], stop_ids: set[int]
-) -> Generated:
+def continuation(tokenizer: Any, drawn: Sequence[tuple[int, float, float]], stop_ids: set[int]) -> Generated:
     """One row of what was sampled, up to and including its end token."""
-    ids = [int(token_B[row]) for token_B, _, _ in found]
+    ids = [token for token, _, _ in drawn]
     end = next((at for at, token in enumerate(ids) if token in stop_ids), None)
     length = len(ids) if end is None else end + 1
     return Generated(
         ids=ids[:length],
         text=tokenizer.decode(ids[:length], skip_special_tokens=True),
-        logprobs=[float(own_B[row]) for _, own_B, _ in found[:length]],
-        logprobs_at_one=[float(plain_B[row]) for _, _, plain_B in found[:length]],
+        logprobs=[own for _, own, _ in drawn[:length]],
+        logprobs_at_one=[plain for _, _, plain in drawn[:length]],
         stop_reason=StopReason.LENGTH if end is None else StopReason.END,
     )
 

@@ -243,6 +243,12 @@ class Session:
         """Tokens that the model can see at once; None where its config does not say."""
         return context_of(self.engine.model.config)
 
+    def scores(self, batch: Batch) -> Scores:
+        """What the model that is trained says of a batch, without dropout and without a graph."""
+        engine = self.engine
+        on_device = {name: value.to(engine.device) for name, value in batch.items()}
+        return self._quietly(lambda model: engine.stage.score(model, on_device, engine.head))
+
     def generate_by_reference(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
         """Continue token prompts with the frozen reference, as `generate` does with the model."""
         assert self.engine.reference is not None, "a stage with a reference is built with one"
@@ -483,7 +489,7 @@ class Session:
         return torch.autocast(self.engine.device, dtype=half or torch.bfloat16, enabled=half is not None)
 
     def _train(self) -> None:
-        self.engine.model.train()
+        self.engine.model.train(self.engine.stage.dropout)
         on_train(self.engine.optimizer)
 
     def _quietly(self, work: Callable[[Any], Found]) -> Found:

@@ -82,6 +82,8 @@ class StageSpec:
     """Another form of the stage by its settings, where they change more than a number."""
     layout: RowLayout | None = None
     """How answers lie in a row with others: behind the prompt that they share, or packed."""
+    dropout: bool = True
+    """Whether dropout draws while it trains."""
     reference_per_example: bool = False
     """Whether the reference's scores belong to one example each, so that they can be computed once."""
 

@@ -7,7 +7,9 @@ from trainyard.train.stages.contract import StageSpec
 from trainyard.train.stages.cpt import CPT
 from trainyard.train.stages.distill import DISTILL
 from trainyard.train.stages.dpo import DPO
+from trainyard.train.stages.grpo import GRPO
 from trainyard.train.stages.kto import KTO
+from trainyard.train.stages.ppo import PPO
 from trainyard.train.stages.reward import REWARD
 from trainyard.train.stages.sft import SFT
 
@@ -18,4 +20,6 @@ STAGES: dict[Stage, StageSpec] = {
     Stage.DPO: DPO,
     Stage.KTO: KTO,
     Stage.DISTILL: DISTILL,
+    Stage.PPO: PPO,
+    Stage.GRPO: GRPO,
 }

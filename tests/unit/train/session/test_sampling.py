@@ -201,3 +201,40 @@ def test_a_reward_model_says_no_tokens(tmp_path: Path) -> None:
         session.logprobs(PROMPTS)
     rewards = session.forward(batch_of(Stage.REWARD), outputs=["logits"], inline=True).outputs["logits"]
     assert rewards["shape"] == [8, 1]
+
+
+def test_a_prompt_that_occurs_several_times_is_read_once_and_answered_as_often(session: Session) -> None:
+    model = session.engine.model.eval()
+    read: list[int] = []
+    handle = model.register_forward_pre_hook(
+        lambda _module, _args, given: read.append(given["input_ids"].shape[0]), with_kwargs=True
+    )
+    sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
+    with torch.no_grad():
+        together = sample(model, TOKENIZER, [PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[0]], sampling)
+        handle.remove()
+        alone = [sample(model, TOKENIZER, [prompt], sampling)[0] for prompt in PROMPTS[:2]]
+    assert read == [2, 4, 4, 4]
+    assert [one.ids for one in together] == [alone[0].ids, alone[1].ids, alone[0].ids, alone[0].ids]
+    assert together[2].logprobs_at_one == pytest.approx(alone[0].logprobs_at_one, abs=1e-5)
+
+
+def test_rows_that_have_ended_leave_a_large_batch(session: Session) -> None:
+    model = session.engine.model.eval()
+    prompts = [[40 + at, 50 + at % 7] for at in range(40)]
+    free = Sampling(max_new_tokens=6, temperature=0, stop_ids=())
+    with torch.no_grad():
+        expected = sample(model, TOKENIZER, prompts, free)
+        stop = Counter(one.ids[0] for one in expected).most_common(1)[0][0]
+        read: list[int] = []
+        handle = model.register_forward_pre_hook(
+            lambda _module, _args, given: read.append(given["input_ids"].shape[0]), with_kwargs=True
+        )
+        found = sample(model, TOKENIZER, prompts, Sampling(max_new_tokens=6, temperature=0, stop_ids=(stop,)))
+        handle.remove()
+    assert read[0] == 40
+    assert read == sorted(read, reverse=True)
+    cut = [one.ids[: one.ids.index(stop) + 1] if stop in one.ids else one.ids for one in expected]
+    assert [one.ids for one in found] == cut
+    if sum(one.ids[0] == stop for one in expected) >= 10:
+        assert read[1] < 40

@@ -1,0 +1,61 @@
+"""The rewards of a training job, with the models that give some of them (torch; imported in the child only)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.backends.job import TrainingJob
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
+from trainyard.train.rollouts.reward_model import (
+    RewardModelScorer,
+    ScorerSource,
+    load_reward_model,
+    require_same_tokens,
+    source_of,
+)
+from trainyard.train.rollouts.rewards import CompletionScorer, RewardPanel, require_sound
+
+
+def scorer_of(job: TrainingJob) -> ScorerSource | None:
+    """Where the reward model of a job lies."""
+    return source_of(job.reward_model, job.base, job.base_sha256) if job.reward_model is not None else None
+
+
+def make_panel(
+    job: TrainingJob, tokenizer: PreTrainedTokenizerBase, device: str, emit: Callable[..., Any]
+) -> RewardPanel:
+    """The rewards of the job's stage. Raises `InvalidInput` (`E-REWARD`) where none is named, or a model is missing."""
+    settings = job.config.stage
+    assert isinstance(settings, PpoSettings | GrpoSettings), settings
+    require_rewards(job, settings.rewards)
+    require_sound(settings.rewards)
+    scorers: dict[str, CompletionScorer] = {}
+    if settings.reads_scores:
+        source = scorer_of(job)
+        assert source is not None, "asked for above"
+        require_same_tokens(source, tokenizer)
+        model = load_reward_model(source, device, job.config.hyperparameters.seed)
+        scorers["reward_model"] = RewardModelScorer(model, int(tokenizer.pad_token_id))
+        emit("reward_model", text=f"the reward model {source.folder.name} scores every completion")
+    return RewardPanel(settings.rewards, scorers)
+
+
+def require_rewards(job: TrainingJob, rewards: Any) -> None:
+    """Raise `InvalidInput` (`E-REWARD`) for a stage without rewards, or a reward without its model."""
+    stage = job.config.stage
+    if not rewards:
+        raise InvalidInput(
+            f"Stage {stage} learns from rewards, and none is named.",
+            do="Name them in stage.rewards, such as {type: exact_match}.",
+            code="E-REWARD",
+        )
+    if stage.reads_scores and job.reward_model is None:
+        raise InvalidInput(
+            f"Stage {stage} reads the scores of a reward model, and none reaches it.",
+            do="Put a trainer of stage reward before it, or name another reward.",
+            code="E-REWARD",
+        )

@@ -1,0 +1,120 @@
+"""Rewards: what a completion is worth to the stages that draw them. `train/rollouts` computes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
+
+from trainyard.spec.axes.axis import Strict, left_out
+
+
+class RewardSource(Strict):
+    """What a completion is worth; several are added, each times its weight."""
+
+    weight: float = Field(1.0, ge=-100, le=100, description="Below 0 for what is unwanted; 0 only reports it.")
+
+
+class ExactMatchReward(RewardSource):
+    """1 where the completion is the row's answer, spaces around both aside."""
+
+    type: Literal["exact_match"] = "exact_match"
+    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
+    after: str | None = left_out(
+        None, min_length=1, max_length=64, description="Only what follows the last of this mark counts, such as ####."
+    )
+
+
+class ContainsReward(RewardSource):
+    """1 where the completion contains a text: the row's answer, or the one that is named."""
+
+    type: Literal["contains"] = "contains"
+    text: str | None = Field(None, min_length=1, max_length=4096, description="Default: the answer of the row.")
+    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
+
+
+class RegexReward(RewardSource):
+    """1 where a pattern is found, or where it is the whole completion. Its time is linear in the completion's length:
+    there are no look-arounds and no back-references."""
+
+    type: Literal["regex"] = "regex"
+    pattern: str = Field(min_length=1, max_length=512, description="In the syntax of the Rust crate regex.")
+    full: bool = Field(False, description="Whether the whole completion has to match.")
+
+    @field_validator("pattern")
+    @classmethod
+    def that_compiles(cls, pattern: str) -> str:
+        try:
+            compiled(pattern)
+        except SchemaError as error:
+            why = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
+            args = {"pattern": pattern, "why": why.rstrip(".")}
+            raise PydanticCustomError("no_pattern", "The pattern {pattern} cannot be used: {why}", args) from None
+        return pattern
+
+
+class LengthReward(RewardSource):
+    """1 at the target or up to the most, and less in proportion to how far the tokens are from it; never below 0."""
+
+    type: Literal["length"] = "length"
+    target_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The best length.")
+    max_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The greatest length that is worth 1.")
+
+    @model_validator(mode="after")
+    def one_bound(self) -> LengthReward:
+        if (self.target_tokens is None) == (self.max_tokens is None):
+            raise PydanticCustomError("one_bound", "A length reward takes either target_tokens or max_tokens")
+        return self
+
+
+class JsonSchemaReward(RewardSource):
+    """1 where the completion, or its last block of code, is JSON that a schema accepts."""
+
+    type: Literal["json_schema"] = "json_schema"
+    definition: dict[str, JsonValue] = Field(description="JSON Schema, draft 2020-12, without remote references.")
+
+
+class PythonReward(RewardSource):
+    """1 where the completion's Python code runs, and after it the row's answer: its assertions. It runs in a process
+    of its own, under limits."""
+
+    type: Literal["python"] = "python"
+    timeout_s: int = Field(5, ge=1, le=600, description="Seconds of a completion's process.")
+    memory_mb: int = Field(512, ge=64, le=65_536, description="Its address space.")
+
+
+class ModelReward(RewardSource):
+    """The score of the reward model that a trainer before this one has made."""
+
+    type: Literal["reward_model"] = "reward_model"
+
+
+class JudgeReward(RewardSource):
+    """0 to 1, as a model at an endpoint judges the completion by a rubric."""
+
+    type: Literal["judge"] = "judge"
+    endpoint: str = Field(min_length=1, max_length=256, description="Endpoint of trainyard.toml at which it answers.")
+    rubric: str = Field(min_length=1, max_length=4096, description="What a good answer has.")
+
+
+Reward = Annotated[
+    ExactMatchReward
+    | ContainsReward
+    | RegexReward
+    | LengthReward
+    | JsonSchemaReward
+    | PythonReward
+    | ModelReward
+    | JudgeReward,
+    Field(discriminator="type"),
+]
+
+
+def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
+    """A pattern as an automaton of bounded size (Rust's regex, which pydantic brings): `isinstance_python(text)`.
+
+    Raises `SchemaError` for what it does not know or what would be larger than 10 MB.
+    """
+    whole = rf"\A(?:{pattern})\z" if full else pattern
+    return SchemaValidator(core_schema.str_schema(pattern=whole, regex_engine="rust-regex"))

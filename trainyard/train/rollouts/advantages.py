@@ -1,0 +1,74 @@
+"""How much better than expected each token of a completion was: pure functions of scores, values and probabilities.
+
+GAE (Schulman et al. 2016, arXiv 1506.02438, equation 16) over the tokens that count, the others skipped:
+
+    delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}        return_t = A_t + V_t
+
+There is no value after the last token, whether it ends the turn or the length does: nothing is bootstrapped.
+
+Groups (GRPO, Shao et al. 2024, arXiv 2402.03300, section 4.1): a score minus the mean of its group, over the deviation.
+
+Shapes: R completions, G of them to a prompt, T tokens of the longest.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+GROUP_EPSILON = 1e-4
+"""Added to a deviation that divides, as TRL does."""
+WHITEN_EPSILON = 1e-8
+
+
+def estimate_kl(policy: torch.Tensor, reference: torch.Tensor, kind: Literal["k1", "k3"]) -> torch.Tensor:
+    """The KL divergence from the reference at each token that the policy drew, from log-probabilities.
+
+    k1 is unbiased, k3 is too and never negative (Schulman 2020, http://joschu.net/blog/kl-approx.html).
+    """
+    difference = policy - reference
+    return difference if kind == "k1" else torch.exp(-difference) + difference - 1
+
+
+def token_rewards(scores_R: torch.Tensor, kl_RT: torch.Tensor, mask_RT: torch.Tensor, kl_coef: float) -> torch.Tensor:
+    """The reward of each token: minus its weighted divergence, and the score at the last token that counts: (R, T)."""
+    rewards_RT = -kl_coef * kl_RT * mask_RT
+    positions_T = torch.arange(1, mask_RT.shape[1] + 1, device=mask_RT.device)
+    last_R = (mask_RT * positions_T).argmax(1)
+    rewards_RT[torch.arange(len(scores_R), device=mask_RT.device), last_R] += scores_R
+    return rewards_RT
+
+
+def generalized_advantages(
+    rewards_RT: torch.Tensor, values_RT: torch.Tensor, mask_RT: torch.Tensor, *, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (advantages, returns), both 0 where the mask is: (R, T)."""
+    advantages_RT = torch.zeros_like(rewards_RT)
+    next_value_R = next_advantage_R = torch.zeros_like(rewards_RT[:, 0])
+    for at in range(rewards_RT.shape[1] - 1, -1, -1):
+        counts_R = mask_RT[:, at].bool()
+        delta_R = rewards_RT[:, at] + gamma * next_value_R - values_RT[:, at]
+        advantage_R = delta_R + gamma * lam * next_advantage_R
+        advantages_RT[:, at] = torch.where(counts_R, advantage_R, 0.0)
+        next_advantage_R = torch.where(counts_R, advantage_R, next_advantage_R)
+        next_value_R = torch.where(counts_R, values_RT[:, at], next_value_R)
+    return advantages_RT, (advantages_RT + values_RT) * mask_RT
+
+
+def whiten(values_RT: torch.Tensor, mask_RT: torch.Tensor) -> torch.Tensor:
+    """The values that count, shifted and scaled to mean 0 and variance 1 (unbiased); 0 elsewhere: (R, T)."""
+    valid_N = values_RT[mask_RT.bool()]
+    if len(valid_N) < 2:
+        return torch.zeros_like(values_RT)
+    return (values_RT - valid_N.mean()) * torch.rsqrt(valid_N.var() + WHITEN_EPSILON) * mask_RT
+
+
+def center_groups(scores_R: torch.Tensor, group: int, scale: Literal["group", "batch", "none"]) -> torch.Tensor:
+    """Each score minus the mean of its group of neighbours, over the deviation of the group or of all: (R,)."""
+    grouped_PG = scores_R.view(-1, group)
+    centered_PG = grouped_PG - grouped_PG.mean(1, keepdim=True)
+    if scale == "none":
+        return centered_PG.flatten()
+    deviation = grouped_PG.std(1, keepdim=True) if scale == "group" else scores_R.std()
+    return (centered_PG / (deviation + GROUP_EPSILON)).flatten()

@@ -1,0 +1,215 @@
+"""A rollout: completions of some prompts, what they are worth, and what each of their tokens adds.
+
+Everything that follows from the weights before the first step that learns from it is computed here, once: the
+log-probabilities of policy and reference, the critic's values, the advantages.
+
+Shapes: R completions, T tokens of the longest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.rollouts.advantages import (
+    center_groups,
+    estimate_kl,
+    generalized_advantages,
+    token_rewards,
+    whiten,
+)
+from trainyard.train.rollouts.buffer import DrawnRow, Rollout, collate, padded_rows
+from trainyard.train.rollouts.rewards import RewardPanel, SampledCompletion
+from trainyard.train.rollouts.scoring import WITH_VALUES
+from trainyard.train.session.sampling import Generated, Sampling, StopReason
+from trainyard.train.stages.contract import Batch, CompletionWriter, Scores
+
+Prompt = dict[str, Any]
+"""A row of `encode_prompts`."""
+DRAWN_AT_ONCE = 64
+"""Completions that are drawn together at least, where a rollout has so many."""
+
+
+class RolloutWriter(CompletionWriter, Protocol):
+    """Who draws and scores: a session."""
+
+    def scores(self, batch: Batch) -> Scores:
+        """What the model that is trained says of a batch, without a graph."""
+
+    def reference_scores(self, batch: Batch) -> Scores:
+        """The same of the frozen model."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One completion with its score, before anything is computed from it."""
+
+    row: DrawnRow
+    sampled: SampledCompletion
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a rollout is drawn by and with."""
+
+    writer: RolloutWriter
+    config: TrainerConfig
+    panel: RewardPanel
+    pad_id: int
+
+    @property
+    def settings(self) -> PpoSettings | GrpoSettings:
+        assert isinstance(self.config.stage, PpoSettings | GrpoSettings), self.config.stage
+        return self.config.stage
+
+
+def draw_rollout(given: Surroundings, examples: Sequence[Prompt], place: str) -> Rollout:
+    """Draw `num_generations` completions of each example, neighbours to one prompt, and settle what they teach."""
+    writer, config, panel, settings = given.writer, given.config, given.panel, given.settings
+    drawn = complete_prompts(writer, examples, config, place)
+    answers = [str(example["answer"]) for example in examples for _ in range(settings.num_generations)]
+    found = panel.score([one.sampled for one in drawn], answers)
+    scores_R = torch.tensor(panel.totals(found))
+    rows = [one.row for one in drawn]
+    measure_tokens(writer, rows, config, given.pad_id)
+    settle = settle_ppo if isinstance(settings, PpoSettings) else settle_grpo
+    reported = settle(rows, scores_R, [one.ended for one in drawn], settings)
+    means = {f"reward_{name}": sum(values) / len(values) for name, values in found.items()}
+    lengths = sum(row.num_learned for row in rows) / len(rows)
+    ended = sum(one.ended for one in drawn) / len(drawn)
+    reported = {"reward": float(scores_R.mean()), **means, "completion_tokens": lengths, "ended": ended, **reported}
+    return Rollout(place, rows, reported)
+
+
+def complete_prompts(
+    writer: CompletionWriter, examples: Sequence[Prompt], config: TrainerConfig, place: str
+) -> list[Conversation]:
+    """Every prompt `num_generations` times. Prompts of similar length are drawn together."""
+    settings = config.stage
+    assert isinstance(settings, PpoSettings | GrpoSettings), settings
+    prompts = [example["input_ids"] for example in examples for _ in range(settings.num_generations)]
+    dice = random.Random(f"{config.hyperparameters.seed}:{place}")
+    order = sorted(range(len(prompts)), key=lambda at: (len(prompts[at]), at))
+    size = max(config.hyperparameters.batch_size, DRAWN_AT_ONCE)
+    found: dict[int, Generated] = {}
+    for start in range(0, len(order), size):
+        places = order[start : start + size]
+        most = room_for(settings.max_completion_length, len(prompts[places[-1]]), writer.context)
+        sampling = Sampling(most, settings.temperature, seed=dice.getrandbits(31))
+        found |= dict(zip(places, writer.generate([prompts[at] for at in places], sampling), strict=True))
+    questions = [str(example["question"]) for example in examples for _ in range(settings.num_generations)]
+    return [conversation_of(prompts[at], found[at], questions[at]) for at in range(len(prompts))]
+
+
+def room_for(wanted: int, longest: int, context: int | None) -> int:
+    """Tokens that a completion of the longest prompt can have. Raises `InvalidInput` (`E-BATCH`) for none."""
+    most = wanted if context is None else min(wanted, context - longest)
+    if most < 1:
+        raise InvalidInput(
+            f"A prompt has {longest} tokens, and the model sees {context}: nothing can follow it.",
+            do="Lower hyperparameters.max_length below the model's context.",
+            code="E-BATCH",
+        )
+    return most
+
+
+def conversation_of(prompt: list[int], given: Generated, question: str) -> Conversation:
+    row = DrawnRow(prompt, given.ids, [True] * len(given.ids))
+    sampled = SampledCompletion(given.text, len(given.ids), (*prompt, *given.ids), question)
+    return Conversation(row, sampled, given.stop_reason is StopReason.END)
+
+
+def measure_tokens(writer: RolloutWriter, rows: Sequence[DrawnRow], config: TrainerConfig, pad_id: int) -> None:
+    """Fill in the log-probabilities and values of every row that the stage needs; similar lengths go together."""
+    settings = config.stage
+    values = isinstance(settings, PpoSettings) and settings.has_critic
+    old = steps_per_rollout(settings) > 1 or values
+    order = sorted(range(len(rows)), key=lambda at: (len(rows[at].prompt) + len(rows[at].ids), at))
+    size = config.hyperparameters.batch_size
+    for start in range(0, len(order), size):
+        some = [rows[at] for at in order[start : start + size]]
+        batch = collate(some, pad_id)
+        if old or (settings.needs_reference and isinstance(settings, PpoSettings)):
+            asked = {**batch, WITH_VALUES: torch.tensor(True)} if values else batch
+            scores = writer.scores(asked)
+            share(scores["logprobs_N"], some, "old")
+            if values:
+                share(scores["values_N"], some, "values")
+        if settings.needs_reference:
+            share(writer.reference_scores(batch)["logprobs_N"], some, "reference")
+
+
+def share(values_N: torch.Tensor, rows: Sequence[DrawnRow], name: str) -> None:
+    """Give each row its part of a tensor over all of their tokens."""
+    parts = values_N.float().cpu().split([row.num_learned for row in rows])
+    for row, part in zip(rows, parts, strict=True):
+        setattr(row, name, part.tolist())
+
+
+def steps_per_rollout(settings: Any) -> int:
+    """Optimizer steps that learn from the same completions."""
+    return (
+        settings.num_iterations * settings.minibatches if isinstance(settings, PpoSettings) else settings.num_iterations
+    )
+
+
+Settle = Callable[[Sequence[DrawnRow], torch.Tensor, Sequence[bool], Any], dict[str, float]]
+
+
+def settle_grpo(
+    rows: Sequence[DrawnRow], scores_R: torch.Tensor, _ended: Sequence[bool], settings: GrpoSettings
+) -> dict[str, float]:
+    """Give every token of a completion its advantage over the others to its prompt."""
+    advantages_R = center_groups(scores_R, settings.num_generations, settings.scale_rewards)
+    spread(advantages_R, rows)
+    return {"constant_groups": constant_groups(scores_R, settings.num_generations)}
+
+
+def settle_ppo(
+    rows: Sequence[DrawnRow], scores_R: torch.Tensor, ended: Sequence[bool], settings: PpoSettings
+) -> dict[str, float]:
+    """Give every token its advantage, and its return where there is a critic."""
+    missing_R = torch.tensor([not end for end in ended], dtype=scores_R.dtype)
+    scores_R = scores_R - settings.missing_end_penalty * missing_R
+    old_RT, mask_RT = padded_rows([row.old or [0.0] * row.num_learned for row in rows])
+    kl_RT = torch.zeros_like(old_RT)
+    if settings.needs_reference:
+        kl_RT = estimate_kl(old_RT, padded_rows([row.reference for row in rows])[0], "k1")
+    reported = {"kl": float((kl_RT * mask_RT).sum() / mask_RT.sum())}
+    if settings.num_generations > 1:
+        reported["constant_groups"] = constant_groups(scores_R, settings.num_generations)
+    if settings.advantage == "group":
+        penalised_R = scores_R - settings.kl_coef * (kl_RT * mask_RT).sum(1)
+        spread(center_groups(penalised_R, settings.num_generations, "group"), rows)
+        return reported
+    if settings.advantage == "gae_group":
+        scores_R = center_groups(scores_R, settings.num_generations, "none")
+    rewards_RT = token_rewards(scores_R, kl_RT, mask_RT, settings.kl_coef)
+    values_RT = padded_rows([row.values for row in rows])[0]
+    advantages_RT, returns_RT = generalized_advantages(
+        rewards_RT, values_RT, mask_RT, gamma=settings.gamma, lam=settings.lam
+    )
+    advantages_RT = whiten(advantages_RT, mask_RT)
+    for at, row in enumerate(rows):
+        row.advantages = advantages_RT[at, : row.num_learned].tolist()
+        row.returns = returns_RT[at, : row.num_learned].tolist()
+    return {**reported, "value": float((values_RT * mask_RT).sum() / mask_RT.sum())}
+
+
+def spread(advantages_R: torch.Tensor, rows: Sequence[DrawnRow]) -> None:
+    for row, advantage in zip(rows, advantages_R.tolist(), strict=True):
+        row.advantages = [advantage] * row.num_learned
+
+
+def constant_groups(scores_R: torch.Tensor, group: int) -> float:
+    """The share of groups whose completions are all worth the same, which teach nothing."""
+    grouped_PG = scores_R.view(-1, group)
+    return float((grouped_PG == grouped_PG[:, :1]).all(1).float().mean())

@@ -1,0 +1,106 @@
+"""Which completions make which optimizer step, and when new ones are drawn.
+
+A rollout draws `batch_size x gradient_accumulation x minibatches` completions, `num_generations` to each prompt. The
+steps of a rollout go through them `num_iterations` times, in another order each time. A stop inside a rollout finds its
+completions in the checkpoint; the order is a pure function of seed and place.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.batching import BatchPlan, Cursor, Cut, Feed, StepRows
+from trainyard.train.rollouts.buffer import Rollout
+from trainyard.train.rollouts.drawing import Surroundings, draw_rollout, steps_per_rollout
+from trainyard.train.rollouts.rewards import RewardPanel
+from trainyard.train.stages.contract import Batch, StageSpec
+
+
+class RolloutPlan(BatchPlan):
+    """The steps of every epoch over the prompts; a step's rows are completions of its rollout."""
+
+    def __init__(self, widths: Sequence[int], cut: Cut, stage: StageSpec, config: TrainerConfig) -> None:
+        super().__init__(widths, cut, stage)
+        settings = config.stage
+        assert isinstance(settings, PpoSettings | GrpoSettings), settings
+        self.minibatches = settings.minibatches if isinstance(settings, PpoSettings) else 1
+        self.completions = cut.rows_per_step * self.minibatches
+        self.prompts = self.completions // settings.num_generations
+        self.steps_per_rollout = steps_per_rollout(settings)
+        require_prompts(len(widths), self.prompts)
+
+    @property
+    def rollouts_per_epoch(self) -> int:
+        return len(self.widths) // self.prompts
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.rollouts_per_epoch * self.steps_per_rollout
+
+    def prompts_at(self, cursor: Cursor) -> list[int]:
+        """The prompts of the rollout at a place. Those that would not fill one are left out, others in each epoch."""
+        rows = list(range(len(self.widths)))
+        random.Random(f"{self.cut.seed}:{cursor.epoch}").shuffle(rows)
+        start = cursor.step // self.steps_per_rollout * self.prompts
+        return rows[start : start + self.prompts]
+
+    def place(self, cursor: Cursor) -> str:
+        """Names the rollout at a cursor."""
+        return f"{cursor.epoch}:{cursor.step // self.steps_per_rollout}"
+
+    def padding_ratio(self, epoch: int = 0) -> float:
+        """Unknown before completions are drawn."""
+        return 0.0
+
+    def _draw(self, epoch: int) -> list[StepRows]:
+        size, steps = self.cut.rows_per_step, []
+        for step in range(self.steps_per_epoch):
+            rollout, inner = divmod(step, self.steps_per_rollout)
+            sweep, part = divmod(inner, self.minibatches)
+            rows = list(range(self.completions))
+            random.Random(f"{self.cut.seed}:{epoch}:{rollout}:{sweep}").shuffle(rows)
+            steps.append(self.cut_rows(rows[part * size : (part + 1) * size]))
+        return steps
+
+
+def require_prompts(found: int, wanted: int) -> None:
+    """Raise `InvalidInput` (`E-BATCH`) where the prompts do not fill one rollout."""
+    if found < wanted:
+        raise InvalidInput(
+            f"A rollout answers {wanted} prompts, and the data set has {found}.",
+            why="batch_size x gradient_accumulation x minibatches completions are drawn, num_generations to a prompt.",
+            do="Give the trainer more rows, lower batch_size, or raise stage.num_generations.",
+            code="E-BATCH",
+        )
+
+
+@dataclass
+class RolloutFeed(Feed):
+    """The batches of a stage that learns from the rewards of what it draws."""
+
+    panel: RewardPanel = field(default_factory=RewardPanel)
+    rollout: Rollout | None = None
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Prompts alone, where a batch is looked at before any completion is drawn."""
+        return super().batch([row % len(self.examples) for row in rows])
+
+    def drawn(self, cursor: Cursor, writer: Any, config: TrainerConfig, kept: dict[str, Any]) -> list[Batch]:
+        """The micro-batches of the step at `cursor`; a new rollout is drawn where there is none of its place."""
+        plan = self.plan
+        assert isinstance(plan, RolloutPlan), plan
+        place = plan.place(cursor)
+        if self.rollout is None and kept:
+            self.rollout = Rollout.from_values(kept)
+        if self.rollout is None or self.rollout.place != place:
+            examples = [self.examples[row] for row in plan.prompts_at(cursor)]
+            self.rollout = draw_rollout(Surroundings(writer, config, self.panel, self.pad_id), examples, place)
+            kept.clear()
+            kept.update(self.rollout.as_values())
+        return [self.rollout.batch(rows, self.pad_id) for rows in plan.at(cursor)]
