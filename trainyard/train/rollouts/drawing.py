@@ -80,11 +80,14 @@ def draw_rollout(given: Surroundings, examples: Sequence[Prompt], place: str) ->
     scores_R = torch.tensor(panel.totals(found))
     rows = [one.row for one in drawn]
     measure_tokens(writer, rows, config, given.pad_id)
-    settle = settle_ppo if isinstance(settings, PpoSettings) else settle_grpo
-    reported = settle(rows, scores_R, [one.ended for one in drawn], settings)
+    ends = [one.ended for one in drawn]
+    if isinstance(settings, PpoSettings):
+        reported = settle_ppo(rows, scores_R, ends, settings)
+    else:
+        reported = settle_grpo(rows, scores_R, ends, settings)
     means = {f"reward_{name}": sum(values) / len(values) for name, values in found.items()}
     lengths = sum(row.num_learned for row in rows) / len(rows)
-    ended = sum(one.ended for one in drawn) / len(drawn)
+    ended = sum(ends) / len(ends)
     reported = {"reward": float(scores_R.mean()), **means, "completion_tokens": lengths, "ended": ended, **reported}
     return Rollout(place, rows, reported)
 

@@ -87,9 +87,9 @@ class RolloutFeed(Feed):
     panel: RewardPanel = field(default_factory=RewardPanel)
     rollout: Rollout | None = None
 
-    def batch(self, rows: Sequence[int]) -> Batch:
+    def batch(self, rows: Sequence[int], epoch: int | None = None) -> Batch:
         """Prompts alone, where a batch is looked at before any completion is drawn."""
-        return super().batch([row % len(self.examples) for row in rows])
+        return super().batch([row % len(self.examples) for row in rows], epoch)
 
     def drawn(self, cursor: Cursor, writer: Any, config: TrainerConfig, kept: dict[str, Any]) -> list[Batch]:
         """The micro-batches of the step at `cursor`; a new rollout is drawn where there is none of its place."""
