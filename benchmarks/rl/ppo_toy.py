@@ -43,8 +43,8 @@ def train_toy(seed: int, *, updates: int = 200, **settings: Any) -> Recorder:
     """PPO with 32 completions a rollout, used twice."""
     given = {
         "advantage": "gae", "num_generations": 4, "temperature": 1.0, "max_completion_length": LENGTH,
-        "num_iterations": 2, "minibatches": 2, "kl_coef": 0.01, "critic_learning_rate": 3e-3, "rewards": [{"type": "reward_model"}],
-        **settings,
+        "num_iterations": 2, "minibatches": 2, "kl_coef": 0.01, "critic_learning_rate": 3e-3,
+        "rewards": [{"type": "reward_model"}], **settings,
     }  # fmt: skip
     stage = Stage.PPO.settings(**given)
     config = toy_trainer(stage, max_steps=updates, batch_size=16, learning_rate=3e-3, seed=seed)

@@ -24,7 +24,7 @@ from trainyard.stores.whole import move_folder, write_json_durably
 
 
 class TeacherServer(BaseModel):
-    """The endpoint of a teacher as a training child asks it; the key is in the child's environment."""
+    """The endpoint of a teacher or a judge as a training child asks it; the key is in the child's environment."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,6 +55,8 @@ class TrainingJob(BaseModel):
     reward_model: str | None = Field(None, exclude_if=lambda given: given is None)
     """Folder of the reward model whose scores a stage reads: an adapter, or a whole model."""
     reward_sha256: str = Field("", exclude_if=lambda given: not given)
+    judges: dict[str, TeacherServer] = Field({}, exclude_if=lambda given: not given)
+    """Endpoint -> where the judge of a reward answers."""
     parents: tuple[str, ...] = ()
     """Digests of the earlier adapter's or model's references."""
     threads: int = 1
@@ -104,9 +106,9 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any)
         teacher = resolve_model(config.stage.teacher_model, settings)
         inputs |= {"teacher": teacher.location, "teacher_sha256": teacher.sha256}
     if config.stage.teacher_server is not None:
-        found = settings.endpoint(config.stage.teacher_server)
-        name = found.model or config.stage.teacher_server
-        inputs["teacher"] = TeacherServer(base_url=found.base_url, model=name, api_key_env=found.api_key_env)
+        inputs["teacher"] = server_at(config.stage.teacher_server, settings)
+    if config.stage.judges:
+        inputs["judges"] = {name: server_at(name, settings) for name in config.stage.judges}
     return TrainingJob(
         config=locate_mirror(config, settings.working_folder),
         base=model.location,
@@ -115,6 +117,12 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any)
         locks=str(device_folder(settings)),
         **inputs,
     )
+
+
+def server_at(endpoint: str, settings: Settings) -> TeacherServer:
+    """An endpoint of the settings."""
+    found = settings.endpoint(endpoint)
+    return TeacherServer(base_url=found.base_url, model=found.model or endpoint, api_key_env=found.api_key_env)
 
 
 def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
@@ -126,7 +134,20 @@ def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
     return config.model_copy(update={"engine": config.engine.model_copy(update={"mirror": place})})
 
 
-PLACES = {"threads", "locks", "devices", "run", "node", "until", "data", "base", "adapter", "teacher", "reward_model"}
+PLACES = {
+    "threads",
+    "locks",
+    "devices",
+    "run",
+    "node",
+    "until",
+    "data",
+    "base",
+    "adapter",
+    "teacher",
+    "reward_model",
+    "judges",
+}
 """Where things lie, who runs it and how far for now: no part of what is trained."""
 
 

@@ -101,8 +101,8 @@ def environment(job: TrainingJob) -> dict[str, str]:
         variables["HF_HUB_OFFLINE"] = "1"
     if settings().may_mirror(job.config.engine.mirror or ""):
         variables |= cloud_variables()
-    if job.teacher_server is not None and (name := job.teacher_server.api_key_env) in os.environ:
-        variables[str(name)] = os.environ[str(name)]
+    servers = [*([job.teacher_server] if job.teacher_server else []), *job.judges.values()]
+    variables |= {name: os.environ[name] for one in servers if (name := one.api_key_env) and name in os.environ}
     if job.config.launch.processes > 1:
         variables |= distributed_variables(job)
     # The visible devices of the job, in the notation of the variable that is set; any other choice is kept.

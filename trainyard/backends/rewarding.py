@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
+from trainyard.train.rollouts.judging import JudgeScorer, JudgeServer
 from trainyard.train.rollouts.reward_model import (
     RewardModelScorer,
     ScorerSource,
@@ -41,6 +43,10 @@ def make_panel(
         model = load_reward_model(source, device, job.config.hyperparameters.seed)
         scorers["reward_model"] = RewardModelScorer(model, int(tokenizer.pad_token_id))
         emit("reward_model", text=f"the reward model {source.folder.name} scores every completion")
+    if job.judges:
+        named = job.judges.items()
+        keys = {name: os.environ.get(one.api_key_env) if one.api_key_env else None for name, one in named}
+        scorers["judge"] = JudgeScorer({name: JudgeServer(one.base_url, one.model, keys[name]) for name, one in named})
     return RewardPanel(settings.rewards, scorers)
 
 

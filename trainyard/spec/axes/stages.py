@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.latent import AnyLatent, LatentSettings
-from trainyard.spec.axes.rewards import ModelReward, Reward
+from trainyard.spec.axes.rewards import JudgeReward, ModelReward, Reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,12 @@ class StageSettings(Variant):
     def reads_scores(self) -> bool:
         """Whether it reads the scores of a reward model that an earlier trainer has made."""
         return any(isinstance(one, ModelReward) for one in getattr(self, "rewards", ()))
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """Endpoints of the judges that rewards ask."""
+        rewards = getattr(self, "rewards", ())
+        return tuple(dict.fromkeys(one.endpoint for one in rewards if isinstance(one, JudgeReward)))
 
     @property
     def asks_shared(self) -> Literal["auto"] | bool:

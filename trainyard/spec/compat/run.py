@@ -10,6 +10,7 @@ from trainyard.errors import Reason
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import GeneratorKind
 from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, fill, listed
 from trainyard.spec.compat.engine import GPUS, unfit_kernels
@@ -65,6 +66,8 @@ def unknown_endpoint(config: Any, at: NodeView) -> Match:
         named = {"judge.endpoint": config.judge.endpoint}
     if isinstance(config, TrainerConfig):
         named = {"stage.endpoint": config.stage.teacher_server}
+        rewards = enumerate(getattr(config.stage, "rewards", ()))
+        named |= {f"stage.rewards.{at}.endpoint": one.endpoint for at, one in rewards if isinstance(one, JudgeReward)}
     if isinstance(config, DeployerConfig):
         named = {f"targets.{index}.endpoint": target.endpoint for index, target in enumerate(config.targets)}
     return known is not None and [

@@ -1,0 +1,151 @@
+"""Does PPO with a learned reward model raise a utility that the model never sees, and what happens without the KL term?
+
+    python -m benchmarks.rl.rlhf [--seeds 3] [--updates 160]
+
+The hidden utility counts good tokens among the eight of a completion, but above four each costs one: it peaks at 4. A
+policy first imitates even draws (SFT). Pairs of its completions are labelled by the utility, a reward model is trained
+on them and takes the place of the utility, and PPO starts policy, reference and critic from the two. The pairs contain
+few completions with more than four good tokens: a reward model that was asked about so few extrapolates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import LlamaForSequenceClassification
+
+from benchmarks.rl.toy import Toy, toy_config, toy_policy, toy_tokenizer, toy_trainer
+from trainyard.spec.axes.rewards import ModelReward
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.head import Head
+from trainyard.train.rollouts.reward_model import RewardModelScorer
+from trainyard.train.rollouts.rewards import RewardPanel
+from trainyard.train.session.sampling import Sampling, sample, token_logprobs
+from trainyard.train.stages import pairs, reward
+
+VOCABULARY, LENGTH, BEST = 12, 8, 4
+GOOD = (3, 4, 5)
+TOKENIZER = toy_tokenizer(["pad", "end", *(f"w{at}" for at in range(2, VOCABULARY))])
+PROMPTS = [[2 + at % 10, 2 + at % 7] for at in range(70)]
+
+
+def utility(ids: Sequence[int]) -> float:
+    """Good tokens up to four; each above costs one."""
+    good = sum(token in GOOD for token in ids)
+    return float(good if good <= BEST else 2 * BEST - good)
+
+
+def imitate(model: Any, seed: int, steps: int = 150) -> None:
+    """SFT on even draws of tokens that are not padding."""
+    generator, optimizer = torch.Generator().manual_seed(seed), torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        ids_BT = torch.randint(2, VOCABULARY, (64, 2 + LENGTH), generator=generator)
+        logits_BTV = model(input_ids=ids_BT).logits
+        functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def draw(model: Any, times: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """(prompt, completion), each prompt as often."""
+    prompts = [prompt for prompt in PROMPTS for _ in range(times)]
+    model.eval()
+    with torch.no_grad():
+        found = sample(model, TOKENIZER, prompts, Sampling(LENGTH, seed=seed))
+    return [(prompt, one.ids) for prompt, one in zip(prompts, found, strict=True)]
+
+
+def train_reward_model(model: Any, seed: int, steps: int = 150) -> tuple[Any, float]:
+    """A reward model from labelled pairs of the policy's completions; returns it and its accuracy on other pairs."""
+    torch.manual_seed(seed)
+    scorer = LlamaForSequenceClassification(toy_config(VOCABULARY))
+    scorer.model.load_state_dict(model.model.state_dict())
+    optimizer = torch.optim.AdamW(scorer.parameters(), lr=1e-3)
+    labelled = label_pairs(draw(model, 24, seed))
+    held_out, trained = labelled[:100], labelled[100:]
+    config = TrainerConfig(stage=Stage.REWARD)
+    for step in range(steps):
+        batch = pairs.collate([trained[(step * 32 + at) % len(trained)] for at in range(32)], 0)
+        total, _ = reward.loss(batch, reward.score(scorer, batch, Head.FULL), None, config)
+        (total / 32).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    scorer.eval()
+    batch = pairs.collate(held_out, 0)
+    with torch.no_grad():
+        _, metrics = reward.loss(batch, reward.score(scorer, batch, Head.FULL), None, config)
+    return scorer, float(metrics["reward_accuracy"]) / len(held_out)
+
+
+def label_pairs(drawn: Sequence[tuple[list[int], list[int]]]) -> list[dict[str, list[int]]]:
+    """Two completions of a prompt whose utilities differ, the better one first."""
+    found = []
+    for (prompt, one), (_, other) in zip(drawn[::2], drawn[1::2], strict=True):
+        if utility(one) != utility(other):
+            chosen, rejected = (one, other) if utility(one) > utility(other) else (other, one)
+            found.append({"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected})
+    return found
+
+
+def judge(model: Any, scorer: RewardModelScorer, seed: int) -> tuple[float, float]:
+    """Mean utility, and mean score of the reward model, of fresh completions."""
+    drawn = draw(model, 4, seed)
+    return fmean(utility(ids) for _, ids in drawn), fmean(scorer.score_rows([prompt + ids for prompt, ids in drawn]))
+
+
+def divergence(model: Any, start: Any, seed: int) -> float:
+    """KL(model || start) of a completion in nats, on fresh completions."""
+    rows = [prompt + ids for prompt, ids in draw(model, 4, seed)]
+    with torch.no_grad():
+        mine, theirs = (token_logprobs(each.eval(), TOKENIZER, rows) for each in (model, start))
+    gaps = [
+        sum(a - b for a, b in zip(one[2:], other[2:], strict=True)) for one, other in zip(mine, theirs, strict=True)
+    ]  # type: ignore[operator]
+    return fmean(gaps)
+
+
+def compare(seed: int, updates: int, coefficients: Sequence[float]) -> list[dict[str, float]]:
+    """PPO from the same policy and reward model with each kl_coef."""
+    start = toy_policy(toy_config(VOCABULARY), seed)
+    imitate(start, seed)
+    model, accuracy = train_reward_model(start, seed)
+    scorer = RewardModelScorer(model, 0)
+    before, scored = judge(start, scorer, 1000 + seed)
+    found = [{"seed": seed, "accuracy": accuracy, "sft_utility": before, "sft_score": scored}]
+    for kl_coef in coefficients:
+        stage = Stage.PPO.settings(
+            rewards=[{"type": "reward_model"}], advantage="gae_group", num_generations=4, temperature=1.0,
+            max_completion_length=LENGTH, num_iterations=2, minibatches=2, kl_coef=kl_coef, critic_learning_rate=1e-3,
+        )  # fmt: skip
+        config = toy_trainer(stage, max_steps=updates, batch_size=32, learning_rate=1e-3, seed=seed)
+        policy, critic = copy.deepcopy(start), copy.deepcopy(model).requires_grad_(True)
+        prompts = [{"input_ids": prompt, "answer": "", "question": ""} for prompt in PROMPTS]
+        panel = RewardPanel((ModelReward(),), {"reward_model": scorer})
+        Toy(config, policy, TOKENIZER, prompts, panel, critic).run()
+        gold, score = judge(policy, scorer, 1000 + seed)
+        kl = divergence(policy, start, 1000 + seed)
+        found.append({"seed": seed, "kl_coef": kl_coef, "utility": gold, "score": score, "kl_nats": kl})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=160)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    for seed in range(asked.seeds):
+        for line in compare(seed, asked.updates, (0.0, 0.1, 0.3)):
+            print(json.dumps({name: round(value, 3) for name, value in line.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
