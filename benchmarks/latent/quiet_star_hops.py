@@ -22,8 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainyard.spec.axes.latent import LATENT_SETTINGS, Latent
 from trainyard.train.head import IGNORED, Head, label_logprobs
+from trainyard.train.latent.quiet_star.losses import quiet_loss, quiet_scores
 from trainyard.train.latent.quiet_star.technique import QuietStar, thought_settings
-from trainyard.train.latent.quiet_star.thoughts import quiet_loss, quiet_scores
 from trainyard.train.session.sampling import PLAIN
 
 SYMBOLS, WALK = 8, 6

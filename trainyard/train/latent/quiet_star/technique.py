@@ -22,13 +22,8 @@ from trainyard.train.bases.positions import context_of
 from trainyard.train.head import Head
 from trainyard.train.latent import rollout
 from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
-from trainyard.train.latent.quiet_star.thoughts import (
-    ThoughtHead,
-    ThoughtSettings,
-    draw_tokens,
-    quiet_loss,
-    quiet_scores,
-)
+from trainyard.train.latent.quiet_star.losses import quiet_loss, quiet_scores
+from trainyard.train.latent.quiet_star.thoughts import ThoughtHead, ThoughtSettings, draw_tokens
 from trainyard.train.session.sampling import Reading
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 
