@@ -1,6 +1,6 @@
 """What the toy tasks share: a small GPT-2, training at a fixed stage of the curriculum, and answers that are counted.
 
-Rows are tokens already, as `train/latent/rows.py` makes them. They are drawn anew for every step, so no row is seen
+Rows are tokens already, as `train/latent/rows.py` makes them. They are new ones in every step, so no row is seen
 twice; the rows of an evaluation have a generator of their own.
 """
 
@@ -43,6 +43,8 @@ class Task:
     positions: int
     end_id: int | None = None
     """Where an answer has more than one token."""
+    held_out: Draw | None = None
+    """Rows that are never drawn for training, where there are few different ones."""
 
 
 class NumberWriter:
@@ -150,7 +152,7 @@ def answer(
     """Answer held-out rows greedily; right is one whose last tokens are the answer's."""
     model.eval()
     dice = random.Random(f"evaluate:{seed}")
-    examples = [task.draw(dice) for _ in range(count)]
+    examples = [(task.held_out or task.draw)(dice) for _ in range(count)]
     sampling = Sampling(max_new_tokens=max_tokens, temperature=0, stop_ids=(task.end_id,) if task.end_id else ())
     right, tokens, started = 0, 0, time.perf_counter()
     for at in range(0, count, AT_ONCE):

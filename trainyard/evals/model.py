@@ -73,8 +73,9 @@ class HuggingFaceModel:
 
     @property
     def context(self) -> int:
-        """Tokens that the model can see at once."""
-        return int(getattr(self.model.config, "max_position_embeddings", 0) or self.tokenizer.model_max_length)
+        """Tokens that the model can see at once; thoughts take some of its context."""
+        whole = int(getattr(self.model.config, "max_position_embeddings", 0) or self.tokenizer.model_max_length)
+        return whole - (self.latent.positions if self.latent is not None else 0)
 
     def answers(self, cases: Sequence[tuple[Case, Turn]]) -> list[AnswerScore | None]:
         return self._score([self._conversation(case, answer) for case, answer in cases])

@@ -123,7 +123,7 @@ class BaseAnswers:
 
         def work(ticket: Ticket) -> None:
             prompt = self.chat_prompt(asked)
-            budget = self.budget(len(prompt), wanted, min(DEFAULT_MAX_TOKENS, self.max_tokens))
+            budget = self.budget(len(prompt), wanted, min(DEFAULT_MAX_TOKENS, self.max_tokens), adapter)
             self.require_small(asked, len(prompt) + budget)
             for seed in self.wanted_seeds(asked, ticket):
                 generation = Generation(prompt, budget, cancelled=ticket.cancelled, seed=seed, **options)
@@ -149,7 +149,7 @@ class BaseAnswers:
 
         def work(ticket: Ticket) -> None:
             tokenised = [self.text_prompt(prompt) for prompt in prompts]
-            budgets = [self.budget(len(ids), wanted, wanted) for ids in tokenised]
+            budgets = [self.budget(len(ids), wanted, wanted, adapter) for ids in tokenised]
             self.require_small(asked, sum(map(len, tokenised)) + sum(budgets))
             for ids, budget in zip(tokenised, budgets, strict=True):
                 for seed in self.wanted_seeds(asked, ticket):
@@ -230,17 +230,18 @@ class BaseAnswers:
             raise ApiError(400, f"prompt has a token outside 0 to {self.engine.vocabulary - 1}.", param="prompt")
         return prompt
 
-    def budget(self, prompt_tokens: int, wanted: int | None, default: int) -> int:
+    def budget(self, prompt_tokens: int, wanted: int | None, default: int, adapter: str | None = None) -> int:
         """Tokens that may be generated. Raises `ApiError` 400 when the prompt or the wish is too long."""
         if prompt_tokens == 0:
             raise ApiError(400, "The prompt has no tokens.", param="prompt")
         if wanted is not None and wanted > self.max_tokens:
             raise ApiError(400, f"max_tokens is {wanted}; this server allows {self.max_tokens}.", param="max_tokens")
-        left = self.engine.context - prompt_tokens
+        context = self.engine.context_of(adapter)
+        left = context - prompt_tokens
         if left < max(1 if wanted is None else 0, wanted or 0):
             raise ApiError(
                 400,
-                f"This model's maximum context length is {self.engine.context} tokens. However, you requested "
+                f"This model's maximum context length is {context} tokens. However, you requested "
                 f"{prompt_tokens + (wanted or 1)} tokens ({prompt_tokens} in the prompt, {wanted or 1} in the "
                 "completion). Please reduce the length of the prompt or of the completion.",
                 param="max_tokens",

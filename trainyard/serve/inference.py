@@ -109,6 +109,7 @@ class ModelRunner:
         that were there.
         """
         check_adapter_folder(folder, [module for module, _ in self.model.named_modules()])
+        technique = load_latent(folder, self.model, self.tokenizer)
         self.loaded += 1
         inner = f"adapter{self.loaded}"
         try:
@@ -124,7 +125,7 @@ class ModelRunner:
             ) from error
         self.model.eval()
         self.keep_base(folder.name)
-        self.latent[name] = load_latent(folder, self.model, self.tokenizer)
+        self.latent[name] = technique
         self.adapters[name], self.folders[name] = inner, folder
 
     def unload_adapter(self, name: str) -> None:
@@ -152,6 +153,11 @@ class ModelRunner:
             for name, folder in others.items():
                 self.load_adapter(name, folder)
             raise
+
+    def context_of(self, adapter: str | None) -> int:
+        """Tokens of a prompt and its answer that the model can see at once; thoughts take some of its context."""
+        technique = self.latent.get(adapter)
+        return self.context - (technique.positions if technique is not None else 0)
 
     def using(self, adapter: str | None) -> AbstractContextManager[Any]:
         """The base with one adapter, or with none."""

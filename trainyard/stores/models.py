@@ -130,6 +130,10 @@ def check_model_folder(folder: Path) -> int:
     return parameters
 
 
+LATENT_FILE = "latent.json"
+"""The latent technique that weights were trained with; the embedded server alone reads it."""
+
+
 def check_adapter_folder(folder: Path, modules: Iterable[str] = ()) -> dict[str, Any]:
     """Refuse an adapter that must not be loaded; returns its `adapter_config.json`.
 

@@ -32,10 +32,12 @@ from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
 from trainyard.spec.packages import LIGER
 from trainyard.stores.whole import write_json_durably
+from trainyard.train.bases.positions import context_of
 from trainyard.train.batching import Cut, Feed, choose_cut, make_plan, sound_cut
 from trainyard.train.evaluation.rounds import HeldOut, prompt_of
 from trainyard.train.head import Head, require_head
 from trainyard.train.latent import table as latent
+from trainyard.train.latent.contract import LatentModule
 from trainyard.train.layout.sharing import share_prompts
 from trainyard.train.methods.composition import frozen_context
 from trainyard.train.methods.contract import Policy, PolicyRequest
@@ -288,8 +290,20 @@ def attach_latent(
     earlier = Path(job.adapter if job.adapter is not None else job.base)
     seed = job.config.hyperparameters.seed
     own = latent.attach(policy.model, tokenizer, settings, seed=seed, earlier=earlier)
+    require_room(own, context_of(policy.model.config), job.config.hyperparameters.max_length)
     added = sum(value.numel() for value in own.parameters())
     policy.facts |= {**counts(policy.model), "latent": settings.model_dump(mode="json"), "latent_parameters": added}
+
+
+def require_room(own: LatentModule, context: int | None, max_length: int) -> None:
+    """Raise `InvalidInput` (`E-DATA-TOO-LONG`) where rows with their thoughts could be longer than the context."""
+    if context is not None and own.positions and max_length + own.positions > context:
+        raise InvalidInput(
+            f"Rows of {max_length} tokens and {own.positions} positions of {own.settings} are longer than the model's "
+            f"context of {context}.",
+            do=f"Use a max_length of at most {context - own.positions}, or fewer thoughts.",
+            code="E-DATA-TOO-LONG",
+        )
 
 
 def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path) -> None:

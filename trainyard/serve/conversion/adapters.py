@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import Corrupt, NotFound
-from trainyard.serve.conversion.architectures import make_refusal, require_plain
+from trainyard.serve.conversion.architectures import make_refusal, require_plain, require_words_only
 from trainyard.serve.conversion.tensors import Tensor, Tensors, read_tensors, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -54,6 +54,7 @@ def read_adapter(folder: Path) -> Adapter:
             do="Name the folder of a trained adapter.",
             code="E-ADAPTER-NOT-FOUND",
         )
+    require_words_only(folder)
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     require_plain(config)
     parts: dict[str, Tensors] = {A: {}, B: {}, MAGNITUDE: {}}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.stores.models import LATENT_FILE
 
 
 class Layout(StrEnum):
@@ -78,6 +79,15 @@ def make_refusal(
     why: str, do: str = "Deploy it to a target that reads PEFT adapters, or train it with method lora."
 ) -> InvalidInput:
     return InvalidInput("The adapter cannot be converted.", why=why, do=do, code="E-ADAPTER-INVALID")
+
+
+def require_words_only(folder: Path) -> None:
+    """Raise `InvalidInput` (`E-ADAPTER-INVALID`) for an adapter that was trained to think before it answers."""
+    if (folder / LATENT_FILE).is_file():
+        raise make_refusal(
+            f"It was trained with a latent technique ({LATENT_FILE}), which no other layout and no other server has.",
+            "Deploy it to target embedded, or train it with latent type hidden_cot, whose result is an ordinary one.",
+        )
 
 
 def require_plain(config: Mapping[str, Any]) -> None:

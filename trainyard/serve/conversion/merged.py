@@ -18,6 +18,7 @@ from trainyard.compute.gpus import training_threads
 from trainyard.compute.supervise import Status, supervise
 from trainyard.errors import InvalidInput, Unavailable, from_fields
 from trainyard.serve.conversion import files as gguf_files
+from trainyard.serve.conversion.architectures import require_words_only
 from trainyard.settings import Settings
 from trainyard.stores.whole import write_folder, write_json_durably
 
@@ -39,6 +40,7 @@ def merge_files(
     `facts` go into it, too. Raises `InvalidInput` (`E-MERGE`, `E-PARAMETER`), `Unavailable` (`E-PACKAGE-MISSING`,
     `E-CONVERT`) and what the child reports; nothing is left then.
     """
+    require_words_only(adapter)
     environment = require_converter(settings, dtype) if format == "gguf" else None
     found = {**facts, "format": format}
 

@@ -45,6 +45,10 @@ class CoconutModule(LatentModule):
         super().__init__(settings)
         self.vectors_KD = own_vectors(model, END if settings.feedback else THOUGHT)
 
+    @property
+    def positions(self) -> int:
+        return served_thoughts(self.settings) + 2 * self.settings.markers
+
     def hidden_states(self, model: Any, batch: Batch) -> torch.Tensor:
         embeds_BTD = rollout.embed(model, batch, self.vectors_KD)
         if not self.settings.feedback:

@@ -1,11 +1,11 @@
 """What a latent technique is: its own weights, how it reads a prompt, and the form that it gives to stage sft.
 
-    prepare    the own weights for a model: vectors that stand for no word, a projection, a head, an indexer
+    prepare    the own weights for a model: vectors for no word, a projection, a head, an indexer
     stage      encode, collate, score and loss, as those of any stage; `at_epoch` where rows change while it trains
     open, step how a prompt and its answer are read when the model generates or is served
 
-The vectors stand in place of embeddings and never among the targets, so that no vocabulary grows: they are trained with
-every method and every causal model of transformers, and a model cannot write them.
+The vectors take the place of embeddings and are never among the targets, so that no vocabulary grows: they are trained
+with every method and every causal model of transformers, and a model cannot write them.
 
 Shapes: B rows, T positions, K own vectors, D hidden, V vocabulary.
 """
@@ -35,6 +35,11 @@ class LatentModule(nn.Module):
     def __init__(self, settings: LatentSettings) -> None:
         super().__init__()
         self.settings = settings
+
+    @property
+    def positions(self) -> int:
+        """Positions that an answer takes in the model's context besides its tokens and those of the prompt."""
+        return 0
 
     def attach(self, model: Any) -> None:
         """Become a part of the model, so that the weights are trained and saved with its own."""

@@ -1,4 +1,4 @@
-"""Pause tokens (Goyal et al. 2023, arXiv 2310.02226): vectors between prompt and answer that stand for no word.
+"""Pause tokens (Goyal et al. 2023, arXiv 2310.02226): vectors between prompt and answer that are no words.
 
     loss = - sum over the tokens of the answer of log p(token | prompt, `count` pauses, tokens before it)
 
@@ -32,6 +32,10 @@ class PauseModule(LatentModule):
     def __init__(self, model: Any, settings: PauseSettings) -> None:
         super().__init__(settings)
         self.vectors_KD = own_vectors(model, 1)
+
+    @property
+    def positions(self) -> int:
+        return self.settings.count
 
     def hidden_states(self, model: Any, batch: Batch) -> torch.Tensor:
         embeds_BTD = rollout.embed(model, batch, self.vectors_KD)

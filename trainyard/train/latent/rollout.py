@@ -29,7 +29,7 @@ def base_of(model: Any) -> Any:
 
 
 def embed(model: Any, batch: Batch, vectors_KD: torch.Tensor) -> torch.Tensor:
-    """Embeddings of a batch with the own vectors in their places: (B, T, D). What stands at a slot above their number
+    """Embeddings of a batch with the own vectors in their places: (B, T, D). What is at a slot above their number
     is computed while it is read."""
     embeds_BTD = model.get_input_embeddings()(batch["input_ids"])
     slots_BT = batch[SLOTS]

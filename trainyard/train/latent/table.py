@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from trainyard.errors import Corrupt
 from trainyard.spec.axes.latent import AnyLatent, Latent, LatentSettings
+from trainyard.stores.models import LATENT_FILE
 from trainyard.stores.whole import file_sha256
 from trainyard.train.latent.coconut import COCONUT
 from trainyard.train.latent.codi import CODI
@@ -32,7 +33,7 @@ TECHNIQUES: dict[Latent, LatentSpec] = {
     Latent.HIDDEN_COT: HIDDEN_COT,
     Latent.CODI: CODI,
 }
-SETTINGS_FILE, WEIGHTS_FILE = "latent.json", "latent.safetensors"
+SETTINGS_FILE, WEIGHTS_FILE = LATENT_FILE, "latent.safetensors"
 """What a technique leaves next to the weights that were trained with it."""
 
 

@@ -11,8 +11,10 @@ import pytest
 from tests.unit.serve.conversion.adapter_files import make_adapter, make_base
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE
+from trainyard.serve.conversion.architectures import require_words_only
 from trainyard.serve.conversion.between import Layout, convert, layout_of
 from trainyard.serve.conversion.mlx import MLX_FILE
+from trainyard.stores.models import LATENT_FILE
 
 NAMES = {Layout.PEFT: "peft", Layout.MLX: "mlx", Layout.GGUF: "adapter.gguf"}
 
@@ -58,3 +60,13 @@ def test_what_a_layout_has_no_words_for_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID: .*DoRA adapter"):
         convert(source, tmp_path / "adapter.gguf", Layout.GGUF, base)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "peft"]
+
+
+def test_an_adapter_that_thinks_has_no_other_layout(tmp_path: Path) -> None:
+    adapter = make_adapter(tmp_path / "adapter")
+    (adapter / LATENT_FILE).write_text("{}")
+    with pytest.raises(InvalidInput, match="latent technique"):
+        convert(adapter, tmp_path / "mlx", Layout.MLX)
+    assert not (tmp_path / "mlx").exists()
+    with pytest.raises(InvalidInput, match="hidden_cot"):
+        require_words_only(adapter)

@@ -98,7 +98,7 @@ def test_all_prompts_end_in_one_column(markers: bool) -> None:
 
 
 def naive_hidden(model: Any, own: Any, batch: Batch, row: int) -> torch.Tensor:
-    """Hidden states of one row without padding: the whole row is computed anew for each thought."""
+    """Hidden states of one row without padding: the whole row is computed again for each thought."""
     seen = batch["attention_mask"][row].bool()
     alone = {name: batch[name][row, seen][None] for name in ("input_ids", "slots")}
     embeds = rollout.embed(model, alone, own.vectors_KD)
