@@ -16,7 +16,10 @@ from trainyard.serve.inference import Generation, ModelRunner
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 
-pytestmark = pytest.mark.usefixtures("prefect")
+pytestmark = [
+    pytest.mark.usefixtures("prefect"),
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),  # PEFT asks transformers
+]
 
 TECHNIQUES: dict[str, dict[str, Any]] = {
     "tokens": {"type": "dsa", "granularity": {"type": "token", "top_k": 6, "index_heads": 2, "index_dim": 8}},
