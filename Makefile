@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-browser test-gpu bench-gpu gpu-wheels demo demo-nightly up down bench faults docs reference web clean
+.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent gpu-wheels demo demo-nightly up down bench faults docs reference web clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ test-gpu: ## The tests of a CUDA card, with PYTHON as it is (PART=words for pyte
 
 bench-gpu: ## The measurements on a CUDA card, with PYTHON as it is (ONLY=speed, stall or memory; DEVICE=cpu rehearses them)
 	PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m benchmarks.gpu $(ONLY)
+
+bench-latent: setup ## Do the techniques of latent reasoning learn? (half an hour on one core)
+	$(BIN)/python -m benchmarks.latent all
 
 gpu-wheels: ## Download what a CUDA machine without network needs for both into .gpu-wheels
 	benchmarks/gpu/wheels.sh

@@ -30,7 +30,7 @@ FIRST_EDGE = 6 + NODES
 WORD_STEPS, STAGE_STEPS, LAST_STEPS = 1200, 300, 600
 COCONUT: dict[str, Any] = {"type": "coconut", "max_stage": HOPS, "epochs_per_stage": 1, "markers": False}
 SIZES: dict[str, int] = {"layers": 2, "hidden": 64, "heads": 4}
-LOOKED_AT = 256
+LOOKED_AT = 96
 
 
 def grow(dice: random.Random, nodes: list[int], hops: int) -> tuple[list[tuple[int, int]], dict[int, int]]:

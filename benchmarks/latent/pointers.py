@@ -12,7 +12,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from benchmarks.latent.toys import Task, answer, toy_model, train, with_technique
+import torch
+
+from benchmarks.latent.toys import PAD, Task, answer, stage_of, toy_model, train, with_technique
+from trainyard.train.head import Head
 from trainyard.train.tokens import Encoded
 
 SYMBOLS, HOPS = 8, 4
@@ -51,7 +54,7 @@ def train_coconut(
     ]
 
 
-def measure(seed: int, *, share: float = 1.0, controls: bool = True) -> dict[str, Any]:
+def compare(seed: int, *, share: float = 1.0, controls: bool = True) -> dict[str, Any]:
     """Accuracy of each way with a share of the steps, and what an answer takes."""
     found: dict[str, Any] = {"task": "pointers", "seed": seed}
     model = toy_model(TASK, seed)
@@ -72,4 +75,46 @@ def measure(seed: int, *, share: float = 1.0, controls: bool = True) -> dict[str
     total = COT_STEPS + (HOPS - 1) * STAGE_STEPS
     train_coconut(pauses, seed, feedback=False, share=share, last_steps=CONTROL_STEPS - total)
     found["not_fed_back"] = answer(pauses, TASK, seed=seed, max_tokens=1).accuracy
+    return found
+
+
+CODI: dict[str, Any] = {"type": "codi", "thoughts": HOPS - 1}
+CODI_STEPS = 1000
+
+
+def teach_thoughts(seed: int, *, share: float = 1.0, distance_weight: float = 1.0) -> dict[str, Any]:
+    """CODI from a model that can do it in words: accuracies of both, and the distance before and after."""
+    latent = {**CODI, "distance_weight": distance_weight}
+    model = toy_model(TASK, seed)
+    train(model, TASK, None, round(COT_STEPS * share), seed=seed, steps_in_words=True)
+    with_technique(model, latent, seed)
+    first = means(model, latent, seed)
+    train(model, TASK, latent, round(CODI_STEPS * share), seed=seed)
+    last = means(model, latent, seed)
+    thoughts = answer(model, TASK, seed=seed, max_tokens=1, thoughts=HOPS - 1)
+    words = answer(model, TASK, seed=seed, max_tokens=HOPS, latent=False)
+    return {
+        "task": f"pointers by codi, distance_weight {distance_weight:g}", "seed": seed, "codi": thoughts.accuracy,
+        "in_words": words.accuracy, "before": first, "after": last,
+    }  # fmt: skip
+
+
+def means(model: Any, latent: dict[str, Any], seed: int) -> dict[str, float]:
+    """The parts of the loss over held-out rows."""
+    stage, dice = stage_of(latent)[0], random.Random(f"evaluate:{seed}")
+    batch = stage.collate([draw(dice) for _ in range(256)], PAD)
+    with torch.no_grad():
+        found = stage.score(model, batch, Head.FULL)
+    return {name.removesuffix("_B"): round(float(value.mean()), 4) for name, value in found.items()}
+
+
+WAYS: dict[str, Any] = {
+    "coconut": compare,
+    "codi": teach_thoughts,
+    "codi_apart": lambda seed, share: teach_thoughts(seed, share=share, distance_weight=0.0),
+}
+
+
+def measure(seed: int, *, share: float = 1.0, way: str = "coconut") -> dict[str, Any]:
+    found: dict[str, Any] = WAYS[way](seed, share=share)
     return found

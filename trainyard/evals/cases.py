@@ -56,6 +56,16 @@ class AnswerScore:
     """Tokens that the model would have chosen itself (argmax)."""
 
 
+@dataclass(frozen=True)
+class TimedAnswer:
+    """An answer, and what it took."""
+
+    text: str
+    tokens: int
+    """Positions after the prompt: thoughts and words."""
+    seconds: float
+
+
 class ScoredModel(Protocol):
     """A model under evaluation. Lists come back in the order in which they were given."""
 
@@ -71,6 +81,13 @@ class ScoredModel(Protocol):
 
     def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str]:
         """Answer each case's prompt, greedily."""
+
+
+class TimedModel(Protocol):
+    """A model whose answers are timed."""
+
+    def timed(self, cases: Sequence[Case], max_tokens: int) -> list[TimedAnswer]:
+        """Answer each case's prompt, greedily and one at a time."""
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ Shape suffixes: B rows, T tokens, V vocabulary, N answer tokens of the batch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.errors import InvalidInput
-from trainyard.evals.cases import AnswerScore, Case, Turn
+from trainyard.evals.cases import AnswerScore, Case, TimedAnswer, Turn
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.spec.axes.devices import Device
 from trainyard.stores.models import check_adapter_folder
@@ -58,6 +59,7 @@ class HuggingFaceModel:
     latent: LatentModule | None = None
     """The technique that thinks before its answers; it is read with every prompt."""
     _known: dict[tuple[int, ...], AnswerScore] = field(default_factory=dict)
+    _timed: dict[tuple[str, int], TimedAnswer] = field(default_factory=dict)
 
     @property
     def reference(self) -> HuggingFaceModel:
@@ -129,17 +131,32 @@ class HuggingFaceModel:
                     reading, logits_BV = self.latent.step(network, reading, token_B)
         return AnswerScore(nll=nll, tokens=len(said), correct=hits)
 
+    def timed(self, cases: Sequence[Case], max_tokens: int) -> list[TimedAnswer]:
+        """Answers with what they took; several benchmarks share what was answered once."""
+        todo = [case for case in cases if (case.id, max_tokens) not in self._timed]
+        for case in todo:
+            started = time.perf_counter()
+            text, tokens = self._answer_counted(case, max_tokens)
+            answer = TimedAnswer(text, tokens, time.perf_counter() - started)
+            self._timed[case.id, max_tokens] = answer
+        return [self._timed[case.id, max_tokens] for case in cases]
+
     def _answer(self, case: Case, max_tokens: int) -> str:
+        return self._answer_counted(case, max_tokens)[0]
+
+    def _answer_counted(self, case: Case, max_tokens: int) -> tuple[str, int]:
+        """The answer, and the positions that it took after the prompt."""
         try:
             asked = self.renderer.text([*case.prompt], case.tools, ask=True)
         except TemplateError:
-            return ""  # a prompt that cannot be asked has no answer
+            return "", 0  # a prompt that cannot be asked has no answer
         ids = self.renderer.ids(asked)[-max(1, self.context - max_tokens) :]
         tokenizer = self.tokenizer
         if self.latent is not None:
             with self.network() as network, torch.inference_mode():
                 asked_for = Sampling(max_new_tokens=max_tokens, temperature=0)
-                return sample(network, tokenizer, [ids], asked_for, reader=self.latent)[0].text.strip()
+                found = sample(network, tokenizer, [ids], asked_for, reader=self.latent)[0]
+            return found.text.strip(), len(found.ids) + self.latent.positions
         with self.network() as network, torch.inference_mode():
             prompt_BT = torch.tensor([ids], device=network.device)
             said_BT = network.generate(
@@ -149,7 +166,8 @@ class HuggingFaceModel:
                 do_sample=False,
                 pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
             )
-        return str(self.tokenizer.decode(said_BT[0, len(ids) :], skip_special_tokens=True)).strip()
+        said = said_BT[0, len(ids) :]
+        return str(tokenizer.decode(said, skip_special_tokens=True)).strip(), len(said)
 
 
 def batches(rows: list[Tokens], vocabulary: int) -> Iterator[list[Tokens]]:

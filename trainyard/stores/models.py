@@ -315,7 +315,7 @@ def read_json(path: Path, code: str) -> dict[str, Any]:
 def identity_files(folder: Path) -> list[Path]:
     """The files that decide what a model computes and how text becomes tokens; logs, manifests and pickles are not."""
     texts = ("*config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
-    patterns: Iterable[str] = (*texts, "chat_template*", "*.safetensors", "*.safetensors.index.json")
+    patterns: Iterable[str] = (*texts, "chat_template*", LATENT_FILE, "*.safetensors", "*.safetensors.index.json")
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from trainyard.evals.benchmarks.forgetting import GENERAL_SET
 from trainyard.evals.benchmarks.generated import normalise, word_f1
 from trainyard.evals.benchmarks.harness import sample_values
 from trainyard.evals.benchmarks.table import BENCHMARKS, benchmark
-from trainyard.evals.cases import Case
+from trainyard.evals.cases import Case, TimedAnswer
 from trainyard.evals.tasks import read_task_file
 from trainyard.testing.toy_model import ToyModel
 
@@ -27,7 +28,9 @@ def talk(question: str, answer: str, **fields: object) -> Case:
 
 
 def test_every_name_has_a_row_with_the_direction_of_its_metric() -> None:
-    assert {name for name, row in BENCHMARKS.items() if not row.higher_is_better} == {"heldout_loss", "forgetting"}
+    assert {name for name, row in BENCHMARKS.items() if not row.higher_is_better} == {
+        "heldout_loss", "forgetting", "answer_tokens", "answer_seconds",
+    }  # fmt: skip
 
 
 def test_heldout_loss_is_the_mean_per_token_and_none_where_a_row_does_not_fit() -> None:
@@ -40,6 +43,31 @@ def test_heldout_loss_is_the_mean_per_token_and_none_where_a_row_does_not_fit() 
 def test_exact_match_ignores_case_articles_and_punctuation() -> None:
     model = ToyModel(replies={"a": "The Chain!", "b": "a node", "c": ""})
     assert benchmark("exact_match").score(model, [talk("a", "chain"), talk("b", "chain"), talk("c", "x")]) == [1, 0, 0]
+
+
+class TimedToy:
+    """Answers by a table: text, tokens and seconds."""
+
+    def __init__(self, answers: dict[str, TimedAnswer]) -> None:
+        self.answers = answers
+
+    def timed(self, cases: Sequence[Case], max_tokens: int) -> list[TimedAnswer]:
+        assert max_tokens >= 256
+        return [self.answers[case.id] for case in cases]
+
+
+def test_the_final_answer_is_after_the_mark_or_in_the_last_line() -> None:
+    model = TimedToy(
+        {
+            "a": TimedAnswer("3 * 4 = 12\n12 - 2 = 10\n#### 10", 17, 0.5),
+            "b": TimedAnswer("3 * 4 = 12\nIt is 10.", 9, 0.25),
+            "c": TimedAnswer("", 0, 0.0),
+        }
+    )
+    cases = [talk("a", "so: 12 - 2\n#### 10"), talk("b", "It is 10"), talk("c", "10")]
+    assert benchmark("final_answer").score(model, cases) == [1, 1, 0]
+    assert benchmark("answer_tokens").score(model, cases) == [17, 9, 0]
+    assert benchmark("answer_seconds").score(model, cases) == [0.5, 0.25, 0.0]
 
 
 def test_quotes_are_found_inside_an_answer_and_not_inside_a_word() -> None:

@@ -123,4 +123,8 @@ def test_an_evaluation_scores_and_answers_after_the_thoughts(thinking: Path) -> 
     assert with_thoughts is not None
     assert without.tokens == with_thoughts.tokens
     assert without.nll != pytest.approx(with_thoughts.nll, abs=1e-6)
-    assert isinstance(latent.generate([case], 4)[0], str)
+    (answered,) = latent.timed([case], 4)
+    assert (answered.text, answered.seconds > 0) == (latent.generate([case], 4)[0], True)
+    assert 1 + 5 <= answered.tokens <= 4 + 5
+    assert latent.timed([case], 4) == [answered]
+    assert plain.timed([case], 4)[0].tokens <= 4

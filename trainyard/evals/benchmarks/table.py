@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from trainyard.errors import NotFound, Unavailable
-from trainyard.evals.benchmarks import choice, forgetting, generated, harness, likelihood, preference, reward
+from trainyard.evals.benchmarks import choice, forgetting, generated, harness, likelihood, preference, reasoning, reward
 from trainyard.evals.cases import Case, Value
 
 Score = Callable[[Any, Sequence[Case]], list[Value]]
@@ -38,6 +38,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "exact_match": Benchmark(generated.exact_match, "share of answers", True, "gold", 0.0),
     "quotes": Benchmark(generated.quotes, "share of answers that quote the right one", True, "gold", 0.0),
     "f1": Benchmark(generated.f1, "word overlap F1", True, "gold", 0.0),
+    "final_answer": Benchmark(reasoning.final_answer, "share of final answers", True, "gold", 0.0),
+    "answer_tokens": Benchmark(reasoning.answer_tokens, "tokens and thoughts of an answer", False, "gold", 0.0),
+    "answer_seconds": Benchmark(reasoning.answer_seconds, "seconds of an answer", False, "gold", 0.0),
     "multiple_choice": Benchmark(choice.multiple_choice, "share of questions", True, "choices", 0.0),
     "pairwise_reward_accuracy": Benchmark(preference.pairwise_reward_accuracy, "share of pairs", True, "rejected", 0.0),
     "reward_accuracy": Benchmark(reward.reward_accuracy, "share of pairs in the right order", True, "rejected", 0.0),

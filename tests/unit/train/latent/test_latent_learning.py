@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.latent.pointers import COCONUT, HOPS, SYMBOLS, TASK, measure
+from benchmarks.latent.pointers import COCONUT, HOPS, SYMBOLS, TASK, compare
 from benchmarks.latent.toys import answer, toy_model, train
 
 
@@ -31,7 +31,7 @@ def test_some_steps_lower_the_loss() -> None:
 
 @pytest.mark.slow
 def test_thoughts_take_the_place_of_words() -> None:
-    found = measure(0, controls=False)
+    found = compare(0, controls=False)
     assert COCONUT["max_stage"] == HOPS - 1
     assert found["coconut"] >= 0.95
     assert found["coconut_tokens"] == HOPS
