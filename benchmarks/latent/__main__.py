@@ -64,7 +64,8 @@ def main() -> int:
     started = time.monotonic()
     module = importlib.import_module(f"benchmarks.latent.{asked.task}")
     own = {name: getattr(asked, name) for name in TASKS[asked.task]}
-    own["way"] = own["way"] or next(iter(module.WAYS))
+    if "way" in own:
+        own["way"] = own["way"] or next(iter(module.WAYS))
     found = module.measure(asked.seed, share=asked.share, **own)
     print(json.dumps({**found, "seconds": round(time.monotonic() - started, 1)}), flush=True)
     return 0
