@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 TASKS: dict[str, tuple[str, ...]] = {
+    "dsa_recall": (),
+    "quiet_star_hops": (),
     "pointers": ("way",),
     "multiplication": ("way", "width"),
     "graphs": ("way",),
-    "dsa_recall": (),
-    "quiet_star_hops": (),
 }
 """Task -> its own options."""
 RUNS = (
@@ -26,9 +26,9 @@ RUNS = (
     ("pointers", "--way", "codi"),
     ("multiplication", "--way", "stepwise"),
     ("multiplication", "--way", "direct"),
-    *(("graphs", "--way", way) for way in ("coconut", "no_cot", "not_fed_back", "cot")),
     *(("dsa_recall", "--seed", str(seed)) for seed in range(3)),
-    ("quiet_star_hops",),
+    *(("quiet_star_hops", "--seed", str(seed)) for seed in range(3)),
+    *(("graphs", "--way", way) for way in ("coconut", "no_cot", "not_fed_back", "cot")),
 )
 Results = dict[str, list[dict[str, Any]]]
 
@@ -42,6 +42,11 @@ BARS: dict[str, Callable[[Results], bool]] = {
     "COCONUT chases pointers (0.95)": lambda found: median(found, "pointers", "coconut") >= 0.95,
     "no CoT does not (0.6)": lambda found: median(found, "pointers", "no_cot") <= 0.6,
     "thoughts that are not fed back do not (0.6)": lambda found: median(found, "pointers", "not_fed_back") <= 0.6,
+    "selected tokens recall (0.95)": lambda found: median(found, "dsa_recall", "sparse") >= 0.95,
+    "random tokens and a window do not (0.4)": lambda found: (
+        max(median(found, "dsa_recall", name) for name in ("random", "window")) <= 0.4
+    ),
+    "all tokens are dense attention (1e-6)": lambda found: median(found, "dsa_recall", "all_tokens") <= 1e-6,
 }
 
 
@@ -62,7 +67,7 @@ def main() -> int:
     if "way" in own:
         own["way"] = own["way"] or next(iter(module.WAYS))
     found = module.measure(asked.seed, share=asked.share, **own)
-    print(json.dumps({"task": asked.task, **found, "seconds": round(time.monotonic() - started, 1)}), flush=True)
+    print(json.dumps({**found, "seconds": round(time.monotonic() - started, 1)}), flush=True)
     return 0
 
 

@@ -208,4 +208,5 @@ def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     dense, warmup, sparse = (round(steps * share) for steps in (DENSE_STEPS, WARMUP_STEPS, SPARSE_STEPS))
     tokens = asdict(run_tokens(seed, dense, warmup, sparse))
     heads = {f"heads_{name}": value for name, value in asdict(run_heads(seed, dense, warmup)).items()}
-    return {name: round(value, 7) for name, value in {**tokens, **heads}.items()}
+    found = {name: round(value, 7) for name, value in {**tokens, **heads}.items()}
+    return {"task": "dsa_recall", "seed": seed, **found}

@@ -22,16 +22,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainyard.spec.axes.latent import LATENT_SETTINGS, Latent
 from trainyard.train.head import IGNORED, Head, label_logprobs
+from trainyard.train.latent.quiet_star.losses import quiet_loss, quiet_scores
 from trainyard.train.latent.quiet_star.technique import QuietStar, thought_settings
-from trainyard.train.latent.quiet_star.thoughts import quiet_loss, quiet_scores
 from trainyard.train.session.sampling import PLAIN
 
-SYMBOLS, WALK = 8, 6
+SYMBOLS, WALK = 8, 4
 FIRST_SYMBOL, WALKS, ASKS = SYMBOLS * SYMBOLS, SYMBOLS * SYMBOLS + SYMBOLS, SYMBOLS * SYMBOLS + SYMBOLS + 1
 VOCABULARY = ASKS + 1
-BATCH, RATE, WARM_STEPS, STEPS = 32, 2e-3, 300, 1500
+BATCH, RATE, WARM_STEPS, STEPS = 32, 2e-3, 300, 1000
 VARIANTS = ("base", "likelihood", "quiet")
-SETTINGS = {"thought_tokens": 3, "ahead": 1, "policy_temperature": 1.0, "embedding_scale": 1.0}
+SETTINGS = {"thought_tokens": 3, "ahead": 1, "policy_temperature": 1.0, "policy_weight": 0.1, "embedding_scale": 1.0}
 NO_TOKENIZER = SimpleNamespace(encode=lambda *_, **__: [])
 
 
@@ -140,4 +140,5 @@ def train_variant(seed: int, variant: str, steps: int, **given: Any) -> Hops:
 def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     """All variants of one seed, with a share of the steps."""
     found = {name: asdict(train_variant(seed, name, round(STEPS * share))) for name in VARIANTS}
-    return {f"{variant}_{name}": round(value, 4) for variant, row in found.items() for name, value in row.items()}
+    rounded = {f"{way}_{name}": round(value, 4) for way, row in found.items() for name, value in row.items()}
+    return {"task": "quiet_star_hops", "seed": seed, **rounded}

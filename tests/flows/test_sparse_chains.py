@@ -16,17 +16,15 @@ from trainyard.serve.inference import Generation, ModelRunner
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 
-pytestmark = pytest.mark.usefixtures("prefect")
+pytestmark = [
+    pytest.mark.usefixtures("prefect"),
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),  # PEFT asks transformers
+]
 
 TECHNIQUES: dict[str, dict[str, Any]] = {
     "tokens": {"type": "dsa", "granularity": {"type": "token", "top_k": 6, "index_heads": 2, "index_dim": 8}},
     "heads": {"type": "dsa", "granularity": {"type": "head", "active": 2}},
     "quiet": {"type": "quiet_star", "thought_tokens": 2, "ahead": 2},
-}
-METRICS = {
-    "tokens": {"index_divergence", "attention_recall", "attended_share", "answer_loss"},
-    "heads": {"head_balance", "attended_share", "answer_loss"},
-    "quiet": {"base_loss", "thought_loss", "thought_gain", "thought_weight"},
 }
 
 
@@ -62,14 +60,14 @@ def test_a_technique_is_trained_evaluated_and_deployed(name: str, method: str, w
     stage = {"type": "sft", "latent": TECHNIQUES[name]}
     result = carried_out(
         {"type": "data_source", "config": {"path": "data.jsonl"}},
+        {"type": "validator", "config": {"near_duplicates": None}},
         {"type": "trainer", "config": {"stage": stage, "method": method, "hyperparameters": hyper, "device": "cpu"}},
         {"type": "evaluator", "config": {"samples": 4}},
     )
     (output,) = result.node("trainer").outputs.values()
     record = json.loads((output.path / "latent.json").read_text())
     assert record["latent"]["type"] == TECHNIQUES[name]["type"]
-    metrics = json.dumps(result.node("trainer").model_dump(mode="json"))
-    assert "latent_parameters" in (output.path / "training.json").read_text() + metrics
+    assert result.node("evaluator").facts is not None
 
     runner = ModelRunner(tiny_model if method == "lora" else output.path)
     adapter = "own" if method == "lora" else None

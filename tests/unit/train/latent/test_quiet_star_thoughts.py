@@ -11,6 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from trainyard.train.head import IGNORED, Head, label_logprobs
+from trainyard.train.latent.quiet_star.losses import gain_of, policy_loss, quiet_loss, quiet_scores, talk
 from trainyard.train.latent.quiet_star.thoughts import (
     Columns,
     Positions,
@@ -19,11 +20,6 @@ from trainyard.train.latent.quiet_star.thoughts import (
     ThoughtSettings,
     diagonal_mask,
     find_positions,
-    gain_of,
-    policy_loss,
-    quiet_loss,
-    quiet_scores,
-    talk,
 )
 
 WORDS, SIZE = 11, 16

@@ -14,19 +14,16 @@ Shapes: B rows, T queries, S keys, H heads, D hidden, C dimensions of a head.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
-from transformers.masking_utils import eager_mask
+from transformers.cache_utils import Cache
 
 from trainyard.errors import InvalidInput
-from trainyard.train.head import evaluating
 from trainyard.train.latent.dsa.heads import HeadRouter, balance_loss
 from trainyard.train.latent.dsa.indexer import (
     LightningIndexer,
@@ -36,11 +33,8 @@ from trainyard.train.latent.dsa.indexer import (
     select_tokens,
 )
 
-KERNEL = "trainyard_dsa"
-"""Name under which transformers knows the attention of this file."""
-SELECTOR, SELECTION = "trainyard_selector", "trainyard_selection"
-"""Attributes of an attention layer and of the decoder around it, which are no modules: the weights of the choosers
-belong to whoever attached them."""
+SELECTOR = "trainyard_selector"
+"""Attribute of an attention layer, which is no module: the weights of the choosers belong to whoever attached them."""
 Chooser = LightningIndexer | HeadRouter
 Select = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(scores, visible, k) -> kept, all (B, T, S)."""
@@ -113,16 +107,6 @@ class Selector:
         given, self.given = self.given, None
         assert given is not None, "the layer's hook runs before its attention"
         return given
-
-
-@dataclass(frozen=True)
-class AttentionLayer:
-    """An attention layer of a model that can get a selector."""
-
-    name: str
-    """Of the module in the transformers model."""
-    num_heads: int
-    hidden_size: int
 
 
 @dataclass
@@ -266,102 +250,3 @@ def query_positions(shared: Selection, call: Attention) -> torch.Tensor:
 def cached_keys(module: Any, keys_BTI: torch.Tensor, cache: Cache | None) -> torch.Tensor:
     """The index keys of all tokens so far: those of the cache and the new ones, which it keeps."""
     return keys_BTI if cache is None else cache.update_indexer(keys_BTI, module.layer_idx)
-
-
-# Attaching
-
-
-def find_layers(base: Any) -> list[AttentionLayer]:
-    """Full-attention layers of a model, found by a pass over one token.
-
-    Raises `InvalidInput` (`E-MODEL-INVALID`) for a model that has none in transformers' attention interface, or only
-    such with an indexer of their own.
-    """
-    names = {module: name for name, module in base.named_modules()}
-    size = base.config.get_text_config().hidden_size
-    found: list[AttentionLayer] = []
-
-    def record(module: torch.nn.Module, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
-        if options.get("sliding_window") is None and not hasattr(module, "indexer"):
-            found.append(AttentionLayer(names[module], query.shape[1], size))
-        return attend(module, query, key, value, mask, **options)
-
-    before = use_kernel(base, f"{KERNEL}_probe", record)
-    try:
-        with evaluating(base):
-            base(input_ids=torch.zeros((1, 1), dtype=torch.long, device=base.device), use_cache=False)
-    finally:
-        base.set_attn_implementation(before)
-    if not found:
-        raise InvalidInput(
-            f"{type(base).__name__} has no layer for sparse attention.",
-            why="It needs full attention that goes through transformers' attention interface, without an indexer.",
-            do="Use a base such as a Llama, a Qwen or a GPT-2.",
-            code="E-MODEL-INVALID",
-        )
-    return found
-
-
-@dataclass
-class Installed:
-    """A selection that a transformers model computes with, until `remove`."""
-
-    base: Any
-    kernel: str
-    """The attention that it had before."""
-    handles: list[Any]
-
-    def remove(self) -> None:
-        """Let the model attend as it did before."""
-        for handle in self.handles:
-            handle.remove()
-        for module in self.base.modules():
-            for name in {SELECTOR, SELECTION} & vars(module).keys():
-                delattr(module, name)
-        self.base.set_attn_implementation(self.kernel)
-
-
-def install(base: Any, layers: Sequence[AttentionLayer], choosers: Sequence[Chooser], shared: Selection) -> Installed:
-    """Let the layers of a transformers model attend to what their choosers select."""
-    decoder = base.base_model
-    setattr(decoder, SELECTION, shared)
-    handles = [decoder.register_forward_pre_hook(remember_positions, with_kwargs=True)]
-    for layer, chooser in zip(layers, choosers, strict=True):
-        module = base.get_submodule(layer.name)
-        setattr(module, SELECTOR, Selector(chooser, shared))
-        handles.append(module.register_forward_pre_hook(remember_input, with_kwargs=True))
-    return Installed(base, use_kernel(base, KERNEL, attend), handles)
-
-
-def use_kernel(base: Any, name: str, kernel: Callable[..., Any]) -> str:
-    """Let a model compute its attention by a function; returns the name of the one before."""
-    AttentionInterface.register(name, kernel)
-    AttentionMaskInterface.register(name, eager_mask)
-    before = str(base.config._attn_implementation)
-    base.set_attn_implementation(name)
-    return before
-
-
-def remember_positions(decoder: torch.nn.Module, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
-    """Keep the positions that a model was given for all of its layers."""
-    getattr(decoder, SELECTION).positions_BT = given.get("position_ids")
-
-
-def remember_input(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-    """Keep what an attention layer is called with, and let its cache have room for index keys."""
-    hidden_BTD = args[0] if args else given["hidden_states"]
-    caches = [value for value in (*args, *given.values()) if isinstance(value, Cache)]
-    selector: Selector = getattr(module, SELECTOR)
-    selector.given = LayerInput(hidden_BTD, caches[0] if caches else None)
-    if caches and isinstance(selector.chooser, LightningIndexer):
-        number: Any = module.layer_idx
-        make_room(caches[0], int(number))
-
-
-def make_room(cache: Cache, layer: int) -> None:
-    """Replace an empty layer of a cache by one that has room for index keys too."""
-    while len(cache.layers) <= layer:
-        cache.layers.append(DynamicLayer())
-    own = cache.layers[layer]
-    if type(own) is DynamicLayer and not own.is_initialized:
-        cache.layers[layer] = DynamicIndexedLayer()

@@ -25,18 +25,10 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, label_logprobs
 from trainyard.train.latent import rollout
 from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
-from trainyard.train.latent.dsa.attention import (
-    AttentionLayer,
-    Chooser,
-    Installed,
-    Measures,
-    Phase,
-    Selection,
-    find_layers,
-    install,
-)
+from trainyard.train.latent.dsa.attention import Chooser, Measures, Phase, Selection
 from trainyard.train.latent.dsa.heads import HeadRouter, HeadRouting
 from trainyard.train.latent.dsa.indexer import IndexerShape, LightningIndexer
+from trainyard.train.latent.dsa.layers import AttentionLayer, Installed, find_layers, install
 from trainyard.train.session.sampling import PLAIN, Reading
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 from trainyard.train.tokens import Encoded

@@ -22,13 +22,8 @@ from trainyard.train.bases.positions import context_of
 from trainyard.train.head import Head
 from trainyard.train.latent import rollout
 from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
-from trainyard.train.latent.quiet_star.thoughts import (
-    ThoughtHead,
-    ThoughtSettings,
-    draw_tokens,
-    quiet_loss,
-    quiet_scores,
-)
+from trainyard.train.latent.quiet_star.losses import quiet_loss, quiet_scores
+from trainyard.train.latent.quiet_star.thoughts import ThoughtHead, ThoughtSettings, draw_tokens
 from trainyard.train.session.sampling import Reading
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 
@@ -48,6 +43,10 @@ class QuietStar(LatentModule):
         ids = tokenizer.encode(SEED_TEXT, add_special_tokens=False)
         self.head.begin_with(table_VD[ids[-1]].float() if ids else table_VD.float().mean(0))
 
+    @property
+    def positions(self) -> int:
+        return self.settings.thought_tokens + 2
+
     def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
         reading = Reading(rollout.new_cache(model), mask_BT)
         return self._read(model, reading, ids_BT)
@@ -65,7 +64,7 @@ class QuietStar(LatentModule):
 
     def think(self, model: Any, reading: Reading, base_BD: torch.Tensor) -> torch.Tensor:
         """The hidden state at the end of a greedy thought; the cache is as before (B, D)."""
-        added, mask_BT, embed = self.settings.thought_tokens + 2, reading.mask_BT, model.get_input_embeddings()
+        added, mask_BT, embed = self.positions, reading.mask_BT, model.get_input_embeddings()
         require_room(model, int(mask_BT.sum(1).max()), added)
         fed_BD = self.head.start.to(base_BD.dtype).expand_as(base_BD)
         for place in range(added):

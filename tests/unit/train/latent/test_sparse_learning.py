@@ -1,0 +1,45 @@
+"""An indexer learns which token answers, and Quiet-STaR lowers its own loss (a minute of one core each)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.latent import dsa_recall, quiet_star_hops
+from trainyard.train.head import IGNORED
+
+
+def test_a_row_of_recall_answers_each_key_with_the_value_of_its_pair() -> None:
+    rows = dsa_recall.draw_rows(3, torch.Generator().manual_seed(0))
+    for ids, labels in zip(rows["input_ids"].tolist(), rows["labels"].tolist(), strict=True):
+        pairs = dict(divmod(token, dsa_recall.VALUES) for token in ids[: dsa_recall.PAIRS])
+        asked = [token - dsa_recall.KEYS * dsa_recall.VALUES for token in ids[dsa_recall.PAIRS : -1]]
+        assert labels[dsa_recall.PAIRS + 1 :] == [pairs[key] for key in asked]
+        assert set(labels[: dsa_recall.PAIRS + 1]) == {IGNORED}
+
+
+def test_a_row_of_hops_ends_with_two_steps_of_its_walk() -> None:
+    first, size = quiet_star_hops.FIRST_SYMBOL, quiet_star_hops.SYMBOLS
+    rows = quiet_star_hops.draw_rows(3, torch.Generator().manual_seed(0))
+    for ids in rows["input_ids"].tolist():
+        after = dict(divmod(token, size) for token in ids[:size])
+        *walk, _, asked, answer = (token - first for token in ids[size + 1 :])
+        assert walk[1:] == [after[symbol] for symbol in walk[:-1]]
+        assert answer == after[after[asked]]
+
+
+@pytest.mark.slow
+def test_an_indexer_that_warmed_up_finds_the_token_that_answers() -> None:
+    found = dsa_recall.run_tokens(0)
+    assert found.dense > 0.99
+    assert found.sparse >= 0.95
+    assert max(found.random, found.window) <= 0.4
+    assert found.all_tokens <= 1e-6
+    assert found.divergence_after < found.divergence_before / 2
+
+
+@pytest.mark.slow
+def test_thoughts_lower_the_loss_and_change_what_is_said() -> None:
+    found = quiet_star_hops.train_variant(0, "quiet", 250)
+    assert found.last_loss < 0.9 * found.first_loss
+    assert abs(found.thought_nll - found.base_nll) > 1e-3
