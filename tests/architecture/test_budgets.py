@@ -15,7 +15,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 ROOMS = ("trainyard", "flows", "nodes", "tasks")
 MODULE_LINES, FUNCTION_LINES, PARAMETERS, CLASS_FIELDS, FOLDER_FILES, DEPTH = 600, 100, 8, 15, 12, 2
-WIDE_FOLDERS = {"benchmarks", "renderers", "cloud"}
+WIDE_FOLDERS = {"axes", "benchmarks", "renderers", "cloud"}
 """Folders of one file a row, which may be as wide as their table."""
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "core", "util", "helper"}
 COMPOSITION_SCHEMAS = {"DataSourceConfig", "AiGeneratorConfig", "TrainerConfig", "Hyperparameters", "Settings"}

@@ -22,6 +22,7 @@ from typing import Any
 from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.loading import load
 from trainyard.settings import Settings
+from trainyard.spec.axes.latent import LATENT_FILE
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.stores.base_models.configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
@@ -128,10 +129,6 @@ def check_model_folder(folder: Path) -> int:
     parameters = sum(count_parameters(path) for path in weight_files(folder))
     check_sizes(f"{folder.name}/config.json", config, parameters)
     return parameters
-
-
-LATENT_FILE = "latent.json"
-"""The latent technique that weights were trained with; the embedded server alone reads it."""
 
 
 def check_adapter_folder(folder: Path, modules: Iterable[str] = ()) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput
-from trainyard.stores.models import LATENT_FILE
+from trainyard.spec.axes.latent import LATENT_FILE
 
 
 class Layout(StrEnum):

@@ -14,6 +14,9 @@ from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, 
 ALL_TOKENS = 1 << 30
 """More than any reasoning has."""
 
+LATENT_FILE = "latent.json"
+"""File next to weights that were trained with a technique: its settings, which the embedded server alone reads."""
+
 
 class LatentSettings(Variant):
     """A technique with its settings."""

@@ -13,8 +13,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
 from trainyard.errors import Corrupt
-from trainyard.spec.axes.latent import AnyLatent, Latent, LatentSettings
-from trainyard.stores.models import LATENT_FILE
+from trainyard.spec.axes.latent import LATENT_FILE, AnyLatent, Latent, LatentSettings
 from trainyard.stores.whole import file_sha256
 from trainyard.train.latent.coconut import COCONUT
 from trainyard.train.latent.codi import CODI

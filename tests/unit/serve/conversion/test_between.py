@@ -14,7 +14,7 @@ from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE
 from trainyard.serve.conversion.architectures import require_words_only
 from trainyard.serve.conversion.between import Layout, convert, layout_of
 from trainyard.serve.conversion.mlx import MLX_FILE
-from trainyard.stores.models import LATENT_FILE
+from trainyard.spec.axes.latent import LATENT_FILE
 
 NAMES = {Layout.PEFT: "peft", Layout.MLX: "mlx", Layout.GGUF: "adapter.gguf"}
 
