@@ -49,7 +49,7 @@ class RolloutWriter(CompletionWriter, Protocol):
 
 
 @dataclass(frozen=True)
-class Conversation:
+class DrawnConversation:
     """One completion with its score, before anything is computed from it."""
 
     row: DrawnRow
@@ -97,7 +97,7 @@ def complete_prompts(
     config: TrainerConfig,
     place: str,
     environment: Environment | None = None,
-) -> list[Conversation]:
+) -> list[DrawnConversation]:
     """Every prompt `num_generations` times, and on with the environment until all conversations have ended."""
     settings = config.stage
     assert isinstance(settings, PpoSettings | GrpoSettings), settings
@@ -170,13 +170,13 @@ class Trajectory:
             self.learned += [False] * len(following)
             self.done = False
 
-    def settled(self) -> Conversation:
+    def settled(self) -> DrawnConversation:
         """The conversation as a row; what an environment said last, and nothing answered, is left out."""
         last = max(at for at, own in enumerate(self.learned, 1) if own)
         row = DrawnRow(self.prompt, self.ids[:last], self.learned[:last])
         whole = (*self.prompt, *row.ids)
         sampled = SampledCompletion(self.text, row.num_learned, whole, str(self.example["question"]), self.given)
-        return Conversation(row, sampled, self.ended)
+        return DrawnConversation(row, sampled, self.ended)
 
 
 def room_for(wanted: int, longest: int, context: int | None) -> int:

@@ -1,7 +1,7 @@
 """Environments: what answers a policy between its turns, and what the conversation is worth in the end.
 
 An environment is a plain function `step(messages, answer) -> (messages, reward, done)`: of the conversation so far,
-whose last message is the policy's, and the answer of the row. What it says goes on as tokens behind those that were
+whose last message is the policy's, and the answer of the row. What it says follows as tokens behind those that were
 sampled, by the renderer's `bridge`, so a trajectory is trained on exactly the tokens that it was sampled with. To add
 one: its word in `spec/axes/rewards.py`, a function and a row here, a test.
 
@@ -96,7 +96,7 @@ def python(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bo
 
 
 def guessing(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bool]:
-    """A text game: guess the number of the row's answer; each guess is told whether it is higher or lower."""
+    """A text game: guess the number of the row's answer; the reply to a guess is `higher` or `lower`."""
     numbers = NUMBER.findall(text_of(messages[-1]))
     if not numbers:
         return [], 0.0, True

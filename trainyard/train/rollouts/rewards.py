@@ -120,7 +120,7 @@ REWARDS: dict[str, Callable[[SampledCompletion, str, Any], float]] = {
     "python": python,
     "environment": environment,
 }
-"""Rewards of one completion by itself."""
+"""Rewards that need nothing but one completion."""
 
 
 class CompletionScorer(Protocol):
