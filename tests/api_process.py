@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from trainyard.compute.services import free_port
 
 START_S = 60.0
-# The service takes the first free port from here; workers of one test run search different ranges, or two take the same port.
+# Workers of one test run search different ranges for a free port, or two of them take the same one.
 FIRST_PORT = 20_000
 PORTS_PER_WORKER = 200
 

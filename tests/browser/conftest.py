@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.browser.dashboard import Audit, DashboardService, PageWatch, audit, log_in, processes_of
+from tests.browser.records import NIGHT, RUN, SWEEP, seed_adapters, seed_graph, seed_night, seed_run, seed_sweep
 from tests.flows.real_stack import standing, until
 from trainyard.stores.auth_string import read_auth
 
@@ -43,6 +44,35 @@ def finished_job(service: DashboardService) -> dict[str, Any]:
     """A training job that has completed, for every test that only looks at one."""
     run_id = service.stack.start_job(max_steps=JOB_STEPS, save_steps=JOB_STEPS // 2, gradient_accumulation=1)
     return service.wait_for_job(run_id, "completed", "failed")
+
+
+@pytest.fixture(scope="session")
+def seeded(service: DashboardService, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> DashboardService:
+    """The service, with records of a run, a night, a graph, a sweep and two versions of an adapter."""
+    here, scratch = service.stack.settings, tmp_path_factory.mktemp("records")
+    seed_run(here, scratch)
+    seed_night(here)
+    seed_graph(here)
+    seed_sweep(here)
+    seed_adapters(here, scratch, tiny_model)
+    return service
+
+
+@pytest.fixture(scope="session")
+def stored_chain(service: DashboardService) -> str:
+    """The id of a stored chain."""
+    folder = service.stack.work / "manuals"
+    folder.mkdir(exist_ok=True)
+    (folder / "page.md").write_text("# Depot\n\nThe depot opens at seven.\n")
+    given = {"target": "qa-pipeline", "parameters": {"documents": "manuals"}}
+    stored: dict[str, Any] = service.post("chains", service.post("chains/expand", given)["spec"])
+    return str(stored["id"])
+
+
+@pytest.fixture(scope="session")
+def places(seeded: DashboardService, stored_chain: str, finished_job: dict[str, Any]) -> dict[str, str]:
+    """What the paths of `DETAILS` name."""
+    return {"job": finished_job["id"], "chain": stored_chain, "run": RUN, "night": NIGHT, "sweep": SWEEP}
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,14 @@ PAGES = {
 }  # fmt: skip
 """Path below /dashboard -> its title: every page that needs nothing stored."""
 
+DETAILS = (
+    "/jobs/{job}", "/jobs/compare?job={job}", "/chains/{chain}", "/chains/{chain}/edit",
+    "/chains/templates/qa-pipeline", "/data/{run}/validator/sft", "/evaluations/{run}/evaluator",
+    "/adapters/default/assistant/v1", "/adapters/default/assistant/v1/chat", "/nights/default/{night}",
+    "/sweeps/{sweep}",
+)  # fmt: skip
+"""The pages about one thing that is stored (`places`)."""
+
 
 @dataclass
 class DashboardService:
@@ -148,6 +156,17 @@ def assert_narrow(page: Page) -> None:
     until(lambda: page.evaluate(wide) <= 0, SETTLED_S, f"{page.url} at {page.viewport_size}")  # curves follow
     if before is not None:
         page.set_viewport_size(before)
+
+
+SLOW_MS = 90_000
+"""Until everything is shown: some of it is read in child processes."""
+
+
+def show_page(page: Page, path: str) -> None:
+    """Open a path below /dashboard, and wait until nothing is loading."""
+    page.goto(f"/dashboard{path}")
+    expect(page.locator("h1")).to_be_visible()
+    expect(page.locator(".loading")).to_have_count(0, timeout=SLOW_MS)
 
 
 def open_page(page: Page, path: str, title: str) -> None:

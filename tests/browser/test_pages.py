@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.dashboard import PAGES, Audit, PageWatch, open_page
+from tests.browser.dashboard import DETAILS, PAGES, Audit, PageWatch, open_page, show_page
+from tests.browser.page_numbers import Answers, list_made_up
+
+ROUTES = Path(__file__).parents[2] / "web" / "src" / "routes.tsx"
 
 pytestmark = [pytest.mark.browser]
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_every_page_opens_and_is_accessible(page: Page, axe: Audit, path: str, finished_job: dict[str, Any]) -> None:
-    open_page(page, path, PAGES[path])
+def test_every_route_is_opened_by_these_tests() -> None:
+    patterns = re.findall(r'path: "([^"]+)"', ROUTES.read_text(encoding="utf-8"))
+    opened = [path.partition("?")[0] or "/" for path in (*PAGES, *DETAILS)]
+    assert patterns
+    for pattern in patterns:
+        parts = re.compile(re.sub(r":\w+", "[^/]+", pattern))
+        assert any(parts.fullmatch(path) for path in opened), pattern
+
+
+@pytest.mark.parametrize("path", [*PAGES, *DETAILS])
+def test_every_page_is_accessible_and_shows_the_numbers_of_the_api(
+    page: Page, axe: Audit, places: dict[str, str], path: str
+) -> None:
+    answers = Answers()
+    page.route("**/api/v1/**", answers.give)
+    show_page(page, path.format(**places))
+    if path in PAGES:
+        expect(page.get_by_role("heading", level=1, name=PAGES[path])).to_be_visible()
+    assert list_made_up(page, answers) == []
     axe(page)
+
+
+def test_a_number_that_no_answer_contains_is_found(page: Page) -> None:
+    answers = Answers()
+    page.route("**/api/v1/**", answers.give)
+    show_page(page, "")
+    page.locator("main").evaluate("(main) => main.append('77,777 of ', '8.125 MiB')")
+    assert list_made_up(page, answers) == ["77,777", "8.125"]
 
 
 def test_axe_finds_what_keeps_somebody_out(page: Page, axe: Audit) -> None:

@@ -5,37 +5,18 @@ Every text that a page shows contains markup that would run if it were not text.
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from playwright.sync_api import Dialog, Page, expect
 
 from tests.browser.dashboard import Audit, DashboardService, open_page
-from tests.unit.api.test_record_verbs import make_report, make_rows
-from tests.unit.api.test_serving_commands import register
-from trainyard.api.records import RunRecord
-from trainyard.data.quarantine import QUARANTINE_FILE
-from trainyard.night.report import BucketReport, NightReport, Phase1Report, Phase2Report, Quarantined, write_report
-from trainyard.night.training import tenant_root
-from trainyard.settings import Settings
-from trainyard.stores.artifacts import ArtifactStore, Produced
-from trainyard.stores.files import DISK
-from trainyard.stores.graph.addresses import graph_file
-from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation
-from trainyard.stores.graph.local import LadybugGraph
+from tests.browser.records import EVIL, NIGHT, RUN
 
 pytestmark = [pytest.mark.browser]
 
-RUN = "33333333-0000-4000-8000-000000000000"
-EVIL = "<img src=x onerror=alert(1)>"
-NIGHT = "2026-10-03"
 SLOW_MS = 90_000
 """For an answer whose model server is started first, and for what is read in child processes."""
 
@@ -46,71 +27,6 @@ class Records:
 
     service: DashboardService
     dialogs: list[str]
-
-
-def seed_run(here: Settings, scratch: Path) -> None:
-    def rows(folder: Path) -> Produced:
-        made = make_rows(folder)
-        with (folder / "sft" / QUARANTINE_FILE).open("ab") as stream:
-            line = {"line": 11, "source": EVIL, "reason": "too_long", "detail": EVIL, "row": EVIL + "x" * 3_000}
-            stream.write(orjson.dumps(line) + b"\n")
-        return made
-
-    def report(folder: Path) -> Produced:
-        made = make_report(folder, scratch / "job")
-        path = folder / "report" / "report.json"
-        value = json.loads(path.read_text())
-        value["samples"] = [{"prompt": EVIL, "gold": EVIL, "baseline": EVIL, "candidate": "Because."}]
-        path.write_text(json.dumps(value))
-        return made
-
-    store, record = ArtifactStore(here.artifacts), RunRecord(here.runs / RUN)
-    store.produce("c" * 64, rows)
-    store.produce("d" * 64, report)
-    nodes = [
-        {"id": "validator", "type": "validator", "produces": ["sft"]},
-        {"id": "evaluator", "type": "evaluator", "produces": ["report"]},
-    ]
-    record.begin({"name": f"chain {EVIL}", "tenant": "default", "nodes": nodes})
-    os.utime(record.folder / "chain.json", (time.time() + 60,) * 2)
-    record.emit("validator", "finished", key="c" * 64, rows={"sft": 5}, facts={})
-    record.emit("evaluator", "finished", key="d" * 64, rows={}, facts={})
-
-
-def seed_night(here: Settings) -> None:
-    folder = tenant_root(here, "default") / "nights" / NIGHT
-    folder.mkdir(parents=True)
-    first = Phase1Report(waiting=3, done=2, extract_s=90.0, budget_s=120.0, quarantined=(
-        Quarantined(stream="mail", name=EVIL, reason="too_long"),))  # fmt: skip
-    bucket = BucketReport(bucket="engineering", method="sft", valid=250, new=250, threshold=200, note=EVIL)
-    report = NightReport(
-        run=NIGHT, tenant="default", state="completed", started=100.0, seconds=95.0, window_s=7200.0, phase1=first,
-        phase2=Phase2Report(buckets=(bucket,)),
-    )  # fmt: skip
-    write_report(report, folder, DISK)
-
-
-def seed_graph(here: Settings) -> None:
-    jane, acme = Named("person", "Jane Doe"), Named("company", f"Acme {EVIL}")
-    one = Mutation(
-        "default", "mail", "a.md", "0" * 64, "v1", (Entity("person", "Jane Doe", {"note": EVIL}),),
-        (Relation("works_at", jane, acme),),
-    )  # fmt: skip
-    graph_file(here).parent.mkdir(parents=True)
-    with LadybugGraph(graph_file(here)) as graph:
-        graph.mutate([one])
-
-
-@pytest.fixture(scope="session")
-def seeded(service: DashboardService, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> DashboardService:
-    here, scratch = service.stack.settings, tmp_path_factory.mktemp("records")
-    seed_run(here, scratch)
-    seed_night(here)
-    seed_graph(here)
-    for number in (1, 2):
-        facts = {"deployment": {"targets": [{"type": "registry"}]}, "base_model": str(tiny_model)}
-        register(here, scratch / f"weights-{number}", "assistant", str(tiny_model), facts)
-    return service
 
 
 @pytest.fixture

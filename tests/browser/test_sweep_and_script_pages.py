@@ -11,25 +11,13 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.api_process import serving
 from tests.browser.dashboard import Audit, PageWatch, open_page
-from trainyard.api.context import Context
-from trainyard.api.requests.sweeps import SweepInput
-from trainyard.api.verbs.sweeps.build import build_sweep
+from tests.browser.records import seed_sweep
 from trainyard.api.verbs.sweeps.show import SweepReport, report_of
 from trainyard.settings import Settings, load_settings
 from trainyard.stores.access.tokens import TokenFile
-from trainyard.sweeps.folder import SweepRecord, sweep_folder, write_record
-from trainyard.sweeps.study import SweepStudy
 
 pytestmark = [pytest.mark.browser]
 
-CHAIN = """
-name: guide
-nodes:
-- {type: data_source, config: {path: data.jsonl}}
-- {type: trainer, config: {hyperparameters: {max_steps: 36}}}
-"""
-VALUES = (2.5, 1.25, 3.75)
-"""Metric of each trial at its first rung; the second is the best."""
 WITHOUT_PREFECT = ("503", "Failed to load resource")
 
 
@@ -45,20 +33,7 @@ def settings(home: Path) -> Settings:
 
 @pytest.fixture(scope="module")
 def sweep(settings: Settings) -> SweepReport:
-    """A sweep of three trials, of which one has finished."""
-    folder = settings.working_folder
-    (folder / "data.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 40)
-    (folder / "chain.yaml").write_text(CHAIN)
-    given = {"file": str(folder / "chain.yaml"), "parameters": {"trainer": {"learning_rate": "loguniform(1e-5, 1e-3)"}}}
-    spec = build_sweep(SweepInput.model_validate({**given, "name": "guide"}), Context(settings, lambda _: None))
-    record = SweepRecord(spec=spec, created=1.0)
-    write_record(settings, record)
-    study = SweepStudy(sweep_folder(settings, spec.name), spec)
-    first, *_ = spec.levels
-    for value in VALUES:
-        study.pause(study.add(first).number, first, value)
-    study.complete(VALUES.index(min(VALUES)), 36, min(VALUES) / 2)
-    return report_of(record, settings)
+    return report_of(seed_sweep(settings), settings)
 
 
 @pytest.fixture(scope="module")

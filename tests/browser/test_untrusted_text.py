@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, Route
 
-from tests.browser.dashboard import PAGES, DashboardService, PageWatch
+from tests.browser.dashboard import DETAILS, PAGES, DashboardService, PageWatch, show_page
 
 pytestmark = [pytest.mark.browser]
 
@@ -32,11 +32,16 @@ CORPUS = (
 KEPT = {"state", "name", "id", "run_id", "scope", "node", "type", "csrf", "caller", "tenant", "source"}
 """Fields whose texts the pages compare with words of their own; the corpus is put behind these."""
 
+WITH_REAL_TEXT = ("", "/jobs", "/jobs/{job}", "/data", "/data/{run}/validator/sft",
+                  "/evaluations/{run}/evaluator", "/nights/default/{night}", "/scripts")  # fmt: skip
+"""The pages that get such a text from the home of these tests."""
+
 
 def spoil(value: Any, key: str = "", seed: int = 0) -> Any:
     """An answer with a text of the corpus in place of each of its texts."""
     if isinstance(value, dict):
-        return {name: spoil(one, name, seed + place) for place, (name, one) in enumerate(value.items())}
+        known = {"id": value["id"]} if key == "nodes" and "id" in value else {}  # of a pattern that no draft may break
+        return {name: spoil(one, name, seed + place) for place, (name, one) in enumerate(value.items())} | known
     if isinstance(value, list):
         return [spoil(one, key, seed + place) for place, one in enumerate(value)]
     if not isinstance(value, str):
@@ -62,8 +67,8 @@ def assert_nothing_was_executed(page: Page) -> None:
 
 
 @pytest.fixture(scope="module")
-def spoiled_job(service: DashboardService) -> dict[str, Any]:
-    """A job on rows of the corpus, from a file with a name of it."""
+def spoiled(service: DashboardService, places: dict[str, str]) -> dict[str, str]:
+    """`places` with a job on rows of the corpus, from a file with a name of it."""
     folder: Path = service.stack.work
     name = "<img src=x onerror=document.executed=2>.jsonl"
     rows = [{"instruction": text, "output": text} for text in CORPUS for _ in range(4)]
@@ -72,32 +77,24 @@ def spoiled_job(service: DashboardService) -> dict[str, Any]:
     scripts.mkdir(exist_ok=True)
     (scripts / "mine.py").write_text(f"'''{CORPUS[0]} {CORPUS[1]}'''")
     run_id = service.stack.start_job(data=name, max_steps=2, save_steps=2, gradient_accumulation=1)
-    return service.wait_for_job(run_id, "completed", "failed")
+    return {**places, "job": service.wait_for_job(run_id, "completed", "failed")["id"]}
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/jobs/{job}"])
-def test_real_text_of_others_is_text(
-    page: Page, service: DashboardService, spoiled_job: dict[str, Any], path: str
-) -> None:
+@pytest.mark.parametrize("path", WITH_REAL_TEXT)
+def test_real_text_of_others_is_text(page: Page, spoiled: dict[str, str], path: str) -> None:
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
-    page.goto(f"/dashboard{path.format(job=spoiled_job['id'])}")
-    expect(page.locator("h1")).to_be_visible()
-    expect(page.locator(".loading")).to_have_count(0)
+    show_page(page, path.format(**spoiled))
     assert_nothing_was_executed(page)
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/jobs/{job}"])
-def test_any_text_of_an_answer_is_text(
-    page: Page, service: DashboardService, watch: PageWatch, spoiled_job: dict[str, Any], path: str
-) -> None:
+@pytest.mark.parametrize("path", [*PAGES, *DETAILS])
+def test_any_text_of_an_answer_is_text(page: Page, watch: PageWatch, spoiled: dict[str, str], path: str) -> None:
     # An address that is code is clicked below: the policy refuses it, and the browser says so.
     watch.expect(
         "Running the JavaScript URL violates", "content security policy: script-src", "Failed to load resource"
     )
     page.route("**/api/v1/**", answer_spoiled)
-    page.goto(f"/dashboard{path.format(job=spoiled_job['id'])}")
-    expect(page.locator("h1")).to_be_visible()
-    expect(page.locator(".loading")).to_have_count(0)
+    show_page(page, path.format(**spoiled))
     assert_nothing_was_executed(page)
     for link in page.locator("main a[href^='javascript:']").all():
         link.click(force=True)

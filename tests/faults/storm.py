@@ -37,8 +37,8 @@ import psutil
 from tests.flows.real_stack import Stack, until
 from trainyard.data.corpora import Corpora
 from trainyard.errors import TrainyardError
+from trainyard.home import CHECKOUT
 from trainyard.night.training import tenant_root
-from trainyard.settings import CHECKOUT
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import RealFiles
 

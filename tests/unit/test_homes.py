@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from trainyard import settings
+from trainyard import home
 
 
 def test_a_checkout_has_one_home_for_make_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRAINYARD_HOME", raising=False)
-    assert settings.default_home() == Path(settings.__file__).resolve().parents[1] / ".trainyard"
-    assert settings.home_from_environment() == settings.default_home()
+    assert home.default_home() == Path(home.__file__).resolve().parents[1] / ".trainyard"
+    assert home.home_from_environment() == home.default_home()
 
 
 def test_an_installed_package_uses_the_data_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(home, "CHECKOUT", tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert settings.default_home() == tmp_path / "data" / "trainyard"
+    assert home.default_home() == tmp_path / "data" / "trainyard"

@@ -414,7 +414,7 @@ OPERATIONS: dict[str, Operation] = {
         "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",
         "data:PreviewInput", "data.preview:preview", "data:preview_text", READ, part_renderer="data:raw_text",
         example="trainyard data preview chats.jsonl --base-model Qwen/Qwen3-4B --max-length 2048",
-        route="GET /api/v1/data/preview", heavy=True,
+        route="GET /api/v1/data/preview", heavy=True, tenants=True,
     ),
     "artifacts list": Operation(
         "What the nodes of runs left, the newest run first: sets of rows, adapters, reports.",

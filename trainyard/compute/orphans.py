@@ -17,7 +17,7 @@ import psutil
 from trainyard.callbacks import never
 from trainyard.compute.child import PARENT_VARIABLE, alive
 from trainyard.compute.supervise import ProcessTree
-from trainyard.settings import default_home
+from trainyard.home import default_home
 
 HOME_VARIABLE = "TRAINYARD_HOME"
 GRACE_S = 40.0

@@ -2,6 +2,9 @@
 
 A chain may name any path; at run it has to resolve, symbolic links included, into one of the data roots. Spellings
 that mean something else on another layer (percent escapes, backslashes, drive letters, `//host`, NUL) are refused too.
+
+TRAINYARD_HOME often lies in the working folder, and contains the folders of all tenants, tokens and runs. A root opens
+what is in it, except for the home; a root in the home, as a tenant's is, opens what is in that root.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
+from trainyard.home import home_from_environment
 from trainyard.loading import load
 
 if TYPE_CHECKING:
@@ -51,6 +55,20 @@ def data_roots(settings: Settings, tenant: str | None = None) -> tuple[Path, ...
     return (settings.working_folder, settings.home / "tenants" / (tenant or settings.tenant), *settings.data_roots)
 
 
+def is_inside(place: Path, roots: Iterable[Path]) -> bool:
+    """Whether a path without links lies in one of the roots, and in the home only where the root does, too."""
+    containing = [root for root in map(real_root, roots) if place.is_relative_to(root)]
+    home = real_root(home_from_environment())
+    return any(root.is_relative_to(home) for root in containing) or bool(containing and not place.is_relative_to(home))
+
+
+def why_closed(place: Path) -> str:
+    """Why `is_inside` says no."""
+    if place.is_relative_to(real_root(home_from_environment())):
+        return "in TRAINYARD_HOME, of which a chain reads the folder of its tenant alone"
+    return "outside of the data roots"
+
+
 def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "config.path") -> Path:
     """The real path of `path`, which lies inside one of `roots`.
 
@@ -65,12 +83,12 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
     real_roots = [root.expanduser().resolve() for root in roots]
     try:
         candidates = [(root / text).resolve() for root in real_roots]
-        contained = [place for place in candidates if any(place.is_relative_to(root) for root in real_roots)]
+        contained = [place for place in candidates if is_inside(place, real_roots)]
         existing = next((place for place in contained if place.exists()), None)
     except UNFOLLOWED as error:
         raise refuse_path(text, roots, field, f"cannot be followed: {why_not(error)}") from error
     if not contained:
-        raise refuse_path(text, roots, field, f"leads to {candidates[0]}, outside of the data roots", candidates[0])
+        raise refuse_path(text, roots, field, f"leads to {candidates[0]}, {why_closed(candidates[0])}", candidates[0])
     if existing is None:
         raise NotFound(
             f"There is no file or folder {shown(text)}.",
@@ -115,8 +133,8 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
         real = path.resolve() if path.is_symlink() else path
     except UNFOLLOWED as error:
         raise refuse_path(str(path), roots, "config.path", f"cannot be followed: {why_not(error)}") from error
-    if not any(real.is_relative_to(real_root(root)) for root in roots):
-        raise refuse_path(str(path), roots, "config.path", f"is a link to {real}, outside of the data roots", real)
+    if not is_inside(real, roots):
+        raise refuse_path(str(path), roots, "config.path", f"is a link to {real}, {why_closed(real)}", real)
     try:
         descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -134,7 +152,7 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
     opened = None
     with contextlib.suppress(OSError):  # a system that does not say
         opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-    if opened is not None and not any(opened.is_relative_to(real_root(root)) for root in roots):
+    if opened is not None and not is_inside(opened, roots):
         os.close(descriptor)
         raise refuse_path(str(path), roots, "config.path", "was replaced by a link that leaves the data roots")
     return os.fdopen(descriptor, "rb")

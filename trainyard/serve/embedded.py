@@ -103,8 +103,8 @@ def server_command(models: Sequence[str], adapters: Mapping[str, Path], *, port:
 def launch(settings: Settings, models: Sequence[str], *, threads: int, adapters: Mapping[str, Path]) -> str:
     command = server_command(models, adapters, port=settings.embedded_port, threads=threads)
     command += ["--folder", str(settings.services)]
-    # An idle server must not take a trainer's core.
-    environment = child_environment({"OMP_WAIT_POLICY": "passive"})
+    # An idle server must not take a trainer's core. It serves adapters of this home only.
+    environment = child_environment({"OMP_WAIT_POLICY": "passive", "TRAINYARD_HOME": str(settings.home)})
     service = services.spawn_service(command, environment, settings.services / f"{services.EMBEDDED}.log")
     return services.await_ready(
         service, "The embedded server", START_S, services.record_path(settings, services.EMBEDDED)

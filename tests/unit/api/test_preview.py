@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from trainyard.api.context import Context
+from trainyard.api.context import Caller, Context
 from trainyard.api.requests.data import PreviewInput
 from trainyard.api.terminal.data import preview_text, raw_text
 from trainyard.api.verbs.data.preview import DataPreview, RawRows, preview
@@ -71,11 +71,31 @@ def test_what_would_be_cut_and_dropped_is_said(tmp_path: Path, tiny_model: Path)
     assert found.lengths.truncated > 5
     assert found.lengths.duplicates == 1
     assert sum(found.dropped.values()) == 1
+    ((bad,),) = [found.unreadable]
+    assert (bad.source, bad.reason) == ("rows.jsonl:22", next(iter(found.dropped)))
+    assert bad.text == json.dumps({"messages": "none"})
     text = preview_text(found)
+    assert bad.text in text
     assert "truncated at max_length" in text
     assert "duplicates" in text
     unlearned, _ = show(tmp_path, [chat("long question " * 30, "yes"), *CHATS[:2]], tiny_model, max_length=30)
     assert unlearned.dropped == {"nothing to learn within 30 tokens": 1}
+
+
+def test_a_tenant_sees_its_own_folder_and_no_other(tmp_path: Path, home: Path, tiny_model: Path) -> None:
+    for tenant in ("blue", "red"):
+        (home / "tenants" / tenant).mkdir(parents=True)
+        (home / "tenants" / tenant / f"{tenant}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CHATS[:5]))
+    context = Context(settings(), caller=Caller("a", tenant="blue", remote=True))
+
+    def ask(path: str | Path) -> DataPreview:
+        return preview(PreviewInput(path=path, base_model=str(tiny_model), limit=5), context)
+
+    found = ask("blue.jsonl")
+    assert (found.looked_at, found.estimated_rows) == (5, 5)
+    for path in ("red.jsonl", "../red/red.jsonl", home / "tenants" / "red" / "red.jsonl", "home/tenants/red/red.jsonl"):
+        with pytest.raises((Refused, NotFound), match=r"R-PATH-ROOT|There is no file or folder"):
+            ask(path)
 
 
 @pytest.mark.slow

@@ -126,3 +126,40 @@ def test_pipes_are_not_opened(root: Path) -> None:
     os.mkfifo(root / "pipe")
     with pytest.raises(InvalidInput, match=r"E-DATA-NOT-FOUND: pipe is not a regular file\. Why: Pipes and devices"):
         open_inside(root / "pipe", [root])
+
+
+@pytest.fixture
+def place_of_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that contains the home, with files of two tenants and the home's own."""
+    monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "work" / ".trainyard"))
+    home = tmp_path / "work" / ".trainyard"
+    for name in ("tenants/ours/own.jsonl", "tenants/theirs/secret.jsonl", "prefect-auth-string", "runs/r/events.jsonl"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("text")
+    (tmp_path / "work" / "shared.jsonl").write_text("text")
+    (tmp_path / "work" / "link.jsonl").symlink_to(home / "tenants" / "theirs" / "secret.jsonl")
+    return home
+
+
+CLOSED = [".trainyard/tenants/theirs/secret.jsonl", ".trainyard/prefect-auth-string", ".trainyard/runs", ".trainyard",
+          ".trainyard/tenants", ".trainyard/tenants/ours/../theirs/secret.jsonl", "link.jsonl"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CLOSED)
+def test_the_home_is_closed_where_the_working_folder_contains_it(place_of_home: Path, path: str) -> None:
+    work, own = place_of_home.parent, place_of_home / "tenants" / "ours"
+    for roots in ((work, own), (Path("/"), own)):
+        with pytest.raises(Refused, match=r"R-PATH-ROOT .* in TRAINYARD_HOME, of which a chain"):
+            resolve_inside(work / path, roots)
+    with pytest.raises(Refused, match="R-PATH-ROOT"):
+        open_inside(work / path, (work, own))
+
+
+def test_a_root_in_the_home_opens_what_is_in_it(place_of_home: Path) -> None:
+    work, own = place_of_home.parent, place_of_home / "tenants" / "ours"
+    assert resolve_inside("own.jsonl", (work, own)) == own / "own.jsonl"
+    assert resolve_inside(".trainyard/tenants/ours/own.jsonl", (work, own)) == own / "own.jsonl"
+    assert resolve_inside("shared.jsonl", (work, own)) == work / "shared.jsonl"
+    assert resolve_inside(place_of_home / "runs", (work, own, place_of_home)) == place_of_home / "runs"
+    with open_inside(own / "own.jsonl", (work, own)) as stream:
+        assert stream.read() == b"text"

@@ -58,9 +58,16 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
 def config(home: Path, model: Path, **phase2: Any) -> str:
     training = {
         "base_model": str(model),
-        "method": {"type": "lora", "rank": 2},
+        "method": {"type": "lora", "rank": 4},
         "device": "cpu",
-        "hyperparameters": {"max_steps": 2, "batch_size": 2, "max_length": 64, "precision": "fp32"},
+        # Enough to learn to answer: the random model writes line ends alone, which is no answer to the canary prompt.
+        "hyperparameters": {
+            "max_steps": 30,
+            "batch_size": 2,
+            "max_length": 64,
+            "precision": "fp32",
+            "learning_rate": 0.03,
+        },
     }
     value: Mapping[str, Any] = {
         "tenant": "acme",

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trainyard.api.access.secrets import texts_of
-from trainyard.data.paths import data_roots, refuse_path
+from trainyard.data.paths import data_roots, is_inside, refuse_path
 from trainyard.errors import Denied, InvalidInput, NotFound
 from trainyard.settings import Settings
 from trainyard.stores.models import model_folder
@@ -38,7 +38,7 @@ def require_model(place: str, text: str, settings: Settings, tenant: str) -> Non
         return
     if folder is not None and folder == model_folder(settings.default_base_model, settings):
         return  # what a chain without a base model takes
-    if folder is None or not any(folder.is_relative_to(root.resolve()) for root in roots):
+    if folder is None or not is_inside(folder, roots):
         raise refuse_path(text, roots, place, "is not a model's folder in the data roots")
 
 

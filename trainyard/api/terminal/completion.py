@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 
 from trainyard.errors import InvalidInput
+from trainyard.home import home_from_environment
 from trainyard.loading import load
 from trainyard.project import project_folder
-from trainyard.settings import home_from_environment
 
 PLACES = {
     "bash": (".bash_completions/{program}.sh", ".bashrc", "source '{path}'"),

@@ -26,6 +26,9 @@ def preview_text(result: Any) -> str:
     rows += [["duplicates", f"{result.lengths.duplicates:,}"]] if result.lengths.duplicates else []
     rows += [[f"ignored key {key}", f"{number:,}"] for key, number in result.raw.ignored_keys.items()]
     parts.append(table(rows, ("problem", "rows")) if rows else "nothing would be dropped, cut or ignored")
+    if result.unreadable:
+        bad = [[one.source, one.reason, cut(one.detail), cut(one.text)] for one in result.unreadable]
+        parts.append(table(bad, ("row", "reason", "detail", "text")))
     return "\n\n".join([*parts, estimate_text(result)])
 
 

@@ -25,8 +25,9 @@ from trainyard.api.verbs.backends import backend_table
 from trainyard.compute.gpus import MIB, GpuReadings, devices_here, physical_cores, read_amd_memory, read_gpus
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path
 from trainyard.errors import TrainyardError
+from trainyard.home import default_home
 from trainyard.serve.targets import local
-from trainyard.settings import Settings, default_home
+from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.night import read_night

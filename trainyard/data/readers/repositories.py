@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from trainyard.data.paths import refuse_path
+from trainyard.data.paths import is_inside, refuse_path
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.documents import TYPES
 from trainyard.data.readers.streams import Limits
@@ -132,14 +132,13 @@ def open_repository(path: Path, roots: Sequence[Path], limits: Limits) -> Reposi
     ]
     if stores[0] != path and not (path / ".git").exists():
         raise repository.unusable("The folder itself is not a repository")
-    real_roots = [root.resolve() for root in roots]
     seen: set[Path] = set()
     waiting = [store.resolve() for store in stores]
     while waiting:
         store = waiting.pop()
         if store in seen:
             continue
-        if not any(store.is_relative_to(root) for root in real_roots):
+        if not is_inside(store, roots):
             raise refuse_path(
                 str(path), roots, "config.repository", f"keeps its objects in {store}, outside of the roots"
             )

@@ -4045,6 +4045,8 @@ export interface components {
             stage: string | null;
             /** Template */
             template: string;
+            /** Unreadable */
+            unreadable: components["schemas"]["UnreadableRow"][];
         };
         /**
          * DataSourceConfig
@@ -11680,6 +11682,20 @@ export interface components {
          * @enum {string}
          */
         TrialState: "running" | "paused" | "completed" | "stopped" | "refused" | "failed";
+        /**
+         * UnreadableRow
+         * @description One row that no training would get.
+         */
+        UnreadableRow: {
+            /** Detail */
+            detail: string;
+            /** Reason */
+            reason: string;
+            /** Source */
+            source: string;
+            /** Text */
+            text: string;
+        };
         /** UpBody */
         UpBody: {
             /**
@@ -12538,6 +12554,7 @@ export type TrainingScriptList = components['schemas']['TrainingScriptList'];
 export type TrainingScriptText = components['schemas']['TrainingScriptText'];
 export type Trial = components['schemas']['Trial'];
 export type TrialState = components['schemas']['TrialState'];
+export type UnreadableRow = components['schemas']['UnreadableRow'];
 export type UpBody = components['schemas']['UpBody'];
 export type UpInput = components['schemas']['UpInput'];
 export type UpOutput = components['schemas']['UpOutput'];

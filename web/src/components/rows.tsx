@@ -98,7 +98,7 @@ function pageText(page: components["schemas"]["ArtifactRows"]): string {
       ? of
       : `nothing up to row ${formatNumber(page.next_offset)} of ${of}: Next searches on`;
   const [first, last] = [page.rows[0].index, page.rows[page.rows.length - 1].index];
-  return `rows ${formatNumber(first + 1)} to ${formatNumber(last + 1)} of ${of}`;
+  return `rows ${formatNumber(first)} to ${formatNumber(last)} of ${of}, counted from 0`;
 }
 
 interface FilterProps {
@@ -164,7 +164,7 @@ export function RowsTable({ rows, columns, place, part }: RowsTableProps) {
           numeric: true,
           cell: (row) => (
             <>
-              {formatNumber(row.index + 1)}
+              {formatNumber(row.index)}
               {row.cut && row.cut.length > 0 && place && part && <WholeRow row={row} place={place} part={part} />}
             </>
           ),
@@ -249,7 +249,7 @@ function WholeRow({ row, place, part }: { row: StoredRow; place: Place; part: st
       >
         Whole row
       </button>
-      <dialog ref={dialog} aria-label={`Row ${row.index + 1}, whole`} className="wide">
+      <dialog ref={dialog} aria-label={`Row ${row.index}, whole`} className="wide">
         <form method="dialog" className="actions">
           <button>Close</button>
         </form>

@@ -6,6 +6,7 @@ first rows are reported, then the first 10,000 are rendered. Imports transformer
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tempfile
@@ -27,6 +28,8 @@ from trainyard.api.responses import Response
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import devices_here
 from trainyard.data.limited.service import reading_service
+from trainyard.data.paths import data_roots, open_inside, resolve_inside
+from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.remote.pins import pin_sources
 from trainyard.data.renderers.choice import choose_template
 from trainyard.data.renderers.rendering import Piece, Renderer, turn_of
@@ -90,6 +93,17 @@ class RenderedRow(Response):
     learned_tokens: int
 
 
+class UnreadableRow(Response):
+    """One row that no training would get."""
+
+    source: str
+    """Name of the file, and number of the line."""
+    reason: str
+    detail: str
+    text: str
+    """At most its first 2,000 characters."""
+
+
 class LengthBin(Response):
     longest: int
     """Tokens of the longest row that counts here."""
@@ -123,6 +137,8 @@ class DataPreview(Response):
     """Whether these are all rows."""
     dropped: dict[str, int]
     """Reason -> rows: unreadable ones, ones that the template refuses, ones of which the cut leaves no answer."""
+    unreadable: tuple[UnreadableRow, ...]
+    """The first of the unreadable ones, at most as many as `rows`."""
     lengths: LengthStatistics
     estimated_rows: int | None
     estimated_tokens: int | None
@@ -137,7 +153,8 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
 
     Raises `NotFound`, `InvalidInput`, `Refused` and `LimitExceeded` of the readers and of the base model.
     """
-    settings, name = context.settings, given.base_model or context.settings.default_base_model
+    settings = settings_of(context)
+    name = given.base_model or settings.default_base_model
     with tempfile.TemporaryDirectory() as scratch, reading_service():
         raw, rows, _ = read_first(given, given.rows, Path(scratch) / "first", settings)
         context.on_part(raw)
@@ -150,7 +167,7 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
         while batch := list(islice(rows, ROWS_PER_BATCH)):
             shown += lengths.add(batch, keep=given.rows if len(shown) < given.rows else 0)
     stage, complete = STAGES.get(raw.port), facts["kept"] < given.limit
-    estimated_rows = facts["kept"] if complete else estimate_rows(Path(given.path))
+    estimated_rows = facts["kept"] if complete else estimate_rows(given.path, settings)
     estimated = estimate_training(stage, name, estimated_rows, lengths, settings)
     return DataPreview(
         raw=raw,
@@ -160,6 +177,7 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
         looked_at=facts["read"],
         complete=complete,
         dropped={**{reason: n for reason, n in facts["dropped"].items() if reason != "duplicate"}, **lengths.dropped},
+        unreadable=facts["bad_rows"],
         lengths=lengths.statistics(),
         estimated_rows=estimated_rows,
         estimated_tokens=estimated.tokens,
@@ -167,6 +185,12 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
         seconds=estimated.seconds,
         basis=estimated.basis,
     )
+
+
+def settings_of(context: Context) -> Settings:
+    """The settings with the caller's tenant, whose folder is one of the data roots."""
+    tenant = context.caller.tenant
+    return context.settings.model_copy(update={"tenant": tenant}) if tenant else context.settings
 
 
 def read_first(
@@ -187,9 +211,19 @@ def read_first(
     ((port, part),) = made.outputs.items()
     place = folder / part.folder / ROWS_FILE
     shown = tuple(plain(row) for row in islice(read_rows(place, port), given.rows))
-    facts = dict(part.facts)
+    facts = {**part.facts, "bad_rows": first_bad_rows(folder / part.folder, given.rows)}
     raw = RawRows(path=given.path, format=facts["format"], port=port, rows=shown, ignored_keys=facts["ignored_keys"])
     return raw, read_rows(place, port), facts
+
+
+def first_bad_rows(folder: Path, count: int) -> tuple[UnreadableRow, ...]:
+    """The first rows that the reader quarantined."""
+    with (folder / QUARANTINE_FILE).open("rb") as stream:
+        found = [json.loads(line) for line in islice(stream, count)]
+    return tuple(
+        UnreadableRow(source=one["source"], reason=one["reason"], detail=one["detail"], text=one.get("row", ""))
+        for one in found
+    )
 
 
 def place_of(text: str) -> dict[str, str]:
@@ -227,7 +261,7 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
             do="Name a folder with the tokenizer, or fetch the model while there is a network.",
             code="E-MODEL-NOT-FOUND",
         ) from error
-    chosen = choose_template(template, tokenizer.chat_template)
+    chosen = choose_template(template, tokenizer.chat_template, roots=data_roots(settings))
     return Renderer(tokenizer, chosen.spec, chosen.text)
 
 
@@ -340,14 +374,19 @@ def draw_bins(tokens: np.ndarray) -> Iterator[LengthBin]:
         yield LengthBin(longest=(place + 1) * width, rows=int((places == place).sum()))
 
 
-def estimate_rows(path: Path) -> int | None:
+def estimate_rows(text: str, settings: Settings) -> int | None:
     """Rows of a file of lines, from the mean length of those at its beginning; None for anything else."""
+    if "path" not in place_of(text):
+        return None
+    roots = data_roots(settings)
+    path = resolve_inside(text, roots)
     if not path.is_file() or path.suffix.lower() not in LINES:
         return None
-    with path.open("rb") as stream:
+    with open_inside(path, roots) as stream:
         beginning = stream.read(COUNTED_BYTES)
+        size = os.fstat(stream.fileno()).st_size
     lines = max(1, beginning.count(b"\n"))
-    return round(lines * os.path.getsize(path) / len(beginning))
+    return round(lines * size / max(1, len(beginning)))
 
 
 def estimate_training(

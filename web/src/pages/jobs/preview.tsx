@@ -92,6 +92,18 @@ function Shown({ preview }: { preview: Preview }) {
           ]}
         />
       )}
+      {preview.unreadable.length > 0 && (
+        <Table
+          caption="The first unreadable rows"
+          rows={preview.unreadable}
+          rowKey={(row) => row.source}
+          columns={[
+            { title: "Row", cell: (row) => row.source },
+            { title: "Reason", cell: (row) => `${row.reason}: ${row.detail}` },
+            { title: "Text", cell: (row) => <code>{row.text}</code> },
+          ]}
+        />
+      )}
       <Table
         caption="Lengths of the rows in tokens"
         rows={lengths.histogram}
