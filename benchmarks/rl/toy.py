@@ -23,6 +23,7 @@ from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.rollouts.critic import attach_critic, split_groups
+from trainyard.train.rollouts.environments import Environment
 from trainyard.train.rollouts.feed import RolloutFeed, RolloutPlan
 from trainyard.train.rollouts.rewards import RewardPanel, SampledCompletion
 from trainyard.train.schedules import LearningRate
@@ -87,6 +88,7 @@ class Toy:
     prompts: Sequence[dict[str, Any]]
     panel: RewardPanel
     critic: Model = None
+    environment: Environment | None = None
 
     def open(self, folder: Path) -> tuple[Session, Feed]:
         """A session and its feed."""
@@ -102,7 +104,8 @@ class Toy:
         state = TrainState(model, reference, stage, config, optimizer, schedule, self.tokenizer)
         widths = [len(one["input_ids"]) for one in self.prompts]
         plan = RolloutPlan(widths, choose_cut(config, stage, "cpu"), stage, config)
-        return Session(state, folder), RolloutFeed(list(self.prompts), plan, stage, 0, panel=self.panel)
+        feed = RolloutFeed(list(self.prompts), plan, stage, 0, panel=self.panel, environment=self.environment)
+        return Session(state, folder), feed
 
     def run(self) -> Recorder:
         """Train for `max_steps`; returns what was reported."""

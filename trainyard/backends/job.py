@@ -33,10 +33,23 @@ class TeacherServer(BaseModel):
     api_key_env: str | None = None
 
 
-class TrainingJob(BaseModel):
-    """One training execution, resolved: nothing in it needs a lookup any more."""
+class OtherModels(BaseModel):
+    """The models that a training reads next to the one that it trains."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    teacher: str | TeacherServer | None = Field(None, exclude_if=lambda given: given is None)
+    """The frozen model that a distillation imitates: its folder, its name on the Hub, or where it answers."""
+    teacher_sha256: str = Field("", exclude_if=lambda given: not given)
+    reward_model: str | None = Field(None, exclude_if=lambda given: given is None)
+    """Folder of the reward model whose scores a stage reads: an adapter, or a whole model."""
+    reward_sha256: str = Field("", exclude_if=lambda given: not given)
+    judges: dict[str, TeacherServer] = Field({}, exclude_if=lambda given: not given)
+    """Endpoint -> where the judge of a reward answers."""
+
+
+class TrainingJob(OtherModels):
+    """One training execution, resolved: nothing in it needs a lookup any more."""
 
     config: TrainerConfig
     """Stage, method, backend and settings, as `resolve_trainer` returns them."""
@@ -49,14 +62,6 @@ class TrainingJob(BaseModel):
     """Digest of the base's files; an adapter trained on other bytes is refused."""
     adapter: str | None = None
     """Folder of the earlier adapter that `config.adapter` speaks of."""
-    teacher: str | TeacherServer | None = Field(None, exclude_if=lambda given: given is None)
-    """The frozen model that a distillation imitates: its folder, its name on the Hub, or where it answers."""
-    teacher_sha256: str = Field("", exclude_if=lambda given: not given)
-    reward_model: str | None = Field(None, exclude_if=lambda given: given is None)
-    """Folder of the reward model whose scores a stage reads: an adapter, or a whole model."""
-    reward_sha256: str = Field("", exclude_if=lambda given: not given)
-    judges: dict[str, TeacherServer] = Field({}, exclude_if=lambda given: not given)
-    """Endpoint -> where the judge of a reward answers."""
     parents: tuple[str, ...] = ()
     """Digests of the earlier adapter's or model's references."""
     threads: int = 1

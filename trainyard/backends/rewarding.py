@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
+from trainyard.train.rollouts.environments import Environment
 from trainyard.train.rollouts.judging import JudgeScorer, JudgeServer
 from trainyard.train.rollouts.reward_model import (
     RewardModelScorer,
@@ -48,6 +49,13 @@ def make_panel(
         keys = {name: os.environ.get(one.api_key_env) if one.api_key_env else None for name, one in named}
         scorers["judge"] = JudgeScorer({name: JudgeServer(one.base_url, one.model, keys[name]) for name, one in named})
     return RewardPanel(settings.rewards, scorers)
+
+
+def make_environment(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Environment | None:
+    """Who answers the completions of the job's stage, if somebody does."""
+    settings = job.config.stage
+    assert isinstance(settings, PpoSettings | GrpoSettings), settings
+    return Environment.of(settings.environment, tokenizer) if settings.environment is not None else None
 
 
 def require_rewards(job: TrainingJob, rewards: Any) -> None:

@@ -292,7 +292,7 @@ class Grpo(Form):
     )
     answer_mark: str | None = Field(
         None, min_length=1, max_length=64, title="Mark",
-        description="What stands before the final answer, such as GSM8K's ####; for exact_match.",
+        description="The mark in front of the final answer, such as GSM8K's ####; for exact_match.",
     )  # fmt: skip
     base_model: BaseModelName = None
     training: TrainingForm = Field(TrainingForm(), description="How the adapter first imitates the answers.")

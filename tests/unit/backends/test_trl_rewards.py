@@ -20,9 +20,8 @@ def worth(said: str, answer: str = "Yes", tokens: int = 4, **settings: Any) -> f
 
 
 def test_every_type_has_its_function() -> None:
-    assert {one.model_fields["type"].default for one in get_args(get_args(Reward)[0])} == REWARDS.keys() | set(
-        MODEL_REWARDS
-    )
+    words = {one.model_fields["type"].default for one in get_args(get_args(Reward)[0])}
+    assert words == REWARDS.keys() | set(MODEL_REWARDS)
 
 
 @pytest.mark.parametrize(

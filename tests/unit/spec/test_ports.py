@@ -371,3 +371,31 @@ def test_ambiguity_is_told_once_for_ports_of_the_same_nodes() -> None:
     assert [reason.because for reason in found] == [
         "The nodes 'one' and 'two' make sft, preference, labelled, text and are equally near."
     ]
+
+
+SCORED = {"type": "ppo", "rewards": [{"type": "reward_model"}]}
+BOTH = {"sets": {"sft": {"path": "a.jsonl"}, "preference": {"path": "b.jsonl"}}}
+
+
+def test_ppo_continues_the_policy_and_takes_the_reward_model_beside_it() -> None:
+    nodes = [node("data_source", **BOTH), node("trainer"), node("trainer", stage="reward")]
+    judging = node("evaluator", benchmarks=[{"name": "forgetting"}])
+    found = resolved(*nodes, node("trainer", stage=SCORED, hyperparameters={"batch_size": 8}), judging)
+    assert links(found, "trainer-2")["adapter"] == ["trainer.adapter"]
+    assert links(found, "trainer-3") == {
+        "sft": ["data-source.sft"], "adapter": ["trainer.adapter"], "reward": ["trainer-2.adapter"],
+    }  # fmt: skip
+    assert links(found, "evaluator")["adapter"] == ["trainer-3.adapter"]
+
+
+def test_ppo_takes_no_reward_model_that_it_does_not_read() -> None:
+    nodes = [node("data_source", **BOTH), node("trainer"), node("trainer", stage="reward")]
+    exact = {"type": "ppo", "rewards": [{"type": "exact_match"}]}
+    found = resolved(*nodes, node("trainer", stage=exact, hyperparameters={"batch_size": 8}))
+    assert links(found, "trainer-3") == {"sft": ["data-source.sft"], "adapter": ["trainer.adapter"]}
+
+
+def test_two_reward_models_that_are_equally_near_are_refused() -> None:
+    scorers = [node("trainer", name, ["trainer"], stage="reward") for name in ("one", "two")]
+    last = node("trainer", "last", ["one", "two"], stage=SCORED, hyperparameters={"batch_size": 8})
+    assert "port-two" in names(node("data_source", **BOTH), node("trainer"), *scorers, last)

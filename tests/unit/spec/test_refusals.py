@@ -260,6 +260,7 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("quant-export", "nf4", [("1.config.quantization", "nf4")]),
     ("quant-export", "none", [("1.config.quantization", DROP)]),
     ("reward-model-none", "exact", [("1.config.stage.rewards", [{"type": "exact_match"}])]),
+    ("environment-none", "named", [("1.config.stage.environment", {"type": "calculator"})]),
     ("rollout-alone", "single", [("1.config.launch", {})]),
     ("rollout-checkpointing", "off", [("1.config.hyperparameters.gradient_checkpointing", False)]),
     ("grpo-reward", "named", [("1.config.stage", {"type": "grpo", "rewards": [{"type": "length", "max_tokens": 9}]}),

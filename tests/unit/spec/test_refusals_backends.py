@@ -14,6 +14,7 @@ from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.rewards import EnvironmentSettings
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
@@ -29,6 +30,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "adapter": ("continue", "stack", "merge"),
     "stage.loss": tuple(PreferenceLoss),
     "stage.centering": (0.0, 0.01),
+    "stage.environment": (None, EnvironmentSettings(type="calculator")),
     "method.modules_to_save": ((), ("lm_head",)),
     "launch.strategy": tuple(Strategy),
     "launch.launcher": ("auto", "torchrun", "accelerate", "deepspeed"),

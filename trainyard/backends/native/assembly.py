@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import DECISIONS_FILE
-from trainyard.backends.rewarding import make_panel, scorer_of
+from trainyard.backends.rewarding import make_environment, make_panel, scorer_of
 from trainyard.backends.rows import evaluation_rows, mixed_sets, rows_of
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.compute.child import Events
@@ -178,7 +178,10 @@ def make_feed(job: TrainingJob, prepared: PreparedData, cut: Cut, device: str, e
     if not stage.facts.draws_groups:
         return Feed(examples, make_plan(examples, cut, stage), stage, pad_id)
     plan = RolloutPlan(prepared.widths, cut, stage, job.config)
-    return RolloutFeed(examples, plan, stage, pad_id, panel=make_panel(job, prepared.tokenizer, device, events.emit))
+    panel = make_panel(job, prepared.tokenizer, device, events.emit)
+    return RolloutFeed(
+        examples, plan, stage, pad_id, panel=panel, environment=make_environment(job, prepared.tokenizer)
+    )
 
 
 def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events) -> None:

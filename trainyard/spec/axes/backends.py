@@ -111,6 +111,7 @@ class BackendName(AxisValue):
             "quantization": (None, Quantization.NF4, Quantization.FP4, Quantization.INT8),
             "stage.loss": PAIRWISE,
             "stage.centering": (0.0,),
+            "stage.environment": (None,),
             "launch.launcher": ("auto", "torchrun", "accelerate"),
         },
         sharded={

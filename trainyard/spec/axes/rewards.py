@@ -98,6 +98,19 @@ class JudgeReward(RewardSource):
     rubric: str = Field(min_length=1, max_length=4096, description="What a good answer has.")
 
 
+class EnvironmentReward(RewardSource):
+    """What the environment of a conversation gives for it; needs `stage.environment`."""
+
+    type: Literal["environment"] = "environment"
+
+
+class EnvironmentSettings(Strict):
+    """Who answers a completion, so that it becomes a conversation of several turns."""
+
+    type: Literal["calculator", "python", "guessing"] = Field(description="What answers.")
+    max_turns: int = Field(4, ge=1, le=64, description="Turns of the model, after which a conversation ends.")
+
+
 Reward = Annotated[
     ExactMatchReward
     | ContainsReward
@@ -106,6 +119,7 @@ Reward = Annotated[
     | JsonSchemaReward
     | PythonReward
     | ModelReward
+    | EnvironmentReward
     | JudgeReward,
     Field(discriminator="type"),
 ]

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.latent import AnyLatent, LatentSettings
-from trainyard.spec.axes.rewards import JudgeReward, ModelReward, Reward
+from trainyard.spec.axes.rewards import EnvironmentSettings, JudgeReward, ModelReward, Reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,20 @@ class KtoSettings(AnswersSettings):
         return True
 
 
-class PpoSettings(StageSettings):
+class DrawnSettings(StageSettings):
+    """A stage that learns from the rewards of what it draws."""
+
+    environment: EnvironmentSettings | None = left_out(
+        None, description="Who answers a completion, so that it becomes a conversation; none by default."
+    )
+
+    @property
+    def turns(self) -> int:
+        """Most completions of one conversation."""
+        return self.environment.max_turns if self.environment is not None else 1
+
+
+class PpoSettings(DrawnSettings):
     """How completions are drawn, what they are worth, and how far a step goes (Schulman et al. 2017, arXiv
     1707.06347)."""
 
@@ -210,14 +223,14 @@ class PpoSettings(StageSettings):
 
     @property
     def drawn_tokens(self) -> int:
-        return self.max_completion_length
+        return self.max_completion_length * self.turns
 
     @property
     def has_critic(self) -> bool:
         return self.advantage != "group"
 
 
-class GrpoSettings(AnswersSettings):
+class GrpoSettings(DrawnSettings, AnswersSettings):
     """How completions are drawn, and what they are worth (Shao et al. 2024, arXiv 2402.03300)."""
 
     rewards: tuple[Reward, ...] = Field((), max_length=32, description="Added, each times its weight; at least one.")
@@ -245,7 +258,7 @@ class GrpoSettings(AnswersSettings):
 
     @property
     def drawn_tokens(self) -> int:
-        return self.max_completion_length
+        return self.max_completion_length * self.turns
 
 
 DEFAULT_TOP_K = 20

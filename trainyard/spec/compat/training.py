@@ -17,6 +17,7 @@ from trainyard.spec.axes.methods import (
 )
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.rewards import EnvironmentReward
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import DistillSettings, DpoSettings, GrpoSettings, PpoSettings, PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
@@ -330,6 +331,13 @@ ROLLOUT_ROWS = (
         lambda config, at: config.stage.reads_scores and not at.sources(Port.REWARD),
         "Stage {config.stage} reads the scores of a reward model, and no trainer of stage reward is before it.",
         "Put a trainer of stage reward before it, or name another reward, such as exact_match.", chained=True,
+    ),
+    Row(
+        "environment-none", "R-REWARD", "trainer", "config.stage.rewards",
+        lambda config, _: getattr(config.stage, "environment", None) is None
+        and any(isinstance(one, EnvironmentReward) for one in getattr(config.stage, "rewards", ())),
+        "The reward of an environment is asked for, and stage {config.stage} has none.",
+        "Name it, such as `environment: {{type: calculator}}`, or another reward, such as exact_match.",
     ),
     Row(
         "rollout-alone", "R-LAUNCH", "trainer", "config.launch.strategy",

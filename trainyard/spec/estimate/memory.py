@@ -14,6 +14,7 @@ constants of nf4; LitGPT's table for a 7 B model, which the activation slope on 
     dequantised  one matrix, e d f
     rollouts     of drawn completions: what their cache takes more than activations and logits (rollouts.py)
     teacher      of distill: e P of the teacher, and its logits once more in float32; its layers keep nothing
+    critic       of ppo: the critic's weights, gradients and states; of a stage with a reward model its weights
     gathered     of weights that processes divide among them: the largest group that is whole at once
     fragments    CUDA: 5 % of all that; CPU: what the C library's heap keeps and does not return
     context      CUDA 0.8 GiB; CPU 0.45 GiB: torch, transformers, PEFT and bitsandbytes, imported and used once
@@ -39,6 +40,7 @@ from trainyard.spec.axes.methods import (
     adapter_settings,
     trained_rank,
 )
+from trainyard.spec.axes.stages import PpoSettings
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
 from trainyard.spec.estimate.shape import ModelShape
@@ -69,6 +71,7 @@ class Memory(Strict):
     gathered: int = 0
     rollouts: int = 0
     teacher: int = 0
+    critic: int = 0
     fragments: int
     context: int
 
@@ -111,9 +114,21 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device, teacher:
         fragments = CPU_FRAGMENTS[adapter] * activations + CPU_LOGIT_FRAGMENTS * logits
     kept["rollouts"] = max(0, cache_bytes(shape, config, device) - kept["activations"] - kept["logits"])
     kept["teacher"] = teacher_bytes(teacher, half, tokens) if teacher is not None else 0
+    kept["critic"] = critic_bytes(shape, config, half, trained)
     imports = TRL_BYTES if config.backend is BackendName.TRL and not on_cuda else 0
     context = int(device.facts.context_gib * GIB) + imports
     return Memory(**kept, fragments=int(fragments), context=context)
+
+
+def critic_bytes(shape: ModelShape, config: TrainerConfig, half: int, trained: int) -> int:
+    """The models next to a policy that draws completions, of its own shape: a critic that is trained as the policy is,
+    and a reward model."""
+    scorer = half * shape.parameters if config.stage.reads_scores else 0
+    if not (isinstance(config.stage, PpoSettings) and config.stage.has_critic):
+        return scorer
+    states = (4 + config.hyperparameters.optimizer.facts.state_bytes) * trained
+    weights = half * shape.parameters + 4 * trained if config.method.facts.adapter else 4 * shape.parameters
+    return scorer + weights + states
 
 
 # What moves

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.stages import GrpoSettings
+from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 
@@ -28,9 +28,10 @@ def drawn_length(config: TrainerConfig) -> int:
 def rows_seen(config: TrainerConfig, rows: int) -> int:
     """Rows of a pass that go through the model, out of those that arrive; again in each step that learns from them."""
     rollouts, hyper = config.stage, config.hyperparameters
-    if not isinstance(rollouts, GrpoSettings):
+    if not isinstance(rollouts, GrpoSettings | PpoSettings):
         return rows
-    drawn = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes
+    minibatches = rollouts.minibatches if isinstance(rollouts, PpoSettings) else 1
+    drawn = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes * minibatches
     prompts = max(1, drawn // rollouts.num_generations)
     return rows // prompts * prompts * rollouts.num_generations * rollouts.num_iterations
 

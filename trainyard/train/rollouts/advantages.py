@@ -1,4 +1,4 @@
-"""How much better than expected each token of a completion was: pure functions of scores, values and probabilities.
+"""How much better than expected each token was, and the clipped losses that follow: pure functions.
 
 GAE (Schulman et al. 2016, arXiv 1506.02438, equation 16) over the tokens that count, the others skipped:
 
@@ -8,7 +8,13 @@ There is no value after the last token, whether it ends the turn or the length d
 
 Groups (GRPO, Shao et al. 2024, arXiv 2402.03300, section 4.1): a score minus the mean of its group, over the deviation.
 
-Shapes: R completions, G of them to a prompt, T tokens of the longest.
+The losses of PPO and GRPO, of a token:
+
+    rho     = p(token) / p_old(token)
+    policy  = max(-A rho, -A clip(rho, 1 - epsilon, 1 + epsilon))               (Schulman et al. 2017, arXiv 1707.06347)
+    value   = 1/2 max((V - R)^2, (clip(V, V_old - epsilon, V_old + epsilon) - R)^2)
+
+Shapes: R completions, G of them to a prompt, T tokens of the longest; N tokens that are learned from.
 """
 
 from __future__ import annotations
@@ -72,3 +78,24 @@ def center_groups(scores_R: torch.Tensor, group: int, scale: Literal["group", "b
         return centered_PG.flatten()
     deviation = grouped_PG.std(1, keepdim=True) if scale == "group" else scores_R.std()
     return (centered_PG / (deviation + GROUP_EPSILON)).flatten()
+
+
+def clipped_policy_loss(ratio_N: torch.Tensor, advantages_N: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The loss of each token: (N,)."""
+    clipped_N = ratio_N.clamp(1 - epsilon, 1 + epsilon)
+    return torch.maximum(-advantages_N * ratio_N, -advantages_N * clipped_N)
+
+
+def clipped_value_loss(
+    values_N: torch.Tensor, old_N: torch.Tensor, returns_N: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """The loss of each token's value: (N,)."""
+    clipped_N = torch.clamp(values_N, old_N - epsilon, old_N + epsilon)
+    return 0.5 * torch.maximum((values_N - returns_N) ** 2, (clipped_N - returns_N) ** 2)
+
+
+def is_clipped(ratio_N: torch.Tensor, advantages_N: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Whether the clip takes a token's gradient away: (N,) of bool."""
+    too_high_N = (ratio_N > 1 + epsilon) & (advantages_N > 0)
+    too_low_N = (ratio_N < 1 - epsilon) & (advantages_N < 0)
+    return too_high_N | too_low_N

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,7 @@ from trainyard.train.rollouts.advantages import (
     whiten,
 )
 from trainyard.train.rollouts.buffer import DrawnRow, Rollout, collate, padded_rows
+from trainyard.train.rollouts.environments import Environment
 from trainyard.train.rollouts.rewards import RewardPanel, SampledCompletion
 from trainyard.train.rollouts.scoring import WITH_VALUES
 from trainyard.train.session.sampling import Generated, Sampling, StopReason
@@ -48,7 +49,7 @@ class RolloutWriter(CompletionWriter, Protocol):
 
 
 @dataclass(frozen=True)
-class Conversation:
+class DrawnConversation:
     """One completion with its score, before anything is computed from it."""
 
     row: DrawnRow
@@ -64,6 +65,7 @@ class Surroundings:
     config: TrainerConfig
     panel: RewardPanel
     pad_id: int
+    environment: Environment | None = None
 
     @property
     def settings(self) -> PpoSettings | GrpoSettings:
@@ -74,7 +76,7 @@ class Surroundings:
 def draw_rollout(given: Surroundings, examples: Sequence[Prompt], place: str) -> Rollout:
     """Draw `num_generations` completions of each example, neighbours to one prompt, and settle what they teach."""
     writer, config, panel, settings = given.writer, given.config, given.panel, given.settings
-    drawn = complete_prompts(writer, examples, config, place)
+    drawn = complete_prompts(writer, examples, config, place, given.environment)
     answers = [str(example["answer"]) for example in examples for _ in range(settings.num_generations)]
     found = panel.score([one.sampled for one in drawn], answers)
     scores_R = torch.tensor(panel.totals(found))
@@ -93,13 +95,33 @@ def draw_rollout(given: Surroundings, examples: Sequence[Prompt], place: str) ->
 
 
 def complete_prompts(
-    writer: CompletionWriter, examples: Sequence[Prompt], config: TrainerConfig, place: str
-) -> list[Conversation]:
-    """Every prompt `num_generations` times. Prompts of similar length are drawn together."""
+    writer: CompletionWriter,
+    examples: Sequence[Prompt],
+    config: TrainerConfig,
+    place: str,
+    environment: Environment | None = None,
+) -> list[DrawnConversation]:
+    """Every prompt `num_generations` times, and on with the environment until all conversations have ended."""
     settings = config.stage
     assert isinstance(settings, PpoSettings | GrpoSettings), settings
-    prompts = [example["input_ids"] for example in examples for _ in range(settings.num_generations)]
     dice = random.Random(f"{config.hyperparameters.seed}:{place}")
+    drawn = [Trajectory(example) for example in examples for _ in range(settings.num_generations)]
+    for _ in range(settings.turns):
+        talking = [one for one in drawn if not one.done and one.has_room(writer.context)]
+        if not talking:
+            break
+        for one, turn in zip(talking, complete_turn(writer, talking, config, dice), strict=True):
+            one.take(turn, environment)
+    return [one.settled() for one in drawn]
+
+
+def complete_turn(
+    writer: CompletionWriter, talking: Sequence[Trajectory], config: TrainerConfig, dice: random.Random
+) -> list[Generated]:
+    """The next completion of each conversation. Those of similar length are drawn together."""
+    settings = config.stage
+    assert isinstance(settings, PpoSettings | GrpoSettings), settings
+    prompts = [[*one.prompt, *one.ids] for one in talking]
     order = sorted(range(len(prompts)), key=lambda at: (len(prompts[at]), at))
     size = max(config.hyperparameters.batch_size, DRAWN_AT_ONCE)
     found: dict[int, Generated] = {}
@@ -108,8 +130,56 @@ def complete_prompts(
         most = room_for(settings.max_completion_length, len(prompts[places[-1]]), writer.context)
         sampling = Sampling(most, settings.temperature, seed=dice.getrandbits(31))
         found |= dict(zip(places, writer.generate([prompts[at] for at in places], sampling), strict=True))
-    questions = [str(example["question"]) for example in examples for _ in range(settings.num_generations)]
-    return [conversation_of(prompts[at], found[at], questions[at]) for at in range(len(prompts))]
+    return [found[at] for at in range(len(prompts))]
+
+
+@dataclass
+class Trajectory:
+    """A conversation while it is drawn: the tokens as they were sampled, which are never rendered again."""
+
+    example: Prompt
+    ids: list[int] = field(default_factory=list)
+    learned: list[bool] = field(default_factory=list)
+    text: str = ""
+    given: float = 0.0
+    ended: bool = False
+    done: bool = False
+    messages: list[Any] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> list[int]:
+        found: list[int] = self.example["input_ids"]
+        return found
+
+    def has_room(self, context: int | None) -> bool:
+        """Whether a further turn fits; the first one has to."""
+        return context is None or not self.ids or len(self.prompt) + len(self.ids) < context
+
+    def take(self, turn: Generated, environment: Environment | None) -> None:
+        """Add a completion, and what the environment says to it."""
+        before = [*self.prompt, *self.ids]
+        self.ids += turn.ids
+        self.learned += [True] * len(turn.ids)
+        self.text, self.ended, self.done = turn.text, turn.stop_reason is StopReason.END, True
+        if environment is None:
+            return
+        self.messages = self.messages or list(self.example["messages"])
+        said, reward, finished = environment.reply(self.messages, turn.ids, str(self.example["answer"]))
+        self.given += reward
+        following = None if finished else environment.following(before, turn.ids, said)
+        if following is not None:
+            self.messages += said
+            self.ids += following
+            self.learned += [False] * len(following)
+            self.done = False
+
+    def settled(self) -> DrawnConversation:
+        """The conversation as a row; what an environment said last, and nothing answered, is left out."""
+        last = max(at for at, own in enumerate(self.learned, 1) if own)
+        row = DrawnRow(self.prompt, self.ids[:last], self.learned[:last])
+        whole = (*self.prompt, *row.ids)
+        sampled = SampledCompletion(self.text, row.num_learned, whole, str(self.example["question"]), self.given)
+        return DrawnConversation(row, sampled, self.ended)
 
 
 def room_for(wanted: int, longest: int, context: int | None) -> int:
@@ -122,12 +192,6 @@ def room_for(wanted: int, longest: int, context: int | None) -> int:
             code="E-BATCH",
         )
     return most
-
-
-def conversation_of(prompt: list[int], given: Generated, question: str) -> Conversation:
-    row = DrawnRow(prompt, given.ids, [True] * len(given.ids))
-    sampled = SampledCompletion(given.text, len(given.ids), (*prompt, *given.ids), question)
-    return Conversation(row, sampled, given.stop_reason is StopReason.END)
 
 
 def measure_tokens(writer: RolloutWriter, rows: Sequence[DrawnRow], config: TrainerConfig, pad_id: int) -> None:

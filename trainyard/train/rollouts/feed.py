@@ -18,6 +18,7 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.batching import BatchPlan, Cursor, Cut, Feed, StepRows
 from trainyard.train.rollouts.buffer import Rollout
 from trainyard.train.rollouts.drawing import Surroundings, draw_rollout, steps_per_rollout
+from trainyard.train.rollouts.environments import Environment
 from trainyard.train.rollouts.rewards import RewardPanel
 from trainyard.train.stages.contract import Batch, StageSpec
 
@@ -86,6 +87,7 @@ class RolloutFeed(Feed):
 
     panel: RewardPanel = field(default_factory=RewardPanel)
     rollout: Rollout | None = None
+    environment: Environment | None = None
 
     def batch(self, rows: Sequence[int], epoch: int | None = None) -> Batch:
         """Prompts alone, where a batch is looked at before any completion is drawn."""
@@ -100,7 +102,8 @@ class RolloutFeed(Feed):
             self.rollout = Rollout.from_values(kept)
         if self.rollout is None or self.rollout.place != place:
             examples = [self.examples[row] for row in plan.prompts_at(cursor)]
-            self.rollout = draw_rollout(Surroundings(writer, config, self.panel, self.pad_id), examples, place)
+            given = Surroundings(writer, config, self.panel, self.pad_id, self.environment)
+            self.rollout = draw_rollout(given, examples, place)
             kept.clear()
             kept.update(self.rollout.as_values())
         return [self.rollout.batch(rows, self.pad_id) for rows in plan.at(cursor)]

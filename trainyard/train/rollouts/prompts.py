@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.data.renderers.rendering import Renderer
+from trainyard.data.renderers.rendering import Renderer, turn_of
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.train.tokens import TokenLedger, encode_answers, encode_rows
@@ -16,7 +16,8 @@ from trainyard.train.tokens import TokenLedger, encode_answers, encode_rows
 def encode_prompts(
     rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[dict[str, Any]], TokenLedger]:
-    """Rows as {input_ids: the prompt, answer: the text of the last turn of the assistant, question: the turn before}.
+    """Rows as {input_ids: the prompt, answer: the text of the last turn of the assistant, question: the turn before,
+    messages: all turns before it}.
 
     The prompt is the text before that turn. One of more than `max_length` tokens is left out and counted: cut, it
     would ask something else.
@@ -37,7 +38,12 @@ def encode_prompt(renderer: Renderer, row: SftRow, max_length: int, ledger: Toke
         return None
     ledger.masked += len(prompt)
     ledger.rows["trained"] += 1
-    return {"input_ids": prompt, "answer": row.messages[last].content, "question": row.messages[last - 1].content}
+    return {
+        "input_ids": prompt,
+        "answer": row.messages[last].content,
+        "question": row.messages[last - 1].content,
+        "messages": [turn_of(message) for message in row.messages[:last]],
+    }
 
 
 def require_any_prompt(ledger: TokenLedger) -> None:

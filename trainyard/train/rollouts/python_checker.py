@@ -1,9 +1,9 @@
 """Run Python code that a model has written, in a process of its own under limits: does it run to its end?
 
-The child has an isolated interpreter, an empty folder, no environment of ours, and limits on processor time, memory,
-files and processes; an audit hook refuses sockets, other programs, signals and files that are opened for writing.
-Those are limits against accidents and against a policy that looks for shortcuts. They are no boundary against an
-attacker with an exploit of CPython: train on a machine whose loss you can bear, or in a container. About 25 ms a run.
+The child has an isolated interpreter, an empty folder, none of its parent's environment, and limits on processor time,
+memory, files and processes; an audit hook refuses sockets, other programs, signals and files that are opened for
+writing. Those are limits against accidents and against a policy that looks for shortcuts. They do not stop an attacker
+with an exploit of CPython: train on a machine whose loss you can bear, or in a container. About 25 ms a run.
 """
 
 from __future__ import annotations

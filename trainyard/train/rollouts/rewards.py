@@ -22,6 +22,7 @@ from referencing.exceptions import Unresolvable
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.rewards import (
     ContainsReward,
+    EnvironmentReward,
     ExactMatchReward,
     JsonSchemaReward,
     LengthReward,
@@ -44,6 +45,8 @@ class SampledCompletion:
     """Tokens of prompt and completion, which a reward model reads."""
     prompt: str = ""
     """The last question, which a judge reads."""
+    given: float = 0.0
+    """What the environment of the conversation gave for it."""
 
 
 def exact_match(completion: SampledCompletion, answer: str, settings: ExactMatchReward) -> float:
@@ -103,6 +106,11 @@ def python(completion: SampledCompletion, answer: str, settings: PythonReward) -
     return float(runs_through(code, timeout_s=settings.timeout_s, memory_mb=settings.memory_mb))
 
 
+def environment(completion: SampledCompletion, _answer: str, _settings: EnvironmentReward) -> float:
+    """The sum of what the environment gave."""
+    return completion.given
+
+
 REWARDS: dict[str, Callable[[SampledCompletion, str, Any], float]] = {
     "exact_match": exact_match,
     "contains": contains,
@@ -110,8 +118,9 @@ REWARDS: dict[str, Callable[[SampledCompletion, str, Any], float]] = {
     "length": length,
     "json_schema": json_schema,
     "python": python,
+    "environment": environment,
 }
-"""Rewards of one completion by itself."""
+"""Rewards that need nothing but one completion."""
 
 
 class CompletionScorer(Protocol):

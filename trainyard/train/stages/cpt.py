@@ -16,9 +16,9 @@ from trainyard.data.rows import DocumentRow, TextRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.layout.packing import Blocks
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import StageSpec
-from trainyard.train.stages.packing import Blocks
 from trainyard.train.tokens import Encoded, TokenLedger, training_rows
 
 

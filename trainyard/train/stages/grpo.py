@@ -23,8 +23,7 @@ import torch
 
 from trainyard.spec.axes.stages import GrpoSettings, Stage
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.rollouts.advantages import estimate_kl
-from trainyard.train.rollouts.losses import clipped_policy_loss, is_clipped
+from trainyard.train.rollouts.advantages import clipped_policy_loss, estimate_kl, is_clipped
 from trainyard.train.rollouts.scoring import score_tokens
 from trainyard.train.stages import ppo, sft
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec

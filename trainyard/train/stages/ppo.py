@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.spec.axes.stages import PpoSettings, Stage
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.rollouts.advantages import clipped_policy_loss, clipped_value_loss, is_clipped
 from trainyard.train.rollouts.buffer import REPORTED
-from trainyard.train.rollouts.losses import clipped_policy_loss, clipped_value_loss, is_clipped
 from trainyard.train.rollouts.prompts import encode_prompts
 from trainyard.train.rollouts.scoring import score_tokens
 from trainyard.train.stages import sft

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainyard.train.rollouts.losses import clipped_policy_loss, clipped_value_loss, is_clipped
+from trainyard.train.rollouts.advantages import clipped_policy_loss, clipped_value_loss, is_clipped
 
 
 @pytest.mark.parametrize(

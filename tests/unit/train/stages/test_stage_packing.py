@@ -14,7 +14,7 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import Stage
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.head import IGNORED
-from trainyard.train.stages.packing import Blocks
+from trainyard.train.layout.packing import Blocks
 from trainyard.train.stages.table import STAGES
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 99), max_size=30), max_size=12)

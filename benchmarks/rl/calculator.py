@@ -1,0 +1,157 @@
+"""Does GRPO teach a small model to use a calculator over several turns, where imitation left it half-way?
+
+    python -m benchmarks.rl.calculator [--seed 0] [--steps 150]
+
+A question is `a + b` with numbers below 100, each a token of its own. The model may write `calc( a + b )`, gets the
+result as the next message, and answers with it; without the call it would have to know the sum by heart.
+It imitates such conversations until it succeeds in at most 0.3 of them. Measured is the success of drawn conversations
+on held-out questions, before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.rl.toy import Toy, toy_config, toy_policy, toy_trainer
+from trainyard.data.renderers.rendering import Renderer
+from trainyard.spec.axes.rewards import EnvironmentReward
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.rollouts.drawing import complete_prompts
+from trainyard.train.rollouts.environments import Environment
+from trainyard.train.rollouts.rewards import RewardPanel
+from trainyard.train.session.sampling import Generated, Sampling, sample
+
+LARGEST, MOST_TOKENS = 100, 8
+WORDS = ["<|pad|>", "<|im_end|>", "<|im_start|>", "user", "assistant", "calc(", ")", "+", *map(str, range(2 * LARGEST))]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
+)
+SETTINGS: dict[str, Any] = {
+    "rewards": [{"type": "environment"}], "environment": {"type": "calculator", "max_turns": 3}, "num_generations": 8,
+    "max_completion_length": MOST_TOKENS, "temperature": 1.0,
+}  # fmt: skip
+
+SETTINGS_OF: Any = Stage.GRPO.settings(**SETTINGS)
+
+
+def tokenizer_of_words() -> PreTrainedTokenizerFast:
+    plain = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    plain.add_special_tokens(WORDS[:3])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token=WORDS[0], eos_token=WORDS[1], chat_template=TEMPLATE
+    )
+
+
+TOKENIZER = tokenizer_of_words()
+RENDERER = Renderer(TOKENIZER)
+
+
+def turn(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def example_of(a: int, b: int) -> dict[str, Any]:
+    """A question as a prompt of a rollout."""
+    asked = [turn("user", f"{a} + {b}")]
+    ids = RENDERER.ids(RENDERER.text(asked, ask=True))
+    return {"input_ids": ids, "answer": str(a + b), "question": asked[0]["content"], "messages": asked}
+
+
+def demonstration(a: int, b: int) -> tuple[list[int], list[int]]:
+    """A whole conversation with the call, and its labels: the assistant's tokens."""
+    asked = [turn("user", f"{a} + {b}"), turn("assistant", f"calc( {a} + {b} )")]
+    rendered = RENDERER.render([*asked, turn("user", str(a + b)), turn("assistant", str(a + b))])
+    labels = [id if weight else -100 for id, weight in zip(rendered.ids, rendered.weights, strict=True)]
+    return rendered.ids, labels
+
+
+class Writer:
+    """What a rollout needs of a session."""
+
+    context = None
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None) -> list[Generated]:
+        self.model.eval()
+        with torch.no_grad():
+            return sample(self.model, TOKENIZER, prompts, sampling or Sampling())
+
+    def generate_by_reference(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
+        raise NotImplementedError
+
+
+def trainer_of(steps: int, seed: int) -> TrainerConfig:
+    stage = Stage.GRPO.settings(**SETTINGS)
+    return toy_trainer(stage, max_steps=steps, batch_size=128, learning_rate=5e-4, seed=seed)
+
+
+def success(model: Any, pairs: Sequence[tuple[int, int]], seed: int) -> float:
+    """Share of drawn conversations that end with the sum, eight for each question."""
+    config, environment = trainer_of(1, seed), Environment.of(SETTINGS_OF.environment, TOKENIZER)
+    found = complete_prompts(Writer(model), [example_of(*pair) for pair in pairs], config, f"{seed}", environment)
+    return sum(one.sampled.given for one in found) / len(found)
+
+
+def imitate(model: Any, pairs: Sequence[tuple[int, int]], seed: int, *, until: float = 0.2, most: int = 3000) -> None:
+    """Cross-entropy on demonstrations until the model succeeds in `until` of some conversations."""
+    dice, optimizer = random.Random(seed), torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(most):
+        rows = [demonstration(*pair) for pair in dice.sample(pairs, 64)]
+        width = max(len(ids) for ids, _ in rows)
+        ids_BT = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
+        labels_BT = torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in rows])
+        model.train()
+        logits_BTV = model(input_ids=ids_BT, attention_mask=(ids_BT != 0).long()).logits
+        functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 10 == 9 and success(model, pairs[:16], step) >= until:
+            return
+
+
+def learn(seed: int, steps: int) -> dict[str, Any]:
+    """Imitate, then GRPO in the environment."""
+    pairs = [(a, b) for a in range(1, LARGEST) for b in range(1, LARGEST)]
+    random.Random(seed).shuffle(pairs)
+    held_out, trained = pairs[:100], pairs[100:]
+    model = toy_policy(toy_config(len(WORDS), hidden=64, layers=2, context=64), seed)
+    began = time.process_time()
+    imitate(model, trained, seed)
+    before = success(model, held_out, 10**6 + seed)
+    prompts = [example_of(*pair) for pair in trained[:2000]]
+    environment = Environment.of(SETTINGS_OF.environment, TOKENIZER)
+    toy = Toy(
+        trainer_of(steps, seed), model, TOKENIZER, prompts, RewardPanel((EnvironmentReward(),)), None, environment
+    )
+    recorder = toy.run()
+    after, rewards = success(model, held_out, 10**6 + seed), recorder.curve("reward")
+    seconds = round(time.process_time() - began, 1)
+    return {"seed": seed, "steps": steps, "sft": before, "grpo": after, "last_reward": rewards[-1], "cpu_s": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=150)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    print(json.dumps(learn(asked.seed, asked.steps)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

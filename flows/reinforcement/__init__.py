@@ -1,0 +1,1 @@
+"""The flows of templates whose policies learn from rewards."""

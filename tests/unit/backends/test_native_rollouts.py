@@ -1,0 +1,137 @@
+"""Stages ppo and grpo as whole trainings: their rewards and critics, what is saved, and what continues."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from tests.small_jobs import Jobs, Ran, train_here
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.rewarding import make_panel, scorer_of
+from trainyard.compute.child import Stopped
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes.data import Port
+from trainyard.train.rollouts.reward_model import RewardModelScorer, load_reward_model
+from trainyard.train.rollouts.rewards import SampledCompletion
+
+SCORED = {"rewards": [{"type": "reward_model"}], "num_generations": 2, "max_completion_length": 6}
+CHECKED = {**SCORED, "rewards": [{"type": "contains", "text": "a"}, {"type": "length", "target_tokens": 3}]}
+HYPER = {"batch_size": 4, "max_steps": 5, "learning_rate": 1e-3, "save_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def scorer(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The adapter of a small reward model."""
+    job = jobs(port=Port.PREFERENCE, backend="native", stage="reward", hyperparameters={"max_steps": 3})
+    return train_here(job, tmp_path_factory.mktemp("reward")).folder
+
+
+def job_of(jobs: Jobs, stage: dict[str, Any], scorer: Path | None = None, **config: Any) -> TrainingJob:
+    job = jobs(**{"backend": "native", "stage": stage, "hyperparameters": HYPER, **config})
+    given = {"reward_model": str(scorer), "reward_sha256": "ab" * 32} if scorer else {}
+    return job.model_copy(update=given)
+
+
+def weights(ran: Ran) -> dict[str, torch.Tensor]:
+    (path,) = ran.folder.glob("*model*.safetensors")
+    return load_file(path)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_ppo_learns_from_a_reward_model_and_leaves_its_critic_behind(
+    method: str, jobs: Jobs, scorer: Path, tmp_path: Path
+) -> None:
+    ran = train_here(job_of(jobs, {"type": "ppo", **SCORED}, scorer, method=method), tmp_path)
+    steps = ran.of("progress")
+    assert len(steps) == 5
+    assert {"reward", "reward_reward_model", "kl", "value", "value_loss", "clipped"} <= steps[0].keys()
+    assert steps[0]["kl"] == pytest.approx(0.0, abs=1e-4)
+    assert ran.record["lora"]["critic"] == "the reward model"
+    assert ran.record["reward_model_sha256"] == "ab" * 32
+    assert not [name for name in weights(ran) if "critic" in name or "score" in name]
+
+
+def test_a_training_that_was_stopped_inside_a_rollout_ends_in_the_same_bits(
+    jobs: Jobs, scorer: Path, tmp_path: Path
+) -> None:
+    job = job_of(jobs, {"type": "ppo", **SCORED, "num_iterations": 4}, scorer)
+    whole = train_here(job, tmp_path / "whole")
+    with pytest.raises(Stopped, match="a checkpoint is saved"):
+        train_here(job, tmp_path / "parts", stop_after=2)
+    parts = train_here(job, tmp_path / "parts")
+    assert parts.record["losses"] == whole.record["losses"]
+    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(parts).items())
+
+
+def test_the_first_critic_without_a_reward_model_values_nothing(jobs: Jobs, tmp_path: Path) -> None:
+    ran = train_here(job_of(jobs, {"type": "ppo", **CHECKED, "num_iterations": 1}), tmp_path)
+    assert ran.of("progress")[0]["value"] == 0.0
+    assert ran.of("progress")[-1]["value"] != 0.0
+    assert ran.record["lora"]["critic"] == "the model itself, with values of 0"
+
+
+def test_grpo_trains_on_the_native_engine(jobs: Jobs, tmp_path: Path) -> None:
+    stage = {"type": "grpo", **CHECKED, "num_iterations": 2, "beta": 0.1}
+    ran = train_here(job_of(jobs, stage), tmp_path)
+    first = ran.of("progress")[0]
+    assert first["reward"] == pytest.approx(first["reward_contains"] + first["reward_length"], abs=1e-5)
+    assert first["kl"] == pytest.approx(0.0, abs=1e-5)
+    assert ran.record["rows"]["trained"] == 5 * 4
+
+
+def test_the_panel_scores_as_the_reward_model_does(jobs: Jobs, scorer: Path) -> None:
+    job = job_of(jobs, {"type": "ppo", **SCORED}, scorer)
+    tokenizer: Any = AutoTokenizer.from_pretrained(jobs.model)
+    source = scorer_of(job)
+    assert source is not None
+    assert (source.base, source.adapter) == (str(jobs.model), str(scorer))
+    model = load_reward_model(source, "cpu", job.config.hyperparameters.seed)
+    rows = [tuple(range(10, 10 + length)) for length in (5, 9, 3)]
+    found = make_panel(job, tokenizer, "cpu", lambda *_, **__: None).score(
+        [SampledCompletion("", 2, row) for row in rows], ["", "", ""]
+    )
+    with torch.no_grad():
+        expected = [float(model(torch.tensor([row])).logits[0, 0]) for row in rows]
+    assert found["reward_model"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_row_that_ends_with_the_padding_token_is_read_to_its_end(jobs: Jobs, scorer: Path) -> None:
+    job = job_of(jobs, {"type": "ppo", **SCORED}, scorer)
+    source = scorer_of(job)
+    assert source is not None
+    reader = RewardModelScorer(load_reward_model(source, "cpu", 0), pad_id=0)
+    assert reader.score_rows([[5, 6, 0]]) != reader.score_rows([[5, 6]])
+    assert reader.score_rows([[5, 6, 0], [5, 6, 7, 8, 9]])[0] == pytest.approx(reader.score_rows([[5, 6, 0]])[0])
+
+
+def test_what_cannot_be_scored_is_said(jobs: Jobs, scorer: Path, tmp_path: Path) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(jobs.model)
+    cases: list[tuple[TrainingJob, str]] = [
+        (job_of(jobs, {"type": "ppo", **SCORED}), "reads the scores of a reward model, and none reaches it"),
+        (job_of(jobs, {"type": "ppo", **SCORED, "rewards": []}), "learns from rewards, and none is named"),
+        (
+            job_of(jobs, {**CHECKED, "type": "grpo", "rewards": [{"type": "json_schema", "definition": {"type": 7}}]}),
+            "is not a JSON Schema",
+        ),
+    ]
+    for job, message in cases:
+        with pytest.raises(InvalidInput, match=message):
+            make_panel(job, tokenizer, "cpu", lambda *_, **__: None)
+    other = tmp_path / "scorer"
+    shutil.copytree(scorer, other)
+    tokenizer.add_tokens(["<new>"])
+    with pytest.raises(InvalidInput, match="another tokenizer"):
+        make_panel(job_of(jobs, {"type": "ppo", **SCORED}, other), tokenizer, "cpu", lambda *_, **__: None)
+
+
+def test_trl_takes_the_same_rewards(jobs: Jobs, scorer: Path, tmp_path: Path) -> None:
+    rewards = [{"type": "reward_model"}, {"type": "length", "target_tokens": 3}]
+    stage = {"type": "grpo", "num_generations": 2, "max_completion_length": 6, "rewards": rewards}
+    ran = train_here(job_of(jobs, stage, scorer, backend="trl", hyperparameters={**HYPER, "max_steps": 2}), tmp_path)
+    assert {"reward_reward_model", "reward_length"} <= ran.of("progress")[0].keys()

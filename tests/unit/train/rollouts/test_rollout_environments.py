@@ -1,0 +1,105 @@
+"""Environments: what they answer, and that a trajectory is trained on the tokens that it was sampled with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.rl.calculator import RENDERER, SETTINGS_OF, TOKENIZER, WORDS, demonstration, example_of, trainer_of
+from benchmarks.rl.toy import Toy, toy_config, toy_policy
+from trainyard.spec.axes.rewards import EnvironmentReward
+from trainyard.train.batching import Cursor
+from trainyard.train.head import IGNORED
+from trainyard.train.rollouts.drawing import complete_prompts
+from trainyard.train.rollouts.environments import Environment, calculator, compute, guessing, python
+from trainyard.train.rollouts.rewards import RewardPanel
+from trainyard.train.session.sampling import Generated, Sampling, StopReason
+
+
+def said(text: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "question"}, {"role": "assistant", "content": text, **more}]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("3 + 4 * 2", "11"), ("(1 - 3) / 4", "-0.5"), ("7 // 2 + 7 % 4", "6"), ("1/0", "error"), ("9**9", "error"),
+        ("__import__('os')", "error"), ("a + 1", "error"), ("10**400", "error"), ("True + 1", "error"),
+        ("1" * 150, "error"), ("-(-5)", "5"),
+    ],
+)  # fmt: skip
+def test_the_calculator_computes_numbers_and_nothing_else(expression: str, value: str) -> None:
+    assert compute(expression) == value
+
+
+def test_a_call_is_answered_and_the_final_message_is_compared() -> None:
+    assert calculator(said("calc(12 * 7)"), "84") == ([{"role": "user", "content": "84"}], 0.0, False)
+    call = [{"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2+2"}}}]
+    answered, reward, done = calculator(said("", tool_calls=call), "4")
+    assert (answered[0]["role"], answered[0]["content"], reward, done) == ("tool", "4", 0.0, False)
+    assert calculator(said("It is 84"), "84") == ([], 1.0, True)
+    assert calculator(said("85"), "84") == ([], 0.0, True)
+
+
+def test_python_prints_and_the_game_says_higher_or_lower() -> None:
+    assert python(said("```python\nprint(6 * 7)\n```"), "42") == ([{"role": "user", "content": "42"}], 0.0, False)
+    assert python(said("42"), "42") == ([], 1.0, True)
+    assert guessing(said("I guess 5"), "7")[0] == [{"role": "user", "content": "higher"}]
+    assert guessing(said("9"), "7")[0] == [{"role": "user", "content": "lower"}]
+    assert guessing(said("7"), "7") == ([], 1.0, True)
+    assert guessing(said("pass"), "7") == ([], 0.0, True)
+
+
+class Scripted:
+    """A policy that says what it is told, and remembers the prompts that it was given."""
+
+    context = None
+
+    def __init__(self, *turns: list[str]) -> None:
+        self.turns, self.prompts = list(turns), list[list[list[int]]]()
+
+    def generate(self, prompts: Sequence[Sequence[int]], _sampling: Sampling | None = None) -> list[Generated]:
+        self.prompts.append([list(prompt) for prompt in prompts])
+        texts = self.turns.pop(0)
+        found = [TOKENIZER(text)["input_ids"] for text in texts]
+        return [
+            Generated(ids, TOKENIZER.decode(ids, skip_special_tokens=True), [0.0] * len(ids), [0.0] * len(ids), reason)
+            for ids in found
+            for reason in [StopReason.END if ids[-1] == 1 else StopReason.LENGTH]
+        ]
+
+    def generate_by_reference(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
+        raise NotImplementedError
+
+
+def test_a_conversation_goes_on_with_the_tokens_that_were_sampled() -> None:
+    config, environment = trainer_of(1, 0), Environment.of(SETTINGS_OF.environment, TOKENIZER)
+    writer = Scripted(
+        ["calc( 3 + 4 ) <|im_end|>", "7 <|im_end|>", "calc( 3 + 4 )", *["5 <|im_end|>"] * 5], ["7 <|im_end|>"]
+    )
+    found = complete_prompts(writer, [example_of(3, 4)], config, "0", environment)
+    called, direct, endless, *_ = found
+    # The whole conversation is what the renderer would have written, and what the second turn was given.
+    ids, labels = demonstration(3, 4)
+    assert called.row.prompt + called.row.ids == ids[: len(called.row.prompt + called.row.ids)]
+    assert writer.prompts[1] == [called.row.prompt + called.row.ids[:-2]]
+    learned = [label for label in labels if label != IGNORED]
+    assert [id for id, own in zip(called.row.ids, called.row.learned, strict=True) if own] == learned
+    assert [one.sampled.given for one in (called, direct, endless)] == [1.0, 1.0, 0.0]
+    assert direct.row.learned == [True, True]
+    assert not endless.ended
+
+
+def test_the_tokens_of_an_environment_have_no_labels_and_the_ratio_is_1(tmp_path: Path) -> None:
+    model = toy_policy(toy_config(len(WORDS), hidden=32, context=64), 0)
+    environment = Environment.of(SETTINGS_OF.environment, TOKENIZER)
+    prompts = [example_of(3 + at, 4) for at in range(16)]
+    toy = Toy(trainer_of(1, 0), model, TOKENIZER, prompts, RewardPanel((EnvironmentReward(),)), None, environment)
+    session, feed = toy.open(tmp_path)
+    (batch,) = feed.drawn(Cursor(), session, session.engine.config, {})
+    scores = session.engine.stage.score(model, batch, session.engine.head)
+    assert len(scores["logprobs_N"]) == len(batch["advantages_N"]) == int((batch["labels"] != IGNORED).sum())
+    assert RENDERER.stop_ids == {1}
