@@ -15,8 +15,8 @@ from trainyard.serve import embedded
 
 pytestmark = [pytest.mark.browser]
 
-SLOW_MS = 90_000
-"""For a model server or a trial that is started first."""
+SLOW_MS = 240_000
+"""For a model server or a trial that is started first, behind the jobs that are waiting for the device."""
 SWEPT = "swept-here"
 ANSWER_TOKENS = 2000
 

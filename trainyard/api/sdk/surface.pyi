@@ -33,8 +33,10 @@ from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
 from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
 from trainyard.api.verbs.machine.settings import MachineSettingList
 from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
+from trainyard.api.verbs.monitoring.differing import ComparedJobs
 from trainyard.api.verbs.monitoring.gpus import GpuList
 from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
+from trainyard.api.verbs.monitoring.provenance import Provenance
 from trainyard.api.verbs.monitoring.samples import JobSamples
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated, Worked
 from trainyard.api.verbs.proof import Proof
@@ -62,7 +64,7 @@ from trainyard.spec.states import JobState
 from typing import Any, Literal
 
 class SweepOperations:
-    def __call__(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., trials: int = ..., metric: str | None = ..., direction: Literal['min', 'max'] | None = ..., scheduler: Literal['asha', 'none'] = ..., sampler: Literal['tpe', 'random', 'grid'] = ..., seed: int = ..., reduction: int = ..., first_rung: int | None = ..., parallel: int = ..., trainer: str | None = ..., name: str | None = ..., continued: str | None = ..., watch: bool = ...) -> SweepReport: ...  # run
+    def __call__(self, *, file: Path | None = ..., chain: str | None = ..., parameters: dict[str, Any] = ..., trials: int = ..., metric: str | None = ..., direction: Literal['min', 'max'] | None = ..., scheduler: Literal['asha', 'none'] = ..., sampler: Literal['tpe', 'random', 'grid'] = ..., seed: int = ..., reduction: int = ..., first_rung: int | None = ..., parallel: int = ..., trainer: str | None = ..., name: str | None = ..., continued: str | None = ..., watch: bool = ...) -> SweepReport: ...  # run
     def show(self, *, name: str, best: bool = ..., plot: bool = ...) -> SweepReport: ...  # read
     def list(self) -> SweepList: ...  # read
     def stop(self, *, name: str) -> SweepReport: ...  # run
@@ -111,7 +113,7 @@ class JobsOperations:
     def show(self, *, job: str) -> JobDetail: ...  # read
     def nodes(self, *, job: str) -> RunNodes: ...  # read
     def node(self, *, job: str, node: str) -> NodeDetail: ...  # read
-    def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
+    def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., before: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
     def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., until_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
     def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
@@ -120,6 +122,8 @@ class JobsOperations:
     def checkpoints(self, *, job: str, node: str | None = ...) -> CheckpointList: ...  # read
     def verify(self, *, job: str, node: str | None = ..., checkpoint: str | None = ...) -> VerifiedCheckpoints: ...  # read
     def samples(self, *, job: str, node: str | None = ..., step: int | None = ..., limit: int = ...) -> JobSamples: ...  # read
+    def compare(self, *, job: tuple[str, ...]) -> ComparedJobs: ...  # read
+    def provenance(self, *, job: str) -> Provenance: ...  # read
 
 class SessionsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
