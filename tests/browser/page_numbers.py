@@ -25,6 +25,9 @@ AS_THEY_ARE = frozenset({"as_of", "time", "created", "started", "ended", "submit
                          "revision"})  # fmt: skip
 """Fields with times, which a page compares with the clock, and with what a page asks further."""
 
+PLACES = ("first_offset", "next_offset")
+"""Places in a log, from which a page reads further."""
+
 
 @dataclass
 class Answers:
@@ -56,6 +59,8 @@ class Answers:
 
     def renumber(self, value: Any, key: str = "") -> Any:
         """The answer with a number of its own in place of each of its numbers."""
+        if key in PLACES:
+            return value
         if isinstance(value, dict):
             return {name: self.renumber(one, name) for name, one in value.items()}
         if isinstance(value, list):

@@ -14,8 +14,8 @@ from trainyard.spec.axes.stages import EvalMetric
 SWEEP_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
 
-class SweepInput(Request):
-    """A chain that is trained with many sets of values."""
+class SweptChain(Request):
+    """What is trained, and what of it varies."""
 
     file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
         None, description="A chain or job file with a trainer."
@@ -26,6 +26,11 @@ class SweepInput(Request):
     parameters: Parameters = Field(
         {}, description="NODE.SETTING=RANGE: uniform, loguniform, int, logint or choice; or one value for all trials."
     )
+
+
+class SweepInput(SweptChain):
+    """A chain that is trained with many sets of values."""
+
     trials: int = Field(16, ge=1, le=10_000, description="Sets of values that are tried; of a grid at most all.")
     metric: str | None = Field(None, description="Metric of the evaluation that decides; default: the trainer's.")
     direction: Literal["min", "max"] | None = Field(None, description="Its better end; default: by the metric.")

@@ -22,6 +22,9 @@ const SUGGESTED = {
 };
 const [FIRST_PATH, FIRST_RANGE] = Object.entries(SUGGESTED)[0]!;
 
+/** What names a row of the form: a number would read as one of the sweep. */
+const letterOf = (index: number) => String.fromCharCode(65 + index);
+
 /** A range as it is written; one value as JSON has it, so that `3` is a number. */
 function valueOf(range: string): unknown {
   try {
@@ -127,7 +130,7 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
         {varied.map((one, index) => (
           <div key={index} className="form-row">
             <div>
-              <label htmlFor={`sweep-path-${index}`}>Setting {index + 1}</label>
+              <label htmlFor={`sweep-path-${index}`}>Setting {letterOf(index)}</label>
               <input
                 id={`sweep-path-${index}`}
                 list="sweep-paths"
@@ -137,7 +140,7 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
               />
             </div>
             <div>
-              <label htmlFor={`sweep-range-${index}`}>Range {index + 1}</label>
+              <label htmlFor={`sweep-range-${index}`}>Range {letterOf(index)}</label>
               <input
                 id={`sweep-range-${index}`}
                 required
@@ -148,7 +151,7 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
             </div>
             {varied.length > 1 && (
               <button type="button" onClick={() => setVaried(varied.filter((_, at) => at !== index))}>
-                Remove {index + 1}
+                Remove {letterOf(index)}
               </button>
             )}
           </div>
