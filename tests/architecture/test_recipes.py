@@ -53,6 +53,15 @@ RECIPES = {
         "from trainyard.train.schedules import SCHEDULES; toy = Config(hyperparameters={'schedule': 'toy'})\n"
         "assert refused_settings(toy) == {} and SCHEDULES[toy.hyperparameters.schedule](1, 2, 0) == 1.0\n",
     ),
+    "latent": Recipe(
+        (
+            Edit("spec/axes/latent.py", "    COCONUT = ", '    TOY = LatentFacts("toy", settings=PauseSettings)\n'),
+            Edit("train/latent/table.py", "    Latent.COCONUT: ", "    Latent.TOY: PAUSE,\n"),
+        ),
+        "from trainyard.train.latent.table import TECHNIQUES\n"
+        "toy = Config(stage={'type': 'sft', 'latent': {'type': 'toy', 'count': 2}})\n"
+        "assert refused_settings(toy) == {} and toy.stage.technique.type in TECHNIQUES\n",
+    ),
     "method": Recipe(
         (
             Edit("spec/axes/methods.py", "    LORA = ", '    TOY = MethodFacts("toy")\n'),

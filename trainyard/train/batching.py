@@ -249,11 +249,6 @@ class Feed:
         places = (f"{cursor.epoch}:{cursor.step}:{micro}" for micro in range(len(batches)))
         return [draw(writer, batch, config, self.pad_id, place) for batch, place in zip(batches, places, strict=True)]
 
-    def begins_again(self, cursor: Cursor) -> bool:
-        """Whether the states of the optimizer begin again before the step at `cursor`."""
-        begins = self.stage.begins_again
-        return begins is not None and not cursor.step and not cursor.micro and begins(cursor.epoch)
-
     def batch(self, rows: Sequence[int], epoch: int | None = None) -> Batch:
         """A batch of rows, as they are learned in an epoch or, without one, as the model is served."""
         batch = self._collate(rows, packed=self.plan.cut.mode == "packed", epoch=epoch)

@@ -61,7 +61,7 @@ def train(
     """
     while count_done(session) < total_steps and not progress.evaluations.ended:
         started = time.perf_counter()
-        if feed.begins_again(progress.cursor):
+        if begins_again(session, progress):
             session.reset_optimizer()
         batches = feed.drawn(progress.cursor, session, session.engine.config)
         rows = feed.plan.at(progress.cursor)
@@ -87,6 +87,12 @@ def train(
 def count_done(session: Session) -> int:
     """Steps that were taken or skipped."""
     return session.global_step + session.skipped
+
+
+def begins_again(session: Session, progress: SavedProgress) -> bool:
+    """Whether the states of the optimizer begin again before the step at the cursor, where rows change their form."""
+    technique, cursor = session.engine.config.stage.technique, progress.cursor
+    return technique is not None and not cursor.step and not cursor.micro and technique.begins_again(cursor.epoch)
 
 
 def finish_step(

@@ -47,7 +47,7 @@ PAIRS = (
 )
 """Names of a prompt and its completion, the first pair that a row has counts."""
 PAIR_KEYS = frozenset(name for pair in PAIRS for name in pair)
-BESIDE_PAIRS = frozenset({"system", "tools", "steps"})
+NEXT_TO_PAIRS = frozenset({"system", "tools", "steps"})
 CHAT_KEYS = frozenset({"tools", "functions", "parallel_tool_calls", "system"})
 
 
@@ -147,7 +147,7 @@ SHAPES = (
     ),
     RowShape("alpaca", Port.SFT, (DataFormat.ALPACA,), having("instruction", "output"), ALPACA_KEYS, alpaca),
     RowShape(
-        "prompt_completion", Port.SFT, (DataFormat.PROMPT_COMPLETION,), has_pair, PAIR_KEYS | BESIDE_PAIRS,
+        "prompt_completion", Port.SFT, (DataFormat.PROMPT_COMPLETION,), has_pair, PAIR_KEYS | NEXT_TO_PAIRS,
         prompt_completion,
     ),
     RowShape("text", Port.TEXT, (DataFormat.TEXT,), having("text"), frozenset({"text"}), plain_text),

@@ -11,6 +11,9 @@ from pydantic import Field, model_validator
 
 from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, union_of
 
+ALL_TOKENS = 1 << 30
+"""More than any reasoning has."""
+
 
 class LatentSettings(Variant):
     """A technique with its settings."""
@@ -25,6 +28,14 @@ class LatentSettings(Variant):
     def resets_optimizer(self) -> bool:
         """Whether the states of the optimizer begin again where the rows of an epoch change their form."""
         return False
+
+    def stage_at(self, epoch: int) -> int:
+        """What the form of the rows of an epoch is known by; the same where they do not change."""
+        return 0
+
+    def begins_again(self, epoch: int) -> bool:
+        """Whether the states of the optimizer begin again at the first step of an epoch."""
+        return self.resets_optimizer and epoch > 0 and self.stage_at(epoch) != self.stage_at(epoch - 1)
 
     @property
     def usual_epochs(self) -> float | None:
@@ -179,6 +190,10 @@ class CoconutSettings(CurriculumSettings):
         True, description="False: thoughts are pauses, and nothing is fed back: the control with the same curriculum."
     )
 
+    def stage_at(self, epoch: int) -> int:
+        """Steps that are thoughts in an epoch; above `max_stage` no step is left."""
+        return min(self.first_stage + epoch // self.epochs_per_stage, self.max_stage + 1)
+
     @property
     def curriculum_epochs(self) -> int:
         return self.epochs_per_stage * (self.max_stage + 1 - self.first_stage)
@@ -204,6 +219,11 @@ class HiddenCotSettings(CurriculumSettings):
     smoothing: float | None = Field(
         4.0, gt=0, le=100, description="Rate at which the chance of more tokens taken away falls; null: never more."
     )
+
+    def stage_at(self, epoch: int) -> int:
+        """Tokens that an epoch takes away from every row; `ALL_TOKENS` from `most_tokens` on."""
+        taken = max(0, epoch - self.whole_epochs + 1) * self.tokens_per_epoch
+        return ALL_TOKENS if taken >= self.most_tokens else taken
 
     @property
     def curriculum_epochs(self) -> int:

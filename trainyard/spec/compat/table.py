@@ -9,10 +9,9 @@ from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.compat.backends import BACKEND_ROWS
 from trainyard.spec.compat.context import Row, RunFacts, View, apply_rows
 from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
-from trainyard.spec.compat.engine import ENGINE_ROWS
+from trainyard.spec.compat.engine import ENGINE_ROWS, LAUNCH_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.compat.latent import LATENT_ROWS
-from trainyard.spec.compat.launch import LAUNCH_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
 from trainyard.spec.compat.session import SESSION_ROWS
 from trainyard.spec.compat.training import CHANGING_ROWS, ROLLOUT_ROWS, TEACHER_ROWS, TRAINER_ROWS

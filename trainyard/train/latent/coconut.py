@@ -86,18 +86,13 @@ def served_thoughts(settings: CoconutSettings) -> int:
 # The curriculum
 
 
-def scheduled_stage(settings: CoconutSettings, epoch: int) -> int:
-    """The stage of an epoch; above `max_stage` no step is left."""
-    return min(settings.first_stage + epoch // settings.epochs_per_stage, settings.max_stage + 1)
-
-
 def stage_of_row(settings: CoconutSettings, epoch: int, row: int, num_steps: int, seed: int) -> int:
     """The stage of a row in an epoch: the epoch's, or with the probability `mix` any up to the number of its steps."""
     if settings.mix:
         dice = random.Random(f"{seed}:{epoch}:{row}")
         if dice.random() < settings.mix:
             return dice.randint(0, num_steps)
-    return scheduled_stage(settings, epoch)
+    return settings.stage_at(epoch)
 
 
 def arrange(example: Encoded, settings: CoconutSettings, stage: int) -> Encoded:
@@ -117,13 +112,8 @@ def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
     def at_epoch(example: Encoded, row: int, epoch: int) -> Encoded:
         return arrange(example, settings, stage_of_row(settings, epoch, row, len(example[rows.LENGTHS]), seed))
 
-    def begins_again(epoch: int) -> bool:
-        return epoch > 0 and scheduled_stage(settings, epoch) != scheduled_stage(settings, epoch - 1)
-
     served = partial(arrange, settings=settings, stage=settings.max_stage + 1)
-    form = form_of(
-        base, served, steps=True, at_epoch=at_epoch, begins_again=begins_again if settings.reset_optimizer else None
-    )
+    form = form_of(base, served, steps=True, at_epoch=at_epoch)
     return replace(form, collate=partial(rows.collate, arrange=served, around=True))
 
 

@@ -97,7 +97,6 @@ def form_of(
     *,
     steps: bool,
     at_epoch: AtEpoch | None = None,
-    begins_again: Callable[[int], bool] | None = None,
 ) -> StageSpec:
     """Stage sft with the rows of a technique; `arrange` lays out an example as the model is served."""
     return replace(
@@ -108,5 +107,4 @@ def form_of(
         collate=partial(rows.collate, arrange=arrange),
         score=score,
         at_epoch=at_epoch,
-        begins_again=begins_again,
     )

@@ -15,27 +15,18 @@ import random
 from functools import partial
 from typing import Any
 
-from trainyard.spec.axes.latent import HiddenCotSettings, LatentSettings
+from trainyard.spec.axes.latent import ALL_TOKENS, HiddenCotSettings, LatentSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.latent import rows
 from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of
 from trainyard.train.stages.contract import StageSpec
 from trainyard.train.tokens import Encoded
 
-ALL = 1 << 30
-"""More tokens than any reasoning has."""
-
-
-def scheduled_tokens(settings: HiddenCotSettings, epoch: int) -> int:
-    """Tokens that an epoch takes away from every row."""
-    taken = max(0, epoch - settings.whole_epochs + 1) * settings.tokens_per_epoch
-    return ALL if taken >= settings.most_tokens else taken
-
 
 def taken_tokens(settings: HiddenCotSettings, epoch: int, row: int, seed: int) -> int:
     """Tokens that are taken away from a row in an epoch."""
-    scheduled = scheduled_tokens(settings, epoch)
-    if settings.smoothing is None or scheduled == ALL:
+    scheduled = settings.stage_at(epoch)
+    if settings.smoothing is None or scheduled == ALL_TOKENS:
         return scheduled
     return scheduled + int(random.Random(f"{seed}:{epoch}:{row}").expovariate(settings.smoothing))
 
@@ -52,11 +43,7 @@ def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
     def at_epoch(example: Encoded, row: int, epoch: int) -> Encoded:
         return arrange(example, taken_tokens(settings, epoch, row, seed))
 
-    def begins_again(epoch: int) -> bool:
-        return epoch > 0 and scheduled_tokens(settings, epoch) != scheduled_tokens(settings, epoch - 1)
-
-    again = begins_again if settings.reset_optimizer else None
-    return form_of(base, partial(arrange, taken=ALL), steps=True, at_epoch=at_epoch, begins_again=again)
+    return form_of(base, partial(arrange, taken=ALL_TOKENS), steps=True, at_epoch=at_epoch)
 
 
 def prepare(_model: Any, _tokenizer: Any, settings: LatentSettings) -> LatentModule:

@@ -1,4 +1,4 @@
-"""Pause tokens (Goyal et al. 2023, arXiv 2310.02226): vectors between prompt and answer that are no words.
+"""Pause tokens (Goyal et al. 2023, arXiv 2310.02226): vectors of no word between prompt and answer.
 
     loss = - sum over the tokens of the answer of log p(token | prompt, `count` pauses, tokens before it)
 

@@ -8,6 +8,6 @@
     session.py   the eight verbs: called on rank 0, run by all ranks
 
 The training loop runs on rank 0 and knows nothing of this; the other ranks `serve`. Adding a strategy: a
-class with the methods of `Ddp`, a row in `strategies.py`, a row in `spec/compat/launch.py`, and the tests that run
+class with the methods of `Ddp`, a row in `strategies.py`, a row in `spec/compat/engine.py`, and the tests that run
 over the table.
 """

@@ -76,8 +76,6 @@ class StageSpec:
     What is drawn follows from the weights, the seed and the place alone, so that a resumed run draws the same."""
     at_epoch: AtEpoch | None = None
     """Another form of each example from epoch to epoch. What is only scored is not changed."""
-    begins_again: Callable[[int], bool] | None = None
-    """Whether the states of the optimizer begin again at the first step of an epoch."""
     choose: Callable[[TrainerConfig], StageSpec] | None = None
     """Another form of the stage by its settings, where they change more than a number."""
     layout: RowLayout | None = None

@@ -23,7 +23,7 @@ from tests.unit.train.stages.stage_rows import PAD
 from trainyard.spec.axes.latent import CoconutSettings, Latent
 from trainyard.train.head import IGNORED, Head
 from trainyard.train.latent import rollout
-from trainyard.train.latent.coconut import END, START, THOUGHT, arrange, scheduled_stage, stage_of_row
+from trainyard.train.latent.coconut import END, START, THOUGHT, arrange, stage_of_row
 from trainyard.train.session.sampling import Sampling, sample
 from trainyard.train.stages.contract import Batch
 
@@ -60,7 +60,7 @@ def test_rows_without_markers_have_thoughts_alone() -> None:
 
 def test_the_stage_rises_with_the_epochs_and_stays_at_the_last() -> None:
     given = settings(epochs_per_stage=2, max_stage=2, first_stage=1)
-    assert [scheduled_stage(given, epoch) for epoch in range(8)] == [1, 1, 2, 2, 3, 3, 3, 3]
+    assert [given.stage_at(epoch) for epoch in range(8)] == [1, 1, 2, 2, 3, 3, 3, 3]
     assert given.usual_epochs == 6
 
 
@@ -75,10 +75,9 @@ def test_mixed_stages_follow_from_epoch_row_and_seed_alone() -> None:
 
 
 def test_the_optimizer_begins_again_where_the_stage_changes() -> None:
-    begins = stage_with({**COCONUT, "epochs_per_stage": 2}).begins_again
-    assert begins is not None
-    assert [epoch for epoch in range(12) if begins(epoch)] == [2, 4, 6]
-    assert stage_with({**COCONUT, "reset_optimizer": False}).begins_again is None
+    given = settings(epochs_per_stage=2)
+    assert [epoch for epoch in range(12) if given.begins_again(epoch)] == [2, 4, 6]
+    assert not any(settings(reset_optimizer=False).begins_again(epoch) for epoch in range(12))
 
 
 def mixed_batch(latent: dict[str, Any] = COCONUT) -> Batch:

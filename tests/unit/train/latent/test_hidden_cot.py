@@ -21,11 +21,11 @@ from tests.unit.train.latent.latent_models import (
     stage_with,
 )
 from tests.unit.train.stages.stage_rows import PAD
-from trainyard.spec.axes.latent import HiddenCotSettings, Latent
+from trainyard.spec.axes.latent import ALL_TOKENS, HiddenCotSettings, Latent
 from trainyard.train.head import IGNORED, Head
 from trainyard.train.latent import table
 from trainyard.train.latent.codi import BEGIN, END, THOUGHT
-from trainyard.train.latent.hidden_cot import ALL, arrange, scheduled_tokens, taken_tokens
+from trainyard.train.latent.hidden_cot import arrange, taken_tokens
 from trainyard.train.session.sampling import Sampling, sample
 
 STEPWISE = {"type": "hidden_cot", "tokens_per_epoch": 2, "whole_epochs": 1, "most_tokens": 6, "smoothing": None}
@@ -39,9 +39,9 @@ def settings(**given: Any) -> HiddenCotSettings:
 
 def test_tokens_go_from_the_left_and_at_last_all_of_them() -> None:
     given = settings()
-    assert [scheduled_tokens(given, epoch) for epoch in range(5)] == [0, 2, 4, ALL, ALL]
+    assert [given.stage_at(epoch) for epoch in range(5)] == [0, 2, 4, ALL_TOKENS, ALL_TOKENS]
     assert given.curriculum_epochs == 3
-    kept = [arrange(SMALL, scheduled_tokens(given, epoch))["input_ids"] for epoch in range(4)]
+    kept = [arrange(SMALL, given.stage_at(epoch))["input_ids"] for epoch in range(4)]
     assert kept == [[5, 6, 10, 11, 20, 30, 40, 41], [5, 6, 20, 30, 40, 41], [5, 6, 40, 41], [5, 6, 40, 41]]
     assert arrange(SMALL, 3)["labels"] == [IGNORED, IGNORED, 30, 40, 41]
 
@@ -57,9 +57,7 @@ def test_the_draw_beyond_the_schedule_falls_off_exponentially() -> None:
 
 
 def test_the_optimizer_begins_again_with_each_removal() -> None:
-    begins = stage_with(STEPWISE).begins_again
-    assert begins is not None
-    assert [epoch for epoch in range(8) if begins(epoch)] == [1, 2, 3]
+    assert [epoch for epoch in range(8) if settings().begins_again(epoch)] == [1, 2, 3]
 
 
 def test_what_is_internalised_leaves_no_file(tmp_path: Path) -> None:
