@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainyard.spec.axes.latent import GRANULARITY_SETTINGS, LATENT_SETTINGS, Granularity, Latent
 from trainyard.train.head import IGNORED
-from trainyard.train.latent.dsa.attention import Phase, Selection
+from trainyard.train.latent.dsa.attention import AttentionPhase, Selection
 from trainyard.train.latent.dsa.indexer import select_randomly, select_tokens, select_window
 from trainyard.train.latent.dsa.technique import SparseAttention
 
@@ -83,7 +83,7 @@ def attach(model: Any, granularity: Granularity, seed: int, **given: Any) -> Sel
     return own.shared
 
 
-def measure_accuracy(model: Any, shared: Selection | None, phase: Phase = Phase.SPARSE) -> float:
+def measure_accuracy(model: Any, shared: Selection | None, phase: AttentionPhase = AttentionPhase.SPARSE) -> float:
     """Share of 512 x 8 held-out queries that are answered."""
     rows = draw_rows(512, torch.Generator().manual_seed(10_000))
     with torch.no_grad(), shown(shared, phase):
@@ -92,7 +92,7 @@ def measure_accuracy(model: Any, shared: Selection | None, phase: Phase = Phase.
 
 
 @contextmanager
-def shown(shared: Selection | None, phase: Phase) -> Iterator[None]:
+def shown(shared: Selection | None, phase: AttentionPhase) -> Iterator[None]:
     if shared is None:
         yield
         return
@@ -105,7 +105,7 @@ def train_indexer(model: Any, shared: Selection, steps: int, generator: torch.Ge
     optimizer = torch.optim.AdamW([w for n, w in model.named_parameters() if ".choosers." in n], lr=INDEXER_RATE)
     found = []
     for _ in range(steps):
-        with shared.measured(Phase.WARMUP) as measures:
+        with shared.measured(AttentionPhase.WARMUP) as measures:
             model(input_ids=draw_rows(BATCH, generator)["input_ids"])
         loss = sum(each.loss / each.tokens for each in measures) / len(measures)
         optimizer.zero_grad()
@@ -125,7 +125,7 @@ def train_model(
         if shared is None:
             loss = model(**rows).loss
         else:
-            with shared.measured(Phase.SPARSE) as measures:
+            with shared.measured(AttentionPhase.SPARSE) as measures:
                 loss = model(**rows).loss
             loss = loss + weight * sum(each.loss / each.tokens for each in measures) / len(measures)
         optimizer.zero_grad()
@@ -156,14 +156,14 @@ def run_tokens(seed: int, dense: int = DENSE_STEPS, warmup: int = WARMUP_STEPS, 
         controls[name] = measure_accuracy(model, shared)
     shared.select = select_tokens
     divergence = train_indexer(model, shared, warmup, generator)
-    with torch.no_grad(), shared.measured(Phase.WARMUP) as measures:
+    with torch.no_grad(), shared.measured(AttentionPhase.WARMUP) as measures:
         model(input_ids=rows)
     kept = statistics.mean(float(each.recall / each.tokens) for each in measures)
     warmed = measure_accuracy(model, shared)
     train_model(model, shared, sparse, SPARSE_RATE, generator)
     return Recall(
         dense=before, untrained=untrained, **controls, warmed_up=warmed, sparse=measure_accuracy(model, shared),
-        dense_after=measure_accuracy(model, shared, Phase.DENSE), all_tokens=difference,
+        dense_after=measure_accuracy(model, shared, AttentionPhase.DENSE), all_tokens=difference,
         divergence_before=divergence[0], divergence_after=divergence[-1], mass_kept=kept,
         seconds=time.perf_counter() - begin,
     )  # fmt: skip
@@ -193,7 +193,7 @@ def run_heads(seed: int, dense: int = DENSE_STEPS, steps: int = WARMUP_STEPS) ->
     shared = attach(model, Granularity.HEAD, seed, shared=1, active=2)
     untrained = measure_accuracy(model, shared)
     train_model(model, shared, steps, DENSE_RATE, generator, weight=0.01)
-    with torch.no_grad(), shared.measured(Phase.SPARSE) as measures:
+    with torch.no_grad(), shared.measured(AttentionPhase.SPARSE) as measures:
         model(input_ids=draw_rows(64, torch.Generator().manual_seed(10_001))["input_ids"])
     return RoutedHeads(
         dense=before, untrained=untrained, routed=measure_accuracy(model, shared),

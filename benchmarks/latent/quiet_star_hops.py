@@ -26,12 +26,12 @@ from trainyard.train.latent.quiet_star.losses import quiet_loss, quiet_scores
 from trainyard.train.latent.quiet_star.technique import QuietStar, thought_settings
 from trainyard.train.session.sampling import PLAIN
 
-SYMBOLS, WALK = 8, 4
+SYMBOLS, WALK = 8, 6
 FIRST_SYMBOL, WALKS, ASKS = SYMBOLS * SYMBOLS, SYMBOLS * SYMBOLS + SYMBOLS, SYMBOLS * SYMBOLS + SYMBOLS + 1
 VOCABULARY = ASKS + 1
-BATCH, RATE, WARM_STEPS, STEPS = 32, 2e-3, 300, 1000
+BATCH, RATE, WARM_STEPS, STEPS = 32, 2e-3, 300, 1500
 VARIANTS = ("base", "likelihood", "quiet")
-SETTINGS = {"thought_tokens": 3, "ahead": 1, "policy_temperature": 1.0, "policy_weight": 0.1, "embedding_scale": 1.0}
+SETTINGS = {"thought_tokens": 3, "ahead": 1, "policy_temperature": 1.0, "embedding_scale": 1.0}
 NO_TOKENIZER = SimpleNamespace(encode=lambda *_, **__: [])
 
 

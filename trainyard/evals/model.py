@@ -156,7 +156,7 @@ class HuggingFaceModel:
             with self.network() as network, torch.inference_mode():
                 asked_for = Sampling(max_new_tokens=max_tokens, temperature=0)
                 found = sample(network, tokenizer, [ids], asked_for, reader=self.latent)[0]
-            return found.text.strip(), len(found.ids) + self.latent.positions
+            return found.text.strip(), self.latent.num_read(len(found.ids))
         with self.network() as network, torch.inference_mode():
             prompt_BT = torch.tensor([ids], device=network.device)
             said_BT = network.generate(

@@ -41,6 +41,10 @@ class LatentModule(nn.Module):
         """Positions that an answer takes in the model's context besides its tokens and those of the prompt."""
         return 0
 
+    def num_read(self, num_answered: int) -> int:
+        """Tokens and thoughts that the model computes for an answer of so many tokens."""
+        return num_answered + self.positions
+
     def attach(self, model: Any) -> None:
         """Become a part of the model, so that the weights are trained and saved with its own."""
         setattr(model, LATENT, self)

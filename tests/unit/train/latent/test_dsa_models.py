@@ -19,7 +19,7 @@ from transformers import (
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.latent import GRANULARITY_SETTINGS, LATENT_SETTINGS, Granularity, Latent
-from trainyard.train.latent.dsa.attention import Phase, Selection
+from trainyard.train.latent.dsa.attention import AttentionPhase, Selection
 from trainyard.train.latent.dsa.technique import SparseAttention
 
 IDS = torch.tensor([[5, 9, 3, 7, 1, 8, 2, 6], [4, 4, 2, 9, 9, 1, 3, 5]])
@@ -81,7 +81,7 @@ def test_fewer_tokens_change_late_positions_alone(make: Any) -> None:
     sparse = model(input_ids=IDS).logits
     assert torch.allclose(dense[:, :3], sparse[:, :3], atol=1e-6)
     assert not torch.allclose(dense[:, 3:], sparse[:, 3:], atol=1e-4)
-    with shared.measured(Phase.DENSE):
+    with shared.measured(AttentionPhase.DENSE):
         assert torch.allclose(dense, model(input_ids=IDS).logits, atol=1e-6)
 
 
@@ -125,9 +125,9 @@ def test_left_padding_changes_no_selection() -> None:
     assert torch.allclose(alone, padded[:, 2:], atol=1e-6)
 
 
-@pytest.mark.parametrize("phase", [Phase.WARMUP, Phase.SPARSE])
+@pytest.mark.parametrize("phase", [AttentionPhase.WARMUP, AttentionPhase.SPARSE])
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_the_divergence_trains_the_indexer_alone(make: Any, phase: Phase) -> None:
+def test_the_divergence_trains_the_indexer_alone(make: Any, phase: AttentionPhase) -> None:
     model = make()
     shared = with_tokens(model, 3)
     with shared.measured(phase) as measures:
@@ -149,7 +149,7 @@ def test_warming_up_computes_dense_attention_and_reports_what_the_selection_woul
     model = llama()
     dense = model(input_ids=IDS).logits
     shared = with_tokens(model, 3)
-    with shared.measured(Phase.WARMUP) as measures:
+    with shared.measured(AttentionPhase.WARMUP) as measures:
         assert torch.allclose(dense, model(input_ids=IDS).logits, atol=1e-6)
     tokens = [float(each.tokens) for each in measures]
     assert tokens == [16, 16]
@@ -161,10 +161,10 @@ def test_warming_up_computes_dense_attention_and_reports_what_the_selection_woul
 def test_padding_is_not_measured() -> None:
     model = llama()
     shared = with_tokens(model, 3)
-    with shared.measured(Phase.WARMUP) as alone:
+    with shared.measured(AttentionPhase.WARMUP) as alone:
         model(input_ids=IDS[:1, :5])
     mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]])
-    with shared.measured(Phase.WARMUP) as padded:
+    with shared.measured(AttentionPhase.WARMUP) as padded:
         model(input_ids=IDS[:1], attention_mask=mask)
     for one, other in zip(alone, padded, strict=True):
         assert float(other.tokens) == 5
@@ -177,7 +177,7 @@ def test_dropout_of_attention_is_not_in_the_target() -> None:
     for model in (quiet, noisy):
         shared = with_tokens(model, 3)
         model.transformer.h[0].attn.train()
-        with shared.measured(Phase.WARMUP) as measures:
+        with shared.measured(AttentionPhase.WARMUP) as measures:
             model(input_ids=IDS)
         found.append(measures[0].loss.item())
     assert found[0] == pytest.approx(found[1], abs=1e-5)
@@ -196,9 +196,9 @@ def test_a_copy_has_a_selection_of_its_own() -> None:
     model = llama()
     shared = with_tokens(model, 3)
     other = copy.deepcopy(model)
-    shared.phase = Phase.DENSE
+    shared.phase = AttentionPhase.DENSE
     assert not torch.allclose(model(input_ids=IDS).logits, other(input_ids=IDS).logits, atol=1e-4)
-    shared.phase = Phase.SPARSE
+    shared.phase = AttentionPhase.SPARSE
     assert torch.equal(model(input_ids=IDS).logits, other(input_ids=IDS).logits)
 
 
@@ -213,7 +213,7 @@ def test_routing_to_all_heads_begins_with_the_dense_model(make: Any) -> None:
 def test_routed_heads_train_with_the_language_loss_and_report_their_balance() -> None:
     model = llama()
     shared = with_heads(model, 3)
-    with shared.measured(Phase.SPARSE) as measures:
+    with shared.measured(AttentionPhase.SPARSE) as measures:
         loss = model(input_ids=IDS, labels=IDS).loss
     (loss + 0.01 * measures[0].loss).backward()
     gates = [weight for name, weight in model.named_parameters() if ".choosers." in name]

@@ -135,3 +135,8 @@ def test_without_its_thoughts_the_model_says_something_else() -> None:
         own.head.start_D.zero_()
         _, with_others = own.open(model, ids, torch.ones_like(ids))
     assert not torch.allclose(with_thoughts, with_others, atol=1e-4)
+
+
+def test_each_token_of_an_answer_counts_with_its_thought() -> None:
+    _, own = thinking_model("llama")
+    assert (own.positions, own.num_read(4)) == (5, 24)

@@ -1,9 +1,9 @@
 """Sparse attention on a model of transformers: `granularity: token` (DeepSeek's) or `head` (routing of heads).
 
-Each full-attention layer gets a chooser of what it attends to. It hangs on transformers' attention
-interface: the model's own eager attention is computed with a narrower mask. So this is a mask and not a kernel: it
-says which quality a selection has, and is not faster than dense attention. Layers with a sliding window are left as
-they are: they are sparse already.
+Each full-attention layer gets a chooser of what it attends to. It hangs on transformers' attention interface: the
+model's own eager attention is computed with a narrower mask. So this is a mask and not a kernel: it says which quality
+a selection has, and is not faster than dense attention. Layers with a sliding window are left as they are: they are
+sparse already.
 
 The keys of the indexer are cached in transformers' own `DynamicIndexedLayer`, which crops and repeats them together
 with the keys of the attention.
@@ -40,7 +40,7 @@ Select = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(scores, visible, k) -> kept, all (B, T, S)."""
 
 
-class Phase(StrEnum):
+class AttentionPhase(StrEnum):
     """What attention a pass computes."""
 
     DENSE = "dense"
@@ -57,14 +57,14 @@ class Selection:
 
     num_tokens: int
     """Tokens that a query attends to at most (granularity token)."""
-    phase: Phase = Phase.SPARSE
+    phase: AttentionPhase = AttentionPhase.SPARSE
     select: Select = select_tokens
     positions_BT: torch.Tensor | None = None
     measures: list[Measures] | None = None
     """One of each layer while a pass is measured."""
 
     @contextmanager
-    def measured(self, phase: Phase) -> Iterator[list[Measures]]:
+    def measured(self, phase: AttentionPhase) -> Iterator[list[Measures]]:
         """Compute a phase and collect what its layers measure."""
         before, self.phase, self.measures = self.phase, phase, []
         try:
@@ -195,12 +195,12 @@ def attend_tokens(
             do="Begin with an empty cache, or with one that this model filled.",
             code="E-STEP",
         )
-    if shared.phase is Phase.DENSE:
+    if shared.phase is AttentionPhase.DENSE:
         return call.run()
     scores_BTS = indexer(given.hidden_BTD, positions_BT, keys_BSI)
     visible_BTS = call.visible_BTS
     kept_BTS = shared.select(scores_BTS.detach(), visible_BTS, shared.num_tokens)
-    allowed_BTS = visible_BTS if shared.phase is Phase.WARMUP else kept_BTS
+    allowed_BTS = visible_BTS if shared.phase is AttentionPhase.WARMUP else kept_BTS
     output, weights_BHTS = call.run(allowed_BTS)
     if shared.measures is not None:
         clean_BHTS = call.clean_weights(weights_BHTS, allowed_BTS)
@@ -222,7 +222,7 @@ def attend_heads(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend with all heads and weight those that the router keeps."""
     output_BTHC, weights_BHTS = call.run()
-    if shared.phase is Phase.DENSE:
+    if shared.phase is AttentionPhase.DENSE:
         return output_BTHC, weights_BHTS
     factors_BTH, kept_BTH, probs_BTH = router(given.hidden_BTD)
     if shared.measures is not None:

@@ -25,7 +25,7 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, label_logprobs
 from trainyard.train.latent import rollout
 from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
-from trainyard.train.latent.dsa.attention import Chooser, Measures, Phase, Selection
+from trainyard.train.latent.dsa.attention import AttentionPhase, Chooser, Measures, Selection
 from trainyard.train.latent.dsa.heads import HeadRouter, HeadRouting
 from trainyard.train.latent.dsa.indexer import IndexerShape, LightningIndexer
 from trainyard.train.latent.dsa.layers import AttentionLayer, Installed, find_layers, install
@@ -140,7 +140,7 @@ def score(model: Any, batch: Batch, head: Head) -> Scores:
     """`logprobs_N` of the labels, and of the selection its loss and shares per token, as means over the layers."""
     own: SparseAttention = own_of(model)
     warming_up = WARMING in batch and bool(batch[WARMING].any())
-    with own.shared.measured(Phase.WARMUP if warming_up else Phase.SPARSE) as measures:
+    with own.shared.measured(AttentionPhase.WARMUP if warming_up else AttentionPhase.SPARSE) as measures:
         logprobs_N = label_logprobs(model, batch, head).logprobs_N
     found = {"logprobs_N": logprobs_N.detach() if warming_up else logprobs_N}
     return {**found, WARMING: torch.tensor(warming_up), **mean_measures(measures)}
@@ -168,7 +168,7 @@ def join_losses(
         choice.loss_name: selection.detach(),
         "attended_share": policy["kept"].detach() * units,
     }
-    if isinstance(choice, TokenChoice):
+    if warming_up:
         found["attention_recall"] = policy["recall"].detach() * units
     return choice.loss_weight * selection + (0.0 if warming_up else total), found
 

@@ -47,6 +47,9 @@ class QuietStar(LatentModule):
     def positions(self) -> int:
         return self.settings.thought_tokens + 2
 
+    def num_read(self, num_answered: int) -> int:
+        return num_answered * (1 + self.positions)
+
     def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
         reading = Reading(rollout.new_cache(model), mask_BT)
         return self._read(model, reading, ids_BT)
