@@ -80,6 +80,7 @@ def spoiled_job(service: DashboardService) -> dict[str, Any]:
 def seeded(service: DashboardService, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> DashboardService:
     """The service, with records of a run, a night, a graph, a sweep and two versions of an adapter."""
     here, scratch = service.stack.settings, tmp_path_factory.mktemp("records")
+    here = here.model_copy(update={"working_folder": service.stack.work})
     seed_run(here, scratch)
     seed_night(here)
     seed_graph(here)

@@ -49,8 +49,8 @@ def compute(expression: str) -> str:
 
 def value_of(node: ast.AST) -> float:
     """The value of a parsed expression. Raises `ValueError` for anything but small numbers and their operations."""
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        value = node.value
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        value: float = node.value
     elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
         value = OPERATORS[type(node.op)](value_of(node.operand))
     elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:

@@ -155,7 +155,7 @@ def sample(
 
 
 def open_prompts(
-    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], reader: Reader
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], reader: PromptReader
 ) -> tuple[Reading, torch.Tensor]:
     """Read the prompts, each different one once; returns the logits after each of them too (B, V)."""
     different = list(dict.fromkeys(map(tuple, prompts))) if reader is PLAIN else prompts
