@@ -11,6 +11,7 @@ from tests.unit.spec.chains import name_of, node, reasons, source
 from tests.unit.spec.test_refusals import run_names
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.latent import LATENT_SETTINGS, Latent
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
@@ -52,6 +53,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "stage.average": ("token", "row"),
     "stage.turns": ("all", "last"),
     "stage.neftune_alpha": (None, 5.0),
+    "stage.latent": (None, LATENT_SETTINGS[Latent.PAUSE]()),
     "method.init": ("default", "pissa"),
     "method.interval": (None, 5),
     "rope": (None, RopeScaling(type="yarn", factor=2.0)),

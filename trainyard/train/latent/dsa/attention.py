@@ -34,7 +34,7 @@ from trainyard.train.latent.dsa.indexer import (
 )
 
 SELECTOR = "trainyard_selector"
-"""Attribute of an attention layer, which is no module: the weights of the choosers belong to whoever attached them."""
+"""Attribute of an attention layer, which is not a module: the weights of the choosers belong to the technique."""
 Chooser = LightningIndexer | HeadRouter
 Select = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(scores, visible, k) -> kept, all (B, T, S)."""
