@@ -84,5 +84,11 @@ SESSION_ROWS = (
         "Stage {config.stage} draws the completions that it learns from, and a session leaves drawing to its calls.",
         "Set lmbda to 0 and seq_kd to false; call generate and give its tokens to forward.", scope="session",
     ),
+    Row(
+        "session-rollouts", "R-BATCH", "trainer", "config.stage",
+        lambda config, _: config.stage.facts.draws_groups,
+        "Stage {config.stage} draws completions and computes their advantages, and a session leaves that to its calls.",
+        "Use a job, which trains the whole stage.", scope="session",
+    ),
 )  # fmt: skip
 """Asked of the body of a session, next to the rows of a trainer."""

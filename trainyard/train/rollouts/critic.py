@@ -15,7 +15,7 @@ import torch
 from trainyard.train.methods.adapters import NEW, load_adapter, read_config
 from trainyard.train.methods.contract import Groups, PolicyRequest
 from trainyard.train.methods.loading import load_base
-from trainyard.train.methods.table import build
+from trainyard.train.methods.table import METHODS, build
 from trainyard.train.rollouts.reward_model import ScorerSource
 from trainyard.train.rollouts.scoring import CRITIC
 
@@ -35,7 +35,8 @@ def make_critic(request: PolicyRequest, source: ScorerSource | None) -> Any:
     if source.adapter is None:
         return load_base(own, source.base).requires_grad_(True)
     config = read_config(Path(source.adapter), "reward", trainable=True)
-    return load_adapter(load_base(own, source.base), Path(source.adapter), config, NEW, request.device)
+    base = METHODS[request.config.method.type].load(own, source.base)
+    return load_adapter(base, Path(source.adapter), config, NEW, request.device)
 
 
 def attach_critic(model: Any, critic: Any) -> None:

@@ -248,9 +248,10 @@ def settle_ppo(
     scores_R = scores_R - settings.missing_end_penalty * missing_R
     old_RT, mask_RT = padded_rows([row.old or [0.0] * row.num_learned for row in rows])
     kl_RT = torch.zeros_like(old_RT)
+    reported: dict[str, float] = {}
     if settings.needs_reference:
         kl_RT = estimate_kl(old_RT, padded_rows([row.reference for row in rows])[0], "k1")
-    reported = {"kl": float((kl_RT * mask_RT).sum() / mask_RT.sum())}
+        reported["kl"] = float((kl_RT * mask_RT).sum() / mask_RT.sum())
     if settings.num_generations > 1:
         reported["constant_groups"] = constant_groups(scores_R, settings.num_generations)
     if settings.advantage == "group":
