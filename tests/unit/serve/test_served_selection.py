@@ -21,6 +21,8 @@ from trainyard.stores.models import ModelSource
 from trainyard.train.latent import table
 from trainyard.train.methods.adapters import inject
 
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
+
 PROMPT = [5, 9, 17, 30, 7, 21, 40, 11, 33, 2, 8, 50]
 TECHNIQUES: dict[str, dict[str, Any]] = {
     "tokens": {"type": "dsa", "granularity": {"type": "token", "top_k": 2, "index_heads": 2, "index_dim": 8}},
