@@ -28,6 +28,9 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "coconut": {"type": "coconut", "max_stage": 1, "epochs_per_stage": 4},
     "hidden_cot": {"type": "hidden_cot", "tokens_per_epoch": 8, "whole_epochs": 4, "most_tokens": 32},
     "codi": {"type": "codi", "thoughts": 2},
+    "tokens": {"type": "dsa", "granularity": {"type": "token", "top_k": 8, "index_heads": 2, "index_dim": 8}},
+    "heads": {"type": "dsa", "granularity": {"type": "head", "active": 2}},
+    "quiet_star": {"type": "quiet_star", "thought_tokens": 2, "ahead": 2, "embedding_scale": 1.0},
 }
 
 
