@@ -53,7 +53,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "stage.average": ("token", "row"),
     "stage.turns": ("all", "last"),
     "stage.neftune_alpha": (None, 5.0),
-    "stage.latent": (None, LATENT_SETTINGS[Latent.PAUSE]()),
+    "stage.latent": (None, LATENT_SETTINGS[Latent.PAUSE](type=Latent.PAUSE)),
     "method.init": ("default", "pissa"),
     "method.interval": (None, 5),
     "rope": (None, RopeScaling(type="yarn", factor=2.0)),
