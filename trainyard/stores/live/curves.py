@@ -43,7 +43,7 @@ PROGRESS = tuple(TrainingProgress.model_fields)
 TOTALS = tuple(name for name in PROGRESS if name.startswith("total"))
 
 
-class TrainingPace(NamedTuple):
+class StepPace(NamedTuple):
     """How fast a training has been since its last start: its newest step, when that was done, and seconds a step."""
 
     step: int
@@ -139,7 +139,7 @@ class CurveStore:
         with self.opened() as database:
             return TrainingProgress(**read_facts(database).get("progress", {}))
 
-    def pace(self) -> TrainingPace | None:
+    def pace(self) -> StepPace | None:
         """The mean pace of the newest steps since the last start; None before the second of them."""
         text = "select step, time from points where time >= ? order by step desc limit ?"
         with self.opened() as database:
@@ -147,7 +147,7 @@ class CurveStore:
         if len(steps) < 2 or steps[0][1] <= steps[-1][1]:
             return None
         (last, now), (first, then) = steps[0], steps[-1]
-        return TrainingPace(last, now, (now - then) / (last - first))
+        return StepPace(last, now, (now - then) / (last - first))
 
     def read(
         self, max_points: int | None = None, since_step: int | None = None, until_step: int | None = None

@@ -4636,6 +4636,22 @@ export interface components {
             };
         };
         /**
+         * DsaLatent
+         * @description Sparse attention: each token uses a part of the tokens before it, or of the heads.
+         */
+        DsaLatent: {
+            /**
+             * Granularity
+             * @description What is chosen: tokens (DeepSeek sparse attention) or heads.
+             */
+            granularity?: components["schemas"]["Granularity"] | (components["schemas"]["TokenChoice"] | components["schemas"]["HeadChoice"]);
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "dsa";
+        };
+        /**
          * EarlierFiles
          * @description Files of one kind in an earlier form.
          */
@@ -4885,6 +4901,41 @@ export interface components {
             variables: {
                 [key: string]: string;
             };
+        };
+        /**
+         * EnvironmentReward
+         * @description What the environment of a conversation gives for it; needs `stage.environment`.
+         */
+        EnvironmentReward: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "environment";
+            /**
+             * Weight
+             * @description Below 0 for what is unwanted; 0 only reports it.
+             * @default 1
+             */
+            weight: number;
+        };
+        /**
+         * EnvironmentSettings
+         * @description Who answers a completion, so that it becomes a conversation of several turns.
+         */
+        EnvironmentSettings: {
+            /**
+             * Max Turns
+             * @description Turns of the model, after which a conversation ends.
+             * @default 4
+             */
+            max_turns: number;
+            /**
+             * Type
+             * @description What answers.
+             * @enum {string}
+             */
+            type: "calculator" | "python" | "guessing";
         };
         /**
          * Estimate
@@ -5347,6 +5398,12 @@ export interface components {
          * @description 1 where the completion is the row's answer, spaces around both aside.
          */
         ExactMatchReward: {
+            /**
+             * After
+             * @description Only what follows the last of this mark counts, such as ####.
+             * @default null
+             */
+            after: string | null;
             /**
              * Ignore Case
              * @description Whether capital letters do not matter.
@@ -5918,6 +5975,12 @@ export interface components {
             /** Utilization Memory */
             utilization_memory: number | null;
         };
+        /**
+         * Granularity
+         * @description What sparse attention chooses.
+         * @enum {string}
+         */
+        Granularity: "token" | "head";
         /** GraphCounts */
         GraphCounts: {
             /** Documents */
@@ -6029,6 +6092,11 @@ export interface components {
              */
             beta: number;
             /**
+             * @description Who answers a completion, so that it becomes a conversation; none by default.
+             * @default null
+             */
+            environment: components["schemas"]["EnvironmentSettings"] | null;
+            /**
              * Epsilon
              * @description Change of a token's probability above which it is clipped; needs num_iterations above 1.
              * @default 0.2
@@ -6064,7 +6132,7 @@ export interface components {
              * @description Added, each times its weight; at least one.
              * @default []
              */
-            rewards: (components["schemas"]["ExactMatchReward"] | components["schemas"]["ContainsReward"] | components["schemas"]["RegexReward"] | components["schemas"]["LengthReward"])[];
+            rewards: (components["schemas"]["ExactMatchReward"] | components["schemas"]["ContainsReward"] | components["schemas"]["RegexReward"] | components["schemas"]["LengthReward"] | components["schemas"]["JsonSchemaReward"] | components["schemas"]["PythonReward"] | components["schemas"]["ModelReward"] | components["schemas"]["EnvironmentReward"] | components["schemas"]["JudgeReward"])[];
             /**
              * Scale Rewards
              * @description Whose deviation divides the rewards.
@@ -6089,6 +6157,35 @@ export interface components {
              * @enum {string}
              */
             type: "grpo";
+        };
+        /**
+         * HeadChoice
+         * @description Each token uses some of the attention heads, by a router (MoH, arXiv 2410.11842).
+         */
+        HeadChoice: {
+            /**
+             * Active
+             * @description Heads that a token uses, the shared ones included.
+             * @default 3
+             */
+            active: number;
+            /**
+             * Balance
+             * @description Weight of the loss that spreads tokens over the heads.
+             * @default 0.01
+             */
+            balance: number;
+            /**
+             * Shared
+             * @description Heads that every token uses.
+             * @default 1
+             */
+            shared: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "head";
         };
         /**
          * HiddenCotLatent
@@ -6798,7 +6895,7 @@ export interface components {
              * @description Which objective is trained: a word, or its settings with the word as `type`.
              * @default sft
              */
-            stage: components["schemas"]["Stage"] | (components["schemas"]["PlainStage"] | components["schemas"]["SftStage"] | components["schemas"]["RewardStage"] | components["schemas"]["DpoStage"] | components["schemas"]["KtoStage"] | components["schemas"]["GrpoStage"] | components["schemas"]["DistillStage"]);
+            stage: components["schemas"]["Stage"] | (components["schemas"]["PlainStage"] | components["schemas"]["SftStage"] | components["schemas"]["RewardStage"] | components["schemas"]["PpoStage"] | components["schemas"]["DpoStage"] | components["schemas"]["KtoStage"] | components["schemas"]["GrpoStage"] | components["schemas"]["DistillStage"]);
             /**
              * Tenant
              * @description Owner of its data and adapters.
@@ -6924,7 +7021,58 @@ export interface components {
              */
             node: string | null;
         };
+        /**
+         * JsonSchemaReward
+         * @description 1 where the completion, or its last block of code, is JSON that a schema accepts.
+         */
+        JsonSchemaReward: {
+            /**
+             * Definition
+             * @description JSON Schema, draft 2020-12, without remote references.
+             */
+            definition: {
+                [key: string]: components["schemas"]["JsonValue"];
+            };
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "json_schema";
+            /**
+             * Weight
+             * @description Below 0 for what is unwanted; 0 only reports it.
+             * @default 1
+             */
+            weight: number;
+        };
         JsonValue: unknown;
+        /**
+         * JudgeReward
+         * @description 0 to 1, as a model at an endpoint judges the completion by a rubric.
+         */
+        JudgeReward: {
+            /**
+             * Endpoint
+             * @description Endpoint of trainyard.toml at which it answers.
+             */
+            endpoint: string;
+            /**
+             * Rubric
+             * @description What a good answer has.
+             */
+            rubric: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "judge";
+            /**
+             * Weight
+             * @description Below 0 for what is unwanted; 0 only reports it.
+             * @default 1
+             */
+            weight: number;
+        };
         /**
          * JudgeSettings
          * @description The language model that judges answers, asked at an OpenAI-compatible address.
@@ -7107,7 +7255,7 @@ export interface components {
          * @description A technique of latent reasoning.
          * @enum {string}
          */
-        Latent: "pause" | "coconut" | "hidden_cot" | "codi";
+        Latent: "quiet_star" | "dsa" | "pause" | "coconut" | "hidden_cot" | "codi";
         /**
          * LaunchSettings
          * @description How the processes of a training are started, and what happens when one does not fit.
@@ -7921,6 +8069,23 @@ export interface components {
                 [key: string]: components["schemas"]["MixedSet"];
             };
         };
+        /**
+         * ModelReward
+         * @description The score of the reward model that a trainer before this one has made.
+         */
+        ModelReward: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "reward_model";
+            /**
+             * Weight
+             * @description Below 0 for what is unwanted; 0 only reports it.
+             * @default 1
+             */
+            weight: number;
+        };
         /** Neighbors */
         Neighbors: {
             /** Documents */
@@ -8646,7 +8811,7 @@ export interface components {
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
              */
-            type: "cpt" | "ppo";
+            type: "cpt";
         };
         /** PlanBody */
         PlanBody: {
@@ -8798,7 +8963,7 @@ export interface components {
          * @description What travels between nodes, always as a reference, never as data.
          * @enum {string}
          */
-        Port: "documents" | "sft" | "preference" | "labelled" | "text" | "adapter" | "model" | "report";
+        Port: "documents" | "sft" | "preference" | "labelled" | "text" | "adapter" | "model" | "report" | "reward";
         /**
          * PortEntry
          * @description What travels between nodes, and the group whose colour it has.
@@ -8810,6 +8975,114 @@ export interface components {
              */
             group: "documents" | "dataset" | "adapter" | "model" | "report";
             port: components["schemas"]["Port"];
+        };
+        /**
+         * PpoStage
+         * @description How completions are drawn, what they are worth, and how far a step goes (Schulman et al. 2017, arXiv
+         *     1707.06347).
+         */
+        PpoStage: {
+            /**
+             * Advantage
+             * @description What a completion is compared with: a critic, the others of its prompt without one, or both.
+             * @default gae_group
+             * @enum {string}
+             */
+            advantage: "gae" | "group" | "gae_group";
+            /**
+             * Clip
+             * @description Change of a token's probability above which it is clipped.
+             * @default 0.2
+             */
+            clip: number;
+            /**
+             * Critic Learning Rate
+             * @description Of the critic; default: the policy's.
+             * @default null
+             */
+            critic_learning_rate: number | null;
+            /**
+             * @description Who answers a completion, so that it becomes a conversation; none by default.
+             * @default null
+             */
+            environment: components["schemas"]["EnvironmentSettings"] | null;
+            /**
+             * Gamma
+             * @description Discount of later rewards.
+             * @default 1
+             */
+            gamma: number;
+            /**
+             * Kl Coef
+             * @description Weight of the distance from the model as it was.
+             * @default 0.05
+             */
+            kl_coef: number;
+            /**
+             * Lam
+             * @description Lambda of the generalized advantage estimation.
+             * @default 0.95
+             */
+            lam: number;
+            /**
+             * Max Completion Length
+             * @description Tokens of a completion.
+             * @default 53
+             */
+            max_completion_length: number;
+            /**
+             * Minibatches
+             * @description Optimizer steps of a pass, each on a part of them.
+             * @default 1
+             */
+            minibatches: number;
+            /**
+             * Missing End Penalty
+             * @description Taken off where the length ended a completion.
+             * @default 0
+             */
+            missing_end_penalty: number;
+            /**
+             * Num Generations
+             * @description Completions of each prompt; a group has at least 2.
+             * @default 4
+             */
+            num_generations: number;
+            /**
+             * Num Iterations
+             * @description Passes over the completions before new ones are drawn.
+             * @default 4
+             */
+            num_iterations: number;
+            /**
+             * Rewards
+             * @description Added, each times its weight; at least one.
+             * @default []
+             */
+            rewards: (components["schemas"]["ExactMatchReward"] | components["schemas"]["ContainsReward"] | components["schemas"]["RegexReward"] | components["schemas"]["LengthReward"] | components["schemas"]["JsonSchemaReward"] | components["schemas"]["PythonReward"] | components["schemas"]["ModelReward"] | components["schemas"]["EnvironmentReward"] | components["schemas"]["JudgeReward"])[];
+            /**
+             * Temperature
+             * @description Of the sampling, and of the probabilities.
+             * @default 0.7
+             */
+            temperature: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "ppo";
+            /**
+             * Value Clip
+             * @description Change of a value above which it is clipped.
+             * @default 0.2
+             */
+            value_clip: number;
+            /**
+             * Value Coef
+             * @description Weight of the critic's loss.
+             * @default 0.1
+             */
+            value_coef: number;
         };
         /**
          * Precision
@@ -8947,7 +9220,7 @@ export interface components {
         ProveInput: {
             /**
              * Everything
-             * @description All 82 combinations of stage, method and options.
+             * @description All 96 combinations of stage, method and options.
              * @default false
              */
             everything: boolean;
@@ -8974,7 +9247,7 @@ export interface components {
         ProveResumeBody: {
             /**
              * Everything
-             * @description All 82 combinations of stage, method and options.
+             * @description All 96 combinations of stage, method and options.
              * @default false
              */
             everything: boolean;
@@ -9137,6 +9410,36 @@ export interface components {
             token_env: string;
         };
         /**
+         * PythonReward
+         * @description 1 where the completion's Python code runs, and after it the row's answer: its assertions. It runs in a process
+         *     of its own, under limits.
+         */
+        PythonReward: {
+            /**
+             * Memory Mb
+             * @description Its address space.
+             * @default 512
+             */
+            memory_mb: number;
+            /**
+             * Timeout S
+             * @description Seconds of a completion's process.
+             * @default 5
+             */
+            timeout_s: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "python";
+            /**
+             * Weight
+             * @description Below 0 for what is unwanted; 0 only reports it.
+             * @default 1
+             */
+            weight: number;
+        };
+        /**
          * QualityRules
          * @description Rules by which a row is dropped; each drop is counted under its rule's name.
          */
@@ -9211,6 +9514,65 @@ export interface components {
             rows: {
                 [key: string]: unknown;
             }[];
+        };
+        /**
+         * QuietStarLatent
+         * @description A sampled thought after every token, which is mixed into the prediction of the next one (arXiv 2403.09629).
+         */
+        QuietStarLatent: {
+            /**
+             * Ahead
+             * @description Tokens behind a thought by which it is rewarded.
+             * @default 4
+             */
+            ahead: number;
+            /**
+             * Embedding Scale
+             * @description How much faster the vectors of start and end learn than other weights.
+             * @default 100
+             */
+            embedding_scale: number;
+            /**
+             * Only Positive
+             * @description Whether thoughts below the mean are left alone.
+             * @default true
+             */
+            only_positive: boolean;
+            /**
+             * Policy Temperature
+             * @description Of the log-probabilities in the policy loss.
+             * @default 3
+             */
+            policy_temperature: number;
+            /**
+             * Policy Weight
+             * @description Weight of the policy loss (REINFORCE).
+             * @default 1
+             */
+            policy_weight: number;
+            /**
+             * Temperature
+             * @description Of sampling thoughts while it trains.
+             * @default 1
+             */
+            temperature: number;
+            /**
+             * Thought Tokens
+             * @description Tokens of a thought, between its start and its end.
+             * @default 8
+             */
+            thought_tokens: number;
+            /**
+             * Thoughts
+             * @description Thoughts of a position; their mean reward is the baseline.
+             * @default 2
+             */
+            thoughts: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "quiet_star";
         };
         /**
          * Quotes
@@ -10543,7 +10905,7 @@ export interface components {
              * @description Which objective is trained: a word, or its settings with the word as `type`.
              * @default sft
              */
-            stage: components["schemas"]["Stage"] | (components["schemas"]["PlainStage"] | components["schemas"]["SftStage"] | components["schemas"]["RewardStage"] | components["schemas"]["DpoStage"] | components["schemas"]["KtoStage"] | components["schemas"]["GrpoStage"] | components["schemas"]["DistillStage"]);
+            stage: components["schemas"]["Stage"] | (components["schemas"]["PlainStage"] | components["schemas"]["SftStage"] | components["schemas"]["RewardStage"] | components["schemas"]["PpoStage"] | components["schemas"]["DpoStage"] | components["schemas"]["KtoStage"] | components["schemas"]["GrpoStage"] | components["schemas"]["DistillStage"]);
             /**
              * Tenant
              * @description Owner of the session.
@@ -10914,7 +11276,7 @@ export interface components {
              * @description Reasoning without words before the answer; none by default.
              * @default null
              */
-            latent: components["schemas"]["Latent"] | (components["schemas"]["PauseLatent"] | components["schemas"]["CoconutLatent"] | components["schemas"]["HiddenCotLatent"] | components["schemas"]["CodiLatent"]) | null;
+            latent: components["schemas"]["Latent"] | (components["schemas"]["QuietStarLatent"] | components["schemas"]["DsaLatent"] | components["schemas"]["PauseLatent"] | components["schemas"]["CoconutLatent"] | components["schemas"]["HiddenCotLatent"] | components["schemas"]["CodiLatent"]) | null;
             /**
              * Neftune Alpha
              * @description Noise on the embeddings in training (arXiv 2310.05914); 5 is usual.
@@ -11718,6 +12080,41 @@ export interface components {
             /** Valid */
             valid: boolean;
         };
+        /**
+         * TokenChoice
+         * @description Each token attends to the best `top_k` tokens before it, by a lightning indexer (DeepSeek-V3.2-Exp).
+         */
+        TokenChoice: {
+            /**
+             * Index Dim
+             * @description Dimensions of such a head.
+             * @default 32
+             */
+            index_dim: number;
+            /**
+             * Index Heads
+             * @description Heads of the indexer.
+             * @default 4
+             */
+            index_heads: number;
+            /**
+             * Top K
+             * @description Tokens that a token attends to.
+             * @default 2048
+             */
+            top_k: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "token";
+            /**
+             * Warmup
+             * @description Epochs in which attention is dense and the indexer alone learns to predict it.
+             * @default 1
+             */
+            warmup: number;
+        };
         /** TokenList */
         TokenList: {
             /** Tokens */
@@ -11856,7 +12253,7 @@ export interface components {
              * @description Which objective is trained: a word, or its settings with the word as `type`.
              * @default sft
              */
-            stage: components["schemas"]["Stage"] | (components["schemas"]["PlainStage"] | components["schemas"]["SftStage"] | components["schemas"]["RewardStage"] | components["schemas"]["DpoStage"] | components["schemas"]["KtoStage"] | components["schemas"]["GrpoStage"] | components["schemas"]["DistillStage"]);
+            stage: components["schemas"]["Stage"] | (components["schemas"]["PlainStage"] | components["schemas"]["SftStage"] | components["schemas"]["RewardStage"] | components["schemas"]["PpoStage"] | components["schemas"]["DpoStage"] | components["schemas"]["KtoStage"] | components["schemas"]["GrpoStage"] | components["schemas"]["DistillStage"]);
         };
         /** TrainerNode */
         TrainerNode: {
@@ -12702,6 +13099,7 @@ export type DistillStage = components['schemas']['DistillStage'];
 export type DownOutput = components['schemas']['DownOutput'];
 export type DpoStage = components['schemas']['DpoStage'];
 export type DraftScriptInput = components['schemas']['DraftScriptInput'];
+export type DsaLatent = components['schemas']['DsaLatent'];
 export type EarlierFiles = components['schemas']['EarlierFiles'];
 export type EarlierTurn = components['schemas']['EarlierTurn'];
 export type EjectBody = components['schemas']['EjectBody'];
@@ -12712,6 +13110,8 @@ export type EngineeringInput = components['schemas']['EngineeringInput'];
 export type EntitiesInput = components['schemas']['EntitiesInput'];
 export type EntityList = components['schemas']['EntityList'];
 export type EnvOutput = components['schemas']['EnvOutput'];
+export type EnvironmentReward = components['schemas']['EnvironmentReward'];
+export type EnvironmentSettings = components['schemas']['EnvironmentSettings'];
 export type Estimate = components['schemas']['Estimate'];
 export type EvalMetric = components['schemas']['EvalMetric'];
 export type EvalSettings = components['schemas']['EvalSettings'];
@@ -12750,6 +13150,7 @@ export type GeneratorKind = components['schemas']['GeneratorKind'];
 export type GpuJob = components['schemas']['GpuJob'];
 export type GpuList = components['schemas']['GpuList'];
 export type GpuUse = components['schemas']['GpuUse'];
+export type Granularity = components['schemas']['Granularity'];
 export type GraphCounts = components['schemas']['GraphCounts'];
 export type GraphEntity = components['schemas']['GraphEntity'];
 export type GraphExportBody = components['schemas']['GraphExportBody'];
@@ -12757,6 +13158,7 @@ export type GraphInput = components['schemas']['GraphInput'];
 export type GraphQueryBody = components['schemas']['GraphQueryBody'];
 export type GraphRelation = components['schemas']['GraphRelation'];
 export type GrpoStage = components['schemas']['GrpoStage'];
+export type HeadChoice = components['schemas']['HeadChoice'];
 export type HiddenCotLatent = components['schemas']['HiddenCotLatent'];
 export type HoldoutRules = components['schemas']['HoldoutRules'];
 export type HubSet = components['schemas']['HubSet'];
@@ -12783,7 +13185,9 @@ export type JobsPauseBody = components['schemas']['JobsPauseBody'];
 export type JobsResumeBody = components['schemas']['JobsResumeBody'];
 export type JobsRetryBody = components['schemas']['JobsRetryBody'];
 export type JobsVerifyBody = components['schemas']['JobsVerifyBody'];
+export type JsonSchemaReward = components['schemas']['JsonSchemaReward'];
 export type JsonValue = components['schemas']['JsonValue'];
+export type JudgeReward = components['schemas']['JudgeReward'];
 export type JudgeSettings = components['schemas']['JudgeSettings'];
 export type KeptResult = components['schemas']['KeptResult'];
 export type KeyRow = components['schemas']['KeyRow'];
@@ -12824,6 +13228,7 @@ export type MigratedFolder = components['schemas']['MigratedFolder'];
 export type Migration = components['schemas']['Migration'];
 export type MixedSet = components['schemas']['MixedSet'];
 export type Mixture = components['schemas']['Mixture'];
+export type ModelReward = components['schemas']['ModelReward'];
 export type Neighbors = components['schemas']['Neighbors'];
 export type NeighborsInput = components['schemas']['NeighborsInput'];
 export type NewToken = components['schemas']['NewToken'];
@@ -12862,6 +13267,7 @@ export type PlanNode = components['schemas']['PlanNode'];
 export type Point = components['schemas']['Point'];
 export type Port = components['schemas']['Port'];
 export type PortEntry = components['schemas']['PortEntry'];
+export type PpoStage = components['schemas']['PpoStage'];
 export type Precision = components['schemas']['Precision'];
 export type PreferenceLoss = components['schemas']['PreferenceLoss'];
 export type PreviewInput = components['schemas']['PreviewInput'];
@@ -12877,11 +13283,13 @@ export type Published = components['schemas']['Published'];
 export type PullInput = components['schemas']['PullInput'];
 export type Pulled = components['schemas']['Pulled'];
 export type PushInput = components['schemas']['PushInput'];
+export type PythonReward = components['schemas']['PythonReward'];
 export type QualityRules = components['schemas']['QualityRules'];
 export type Quantization = components['schemas']['Quantization'];
 export type Quarantined = components['schemas']['Quarantined'];
 export type QueryInput = components['schemas']['QueryInput'];
 export type QueryRows = components['schemas']['QueryRows'];
+export type QuietStarLatent = components['schemas']['QuietStarLatent'];
 export type Quotes = components['schemas']['Quotes'];
 export type RawRows = components['schemas']['RawRows'];
 export type ReadSource = components['schemas']['ReadSource'];
@@ -12987,6 +13395,7 @@ export type TemplateRows = components['schemas']['TemplateRows'];
 export type TemplatesInput = components['schemas']['TemplatesInput'];
 export type TimeLeft = components['schemas']['TimeLeft'];
 export type Token = components['schemas']['Token'];
+export type TokenChoice = components['schemas']['TokenChoice'];
 export type TokenList = components['schemas']['TokenList'];
 export type TokensCreateBody = components['schemas']['TokensCreateBody'];
 export type TrainedFrom = components['schemas']['TrainedFrom'];
