@@ -27,7 +27,7 @@ LINES = LOG_BYTES // LINE_BYTES
 MOST_LINES = 50_000
 """That a page keeps."""
 STEPS = 1_000_000
-FIRST_LINES_S, CURVE_S, LOADS = 1.0, 2.0, 4
+FIRST_LINES_S, CURVE_S, LOADS = 2.0, 2.0, 4
 MOST_HEAP_BYTES = 64 << 20
 WITHOUT_PREFECT = ("503", "Failed to load resource")
 
