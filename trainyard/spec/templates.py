@@ -393,8 +393,12 @@ def trainer(form: TemplateForm) -> TrainerConfig:
 
 def after(first: TrainerConfig, stage: StageSettings, form: RewardForm | DrawingForm) -> TrainerConfig:
     """A trainer of another stage that continues an earlier one, with the hyperparameters of its own form."""
-    names = type(form).model_fields.keys() & Hyperparameters.model_fields.keys()
-    own = {name: getattr(form, name) for name in names} | ({} if "epochs" in names else {"epochs": None})
+    own = {
+        "epochs": form.epochs if isinstance(form, RewardForm) else None,
+        "max_steps": form.max_steps,
+        "learning_rate": form.learning_rate,
+        "batch_size": form.batch_size,
+    }
     updates = {"stage": stage, "hyperparameters": first.hyperparameters.model_copy(update=own)}
     return first.model_copy(update=updates)
 

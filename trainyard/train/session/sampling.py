@@ -178,8 +178,8 @@ def select_rows(reading: Reading, rows_B: torch.Tensor) -> Reading:
 
 def copies(cache: Any) -> bool:
     """Whether the rows of a cache can be selected; the states of recurrent layers cannot."""
-    layers = getattr(cache, "layers", None) or []
-    return bool(layers) and all(hasattr(layer, "batch_select_indices") for layer in layers)
+    layers: list[Any] = getattr(cache, "layers", None) or []
+    return len(layers) > 0 and all(hasattr(layer, "batch_select_indices") for layer in layers)
 
 
 def choose(
