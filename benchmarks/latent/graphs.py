@@ -1,6 +1,6 @@
 """ProsQA-like graphs: which of two nodes can be reached from a root? Rows as ProsQA has them (arXiv 2412.06769,
-section 4), in symbols: edges in any order, a root, two candidates; the reasoning is the path, a sentence of five tokens
-for each hop of three or four; the answer is one token.
+section 4), in symbols: edges in any order, two candidates, a root; the reasoning is the path, a sentence of five tokens
+for each hop of three or four ("b from a, hence b"), which begins and ends with its node; then the answer.
 
 Ways, each with the same number of optimizer steps:
 
@@ -25,9 +25,9 @@ from benchmarks.latent.toys import Task, answer, toy_model, train, with_techniqu
 from trainyard.train.tokens import Encoded
 
 NODES, HOPS = 12, 4
-COMES, FROM, STOP, SO, EITHER = range(1 + NODES, 6 + NODES)
-FIRST_EDGE = 6 + NODES
-WORD_STEPS, STAGE_STEPS, LAST_STEPS = 1200, 300, 600
+FROM, HENCE, SO, EITHER = range(1 + NODES, 5 + NODES)
+FIRST_EDGE = 5 + NODES
+WORD_STEPS, STAGE_STEPS, LAST_STEPS = 800, 200, 300
 COCONUT: dict[str, Any] = {"type": "coconut", "max_stage": HOPS, "epochs_per_stage": 1, "markers": False}
 SIZES: dict[str, int] = {"layers": 2, "hidden": 64, "heads": 4}
 LOOKED_AT = 96
@@ -57,7 +57,7 @@ def make(dice: random.Random) -> tuple[Encoded, dict[int, int]]:
     dice.shuffle(choices)
     table = [FIRST_EDGE + start * NODES + end for start, end in edges + others]
     dice.shuffle(table)
-    sentences = [[1 + end, COMES, FROM, 1 + start, STOP] for start, end in itertools.pairwise(path)]
+    sentences = [[1 + end, FROM, 1 + start, HENCE, 1 + end] for start, end in itertools.pairwise(path)]
     row = {
         "prompt_ids": [*table, EITHER, 1 + choices[0], 1 + choices[1], 1 + path[0]],
         "step_ids": [token for sentence in sentences for token in sentence],

@@ -29,6 +29,7 @@ from trainyard.train.tokens import Encoded
 Draw = Callable[[random.Random], Encoded]
 PAD = 0
 EVALUATED, AT_ONCE = 512, 128
+BATCH, RATE = 64, 1e-3
 INIT = 0.1
 """Deviation of the first weights. With GPT-2's 0.02, meant for wider models, pointer chasing with its steps in words is
 at 0.35 after 300 steps; with 0.1 it is at 1.0."""
@@ -102,18 +103,16 @@ def train(
     seed: int,
     epoch: int = 0,
     steps_in_words: bool = False,
-    batch: int = 64,
-    rate: float = 1e-3,
 ) -> float:
     """Train with rows as they are in an epoch; a new optimizer each time. Returns the mean loss of the last steps."""
     stage, config = stage_of(latent)
     model.train()
-    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=rate)
+    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=RATE)
     dice, losses = random.Random(f"train:{seed}:{epoch}"), []
     for step in range(num_steps):
-        drawn = [task.draw(dice) for _ in range(batch)]
+        drawn = [task.draw(dice) for _ in range(BATCH)]
         if stage.at_epoch is not None:
-            shown = [stage.at_epoch(one, step * batch + place, epoch) for place, one in enumerate(drawn)]
+            shown = [stage.at_epoch(one, step * BATCH + place, epoch) for place, one in enumerate(drawn)]
         else:
             shown = drawn if latent is not None else [plain(one, steps=steps_in_words) for one in drawn]
         given = stage.collate(shown, PAD)

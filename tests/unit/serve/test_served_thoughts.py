@@ -26,6 +26,7 @@ from trainyard.train.latent import table
 from trainyard.train.methods.adapters import inject
 from trainyard.train.session.sampling import Sampling, sample
 
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 COCONUT = {"type": "coconut", "max_stage": 3}
 PROMPT = [5, 9, 17, 30]
 

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import torch
 from pydantic import TypeAdapter
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trainyard.errors import Corrupt
@@ -114,7 +115,7 @@ def take_weights(own: LatentModule, folder: Path) -> None:
     """Load the weights of `folder`. Raises `Corrupt` (`E-ADAPTER-INVALID`)."""
     try:
         own.load_state_dict(load_file(folder / WEIGHTS_FILE))
-    except (RuntimeError, OSError, ValueError) as error:
+    except (SafetensorError, RuntimeError, OSError, ValueError) as error:
         raise broken(folder, f"{WEIGHTS_FILE} does not fit: {str(error)[:200]}") from error
 
 

@@ -70,7 +70,7 @@ class Reading:
     mask_BT: torch.Tensor
 
 
-class Reader(Protocol):
+class PromptReader(Protocol):
     """How a model reads a prompt and each token after it; one that thinks reads more than that."""
 
     def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
@@ -110,14 +110,14 @@ LATENT = "trainyard_latent"
 """Attribute of a model under which the weights of a latent technique are, which reads its prompts."""
 
 
-def reader_of(model: Any) -> Reader:
+def reader_of(model: Any) -> PromptReader:
     """Who reads the prompts of a model: its latent technique, if it has one."""
-    found: Reader = getattr(model, LATENT, PLAIN)
+    found: PromptReader = getattr(model, LATENT, PLAIN)
     return found
 
 
 def sample(
-    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, reader: Reader = PLAIN
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, reader: PromptReader = PLAIN
 ) -> list[Generated]:
     """Continue every prompt; the same prompts, settings and seed give the same tokens.
 

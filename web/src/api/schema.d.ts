@@ -3658,6 +3658,101 @@ export interface components {
             node: string | null;
         };
         /**
+         * CoconutLatent
+         * @description Hidden states that are fed back as thoughts, and take the place of one step of the reasoning after the other
+         *     (arXiv 2412.06769).
+         */
+        CoconutLatent: {
+            /**
+             * Epochs Per Stage
+             * @description Epochs until the next step is taken away.
+             * @default 3
+             */
+            epochs_per_stage: number;
+            /**
+             * Feedback
+             * @description False: thoughts are pauses, and nothing is fed back: the control with the same curriculum.
+             * @default true
+             */
+            feedback: boolean;
+            /**
+             * First Stage
+             * @description Steps that are thoughts from the first epoch on.
+             * @default 0
+             */
+            first_stage: number;
+            /**
+             * Markers
+             * @description Whether a vector of its own is read before the thoughts and after them.
+             * @default true
+             */
+            markers: boolean;
+            /**
+             * Max Stage
+             * @description Steps that thoughts take the place of; after it, all steps go.
+             * @default 3
+             */
+            max_stage: number;
+            /**
+             * Mix
+             * @description Share of rows at another stage than the epoch's, at random.
+             * @default 0
+             */
+            mix: number;
+            /**
+             * Reset Optimizer
+             * @description Whether the optimizer's states begin again where the rows change their form.
+             * @default true
+             */
+            reset_optimizer: boolean;
+            /**
+             * Thoughts Per Step
+             * @description Thoughts in the place of a step.
+             * @default 1
+             */
+            thoughts_per_step: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "coconut";
+        };
+        /**
+         * CodiLatent
+         * @description Thoughts that are taught by the same model with its reasoning in words (arXiv 2502.21074).
+         */
+        CodiLatent: {
+            /**
+             * Distance Weight
+             * @description Of the distance between the hidden states before the two answers.
+             * @default 1
+             */
+            distance_weight: number;
+            /**
+             * Projection
+             * @description Width of the layer that makes a thought of a state; default: the model's.
+             * @default null
+             */
+            projection: number | null;
+            /**
+             * Thoughts
+             * @description Thoughts before the answer.
+             * @default 6
+             */
+            thoughts: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "codi";
+            /**
+             * Words Weight
+             * @description Of the loss of reasoning and answer in words.
+             * @default 1
+             */
+            words_weight: number;
+        };
+        /**
          * Collected
          * @description What was removed, or would be.
          */
@@ -5940,6 +6035,48 @@ export interface components {
             type: "grpo";
         };
         /**
+         * HiddenCotLatent
+         * @description Tokens of the reasoning are taken away from its left, until the answer follows the prompt at once (arXiv
+         *     2405.14838).
+         */
+        HiddenCotLatent: {
+            /**
+             * Most Tokens
+             * @description Tokens taken away from which on all of them are.
+             * @default 40
+             */
+            most_tokens: number;
+            /**
+             * Reset Optimizer
+             * @description Whether the optimizer's states begin again where the rows change their form.
+             * @default true
+             */
+            reset_optimizer: boolean;
+            /**
+             * Smoothing
+             * @description Rate at which the chance of more tokens taken away falls; null: never more.
+             * @default 4
+             */
+            smoothing: number | null;
+            /**
+             * Tokens Per Epoch
+             * @description Tokens of reasoning that an epoch takes away.
+             * @default 8
+             */
+            tokens_per_epoch: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "hidden_cot";
+            /**
+             * Whole Epochs
+             * @description Epochs with the whole reasoning before that.
+             * @default 1
+             */
+            whole_epochs: number;
+        };
+        /**
          * HoldoutRules
          * @description The rows that are held out before training, for the evaluator.
          */
@@ -6867,6 +7004,12 @@ export interface components {
              */
             undesirable_weight: number;
         };
+        /**
+         * Latent
+         * @description A technique of latent reasoning.
+         * @enum {string}
+         */
+        Latent: "pause" | "coconut" | "hidden_cot" | "codi";
         /**
          * LaunchSettings
          * @description How the processes of a training are started, and what happens when one does not fit.
@@ -8256,6 +8399,23 @@ export interface components {
             text: string;
             /** Type */
             type: string;
+        };
+        /**
+         * PauseLatent
+         * @description Vectors of its own that the model reads between the prompt and its answer (arXiv 2310.02226).
+         */
+        PauseLatent: {
+            /**
+             * Count
+             * @description Pauses before the answer, in training and when it is served.
+             * @default 10
+             */
+            count: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "pause";
         };
         /**
          * Phase1Report
@@ -10589,6 +10749,12 @@ export interface components {
              */
             average: "token" | "row";
             /**
+             * Latent
+             * @description Reasoning without words before the answer; none by default.
+             * @default null
+             */
+            latent: components["schemas"]["Latent"] | (components["schemas"]["PauseLatent"] | components["schemas"]["CoconutLatent"] | components["schemas"]["HiddenCotLatent"] | components["schemas"]["CodiLatent"]) | null;
+            /**
              * Neftune Alpha
              * @description Noise on the embeddings in training (arXiv 2310.05914); 5 is usual.
              * @default null
@@ -12229,6 +12395,8 @@ export type CheckOutput = components['schemas']['CheckOutput'];
 export type Checkpoint = components['schemas']['Checkpoint'];
 export type CheckpointList = components['schemas']['CheckpointList'];
 export type CheckpointsInput = components['schemas']['CheckpointsInput'];
+export type CoconutLatent = components['schemas']['CoconutLatent'];
+export type CodiLatent = components['schemas']['CodiLatent'];
 export type Collected = components['schemas']['Collected'];
 export type CompareInput = components['schemas']['CompareInput'];
 export type Compared = components['schemas']['Compared'];
@@ -12319,6 +12487,7 @@ export type GraphInput = components['schemas']['GraphInput'];
 export type GraphQueryBody = components['schemas']['GraphQueryBody'];
 export type GraphRelation = components['schemas']['GraphRelation'];
 export type GrpoStage = components['schemas']['GrpoStage'];
+export type HiddenCotLatent = components['schemas']['HiddenCotLatent'];
 export type HoldoutRules = components['schemas']['HoldoutRules'];
 export type HubSet = components['schemas']['HubSet'];
 export type Hyperparameters = components['schemas']['Hyperparameters'];
@@ -12349,6 +12518,7 @@ export type JudgeSettings = components['schemas']['JudgeSettings'];
 export type KeyRow = components['schemas']['KeyRow'];
 export type KeyStatus = components['schemas']['KeyStatus'];
 export type KtoStage = components['schemas']['KtoStage'];
+export type Latent = components['schemas']['Latent'];
 export type LaunchSettings = components['schemas']['LaunchSettings'];
 export type Layout = components['schemas']['Layout'];
 export type Leftover = components['schemas']['Leftover'];
@@ -12411,6 +12581,7 @@ export type OutputReference = components['schemas']['OutputReference'];
 export type PairedInterval = components['schemas']['PairedInterval'];
 export type Palette = components['schemas']['Palette'];
 export type PaletteEntry = components['schemas']['PaletteEntry'];
+export type PauseLatent = components['schemas']['PauseLatent'];
 export type Phase1Report = components['schemas']['Phase1Report'];
 export type Phase2Report = components['schemas']['Phase2Report'];
 export type PlainStage = components['schemas']['PlainStage'];

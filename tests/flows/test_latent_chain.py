@@ -1,0 +1,65 @@
+"""Latent reasoning in a chain: steps in words, then thoughts in their place, evaluated and deployed as one adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+
+from flows.chain import chain
+from trainyard.api.records import RunResult, read_result
+from trainyard.settings import settings
+from trainyard.spec.chain import ChainSpec
+from trainyard.stores.adapters import AdapterRegistry
+
+pytestmark = pytest.mark.usefixtures("prefect")
+
+
+def carried_out(*nodes: dict[str, Any]) -> RunResult:
+    spec = ChainSpec.model_validate({"name": "test", "nodes": nodes})
+
+    async def carry_out() -> State[Any]:
+        return await chain(spec, return_state=True)
+
+    state = asyncio.run(carry_out())
+    assert state.is_completed(), state.message
+    found = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert found is not None
+    return found
+
+
+@pytest.mark.slow
+def test_thoughts_after_words_become_a_version_that_is_live(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = [(n, 2 * n, 2 * n + 1) for n in range(60)]
+    rows = [
+        {"question": f"{n} + {n} + 1?", "steps": [f"{n} + {n} = {twice}", f"{twice} + 1 = {end}"], "answer": str(end)}
+        for n, twice, end in sums
+    ]
+    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(tmp_path))
+    monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
+    monkeypatch.setenv("TRAINYARD_THREADS", "1")
+    settings.cache_clear()
+    hyper = {"batch_size": 8, "max_length": 128, "learning_rate": 5e-3}
+    latent = {"type": "coconut", "max_stage": 2, "epochs_per_stage": 1, "first_stage": 1}
+    result = carried_out(
+        {"type": "data_source", "config": {"path": "data.jsonl"}},
+        {"type": "validator", "config": {"near_duplicates": None}},
+        {"type": "trainer", "config": {"stage": "sft", "hyperparameters": {**hyper, "max_steps": 5}}},
+        {"type": "trainer", "config": {"stage": {"type": "sft", "latent": latent}, "hyperparameters": hyper}},
+        {"type": "evaluator", "config": {}},
+        {"type": "deployer", "config": {"role": "thinker"}},
+    )
+    (output,) = result.node("trainer-2").outputs.values()
+    record = json.loads((output.path / "training.json").read_text())
+    assert record["epochs"] == 3
+    assert json.loads((output.path / "latent.json").read_text())["latent"]["max_stage"] == 2
+    registry = AdapterRegistry(settings().adapters)
+    version = registry.show("default/thinker")
+    assert (registry.path(version) / "latent.safetensors").is_file()
