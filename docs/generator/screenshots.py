@@ -1,6 +1,7 @@
 """Write a picture of every page of the dashboard: `python -m docs.generator.screenshots [ADDRESS]`.
 
-It looks at the service of TRAINYARD_HOME (`trainyard demo` makes one with a run, a job and an adapter) in a Chromium
+It looks at the service of TRAINYARD_HOME (`trainyard demo` makes one with a run, a job and an adapter, `trainyard
+nightly run --preset nightly-demo` a night and a graph, `trainyard sweep` a sweep) in a Chromium
 of 1280 x 760, in light; at those of `DARK` in dark, at those of `NARROW` on a telephone, too. Look at them before a
 commit.
 """
@@ -29,10 +30,12 @@ SETTLE_MS = 1500
 
 PAGES = {
     "overview": "", "jobs": "/jobs", "job": "/jobs/{job}", "new-job": "/jobs/new", "compare": "/jobs/compare?{pair}",
-    "chains": "/chains", "chain": "/chains/{chain}", "editor": "/chains/{chain}/edit", "data": "/data",
-    "rows": "/data/{artifact}", "evaluations": "/evaluations", "evaluation": "/evaluations/{evaluation}",
+    "chains": "/chains", "chain": "/chains/{chain}", "new-chain": "/chains/new", "editor": "/chains/{chain}/edit",
+    "data": "/data", "rows": "/data/{artifact}",
+    "evaluations": "/evaluations", "evaluation": "/evaluations/{evaluation}",
     "adapters": "/adapters", "adapter": "/adapters/{adapter}", "chat": "/adapters/{adapter}/chat", "nights": "/nights",
-    "graph": "/nights/graph", "backends": "/backends", "gpus": "/gpus", "sweeps": "/sweeps", "scripts": "/scripts",
+    "night": "/nights/{night}", "graph": "/nights/graph", "backends": "/backends", "gpus": "/gpus",
+    "sweeps": "/sweeps", "sweep": "/sweeps/{sweep}", "scripts": "/scripts", "template": "/chains/templates/qa-pipeline",
     "settings": "/settings",
 }  # fmt: skip
 """Name of a picture -> its page; what is in braces is looked up, and a page without it is left out."""
@@ -50,6 +53,8 @@ def find_things(client: httpx.Client) -> dict[str, str]:
     rows = [one for one in artifacts if one["node_type"] == "validator"] or artifacts
     found["artifact"] = [f"{one['run_id']}/{one['node']}/{one['port']}" for one in rows]
     found["evaluation"] = [f"{one['run_id']}/{one['node']}" for one in client.get("evaluations").json()["evaluations"]]
+    found["night"] = [f"{one['tenant']}/{one['night']}" for one in client.get("nightly/nights").json()["nights"]]
+    found["sweep"] = [one["name"] for one in client.get("sweeps").json()["sweeps"]]
     return {name: every[0] for name, every in found.items() if every}
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from docs.generator.screenshots import FOLDER, PAGES
 from tests.architecture.test_budgets import REPOSITORY
 
 WEB, BUILD = REPOSITORY / "web", REPOSITORY / "trainyard" / "api" / "web"
@@ -30,6 +33,17 @@ def test_no_text_is_html_and_no_code_is_text() -> None:
     assert sources
     found = {path.name: word for path in sources for word in forbidden if word in path.read_text(encoding="utf-8")}
     assert not found
+
+
+def test_every_page_has_a_picture() -> None:
+    patterns = re.findall(r'path: "([^"]+)"', (WEB / "src" / "routes.tsx").read_text(encoding="utf-8"))
+    things = {"artifact": "run/node/port", "adapter": "tenant/role/v1", "evaluation": "run/node", "night": "tenant/1"}
+    shown = {name: path.partition("?")[0].format_map(defaultdict(lambda: "one", things)) or "/"
+             for name, path in PAGES.items()}  # fmt: skip
+    for pattern in patterns:
+        parts = re.compile(re.sub(r":\w+", "[^/]+", pattern))
+        assert any(parts.fullmatch(path) for path in shown.values()), pattern
+    assert [name for name in shown if not (FOLDER / f"dashboard-{name}.png").is_file()] == []
 
 
 @pytest.fixture(scope="module")
