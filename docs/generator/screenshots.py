@@ -35,8 +35,8 @@ PAGES = {
     "evaluations": "/evaluations", "evaluation": "/evaluations/{evaluation}",
     "adapters": "/adapters", "adapter": "/adapters/{adapter}", "chat": "/adapters/{adapter}/chat", "nights": "/nights",
     "night": "/nights/{night}", "graph": "/nights/graph", "backends": "/backends", "gpus": "/gpus",
-    "sweeps": "/sweeps", "sweep": "/sweeps/{sweep}", "scripts": "/scripts", "template": "/chains/templates/qa-pipeline",
-    "settings": "/settings",
+    "sweeps": "/sweeps", "new-sweep": "/sweeps/new", "sweep": "/sweeps/{sweep}",
+    "scripts": "/scripts", "settings": "/settings", "template": "/chains/templates/qa-pipeline",
 }  # fmt: skip
 """Name of a picture -> its page; what is in braces is looked up, and a page without it is left out."""
 
