@@ -6,8 +6,10 @@ logged in, and its test fails if the page logged an error, broke the content sec
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,10 @@ ORDER = {"test_records_pages.py": -2, "test_sweep_and_script_pages.py": -1, "tes
          "test_large_files.py": 2, "test_outages.py": 3}  # fmt: skip
 """First what needs no job, while the jobs of the session are trained; then what measures times, when they have ended;
 last what kills services, because a stack that has just been started again is slow."""
+PAGES_GROUP = {"test_sweep_and_script_pages.py", "test_pages.py", "test_untrusted_text.py"}
+"""They only look at pages: a second process runs them over a stack of its own, next to the others (`-n 2`)."""
+FRAMES = "test_two_hundred_nodes_are_dragged_smoothly"
+"""It measures times, too."""
 OTHER = {
     "name": "other", "hyperparameters": {"max_steps": JOB_STEPS, "gradient_accumulation": 1, "learning_rate": 0.003},
     "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
@@ -37,7 +43,17 @@ OTHER = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: ORDER.get(item.path.name, 0))
+    items.sort(key=lambda item: 1 if item.name == FRAMES else ORDER.get(item.path.name, 0))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("pages" if item.path.name in PAGES_GROUP else "actions"))
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Two stacks that start at the same time would take the same free ports."""
+    with (folder / "stack.lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +62,9 @@ def service(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
     folder = tmp_path_factory.mktemp("dashboard")
     (folder / "home").mkdir()
     (folder / "home" / "trainyard.toml").write_text("allow_scripts = true\n")
-    with standing(folder, tiny_model) as stack:
+    with ExitStack() as kept:
+        with one_at_a_time(tmp_path_factory.getbasetemp().parent):
+            stack = kept.enter_context(standing(folder, tiny_model))
         api = running(stack.settings, "api")
         assert api is not None
         service = DashboardService(stack, api.url, read_auth(stack.settings) or "")
