@@ -20,7 +20,7 @@ BARE = {
 """What is installed on a CUDA machine without network that trainings are measured on."""
 WHEELS = {
     *("pydantic", "pydantic_core", "pydantic_settings", "msgspec", "orjson", "rfc8785", "tenacity"),
-    *("jsonschema", "rensa", "google_crc32c"),
+    *("jsonschema", "referencing", "rensa", "google_crc32c"),
 }
 """What `make gpu-wheels` takes along and every test needs; others are asked for by the tests that need them."""
 WORKERS = "contract"

@@ -192,7 +192,7 @@ def test_a_pool_of_another_name_gets_the_same_deployments(tmp_path: Path) -> Non
     _, path = stack.other_pool(here)
     written = yaml.safe_load(Path(path).read_text())
     assert {deployment["work_pool"]["name"] for deployment in written["deployments"]} == {"gpu-box"}
-    assert len(written["deployments"]) == 9
+    assert len(written["deployments"]) == 11
 
 
 def test_a_server_of_another_home_on_the_same_port_is_not_taken_for_ours(server: str) -> None:

@@ -39,7 +39,7 @@ def proved(folder: Path, stages: list[str], methods: list[str], jobs: int = 2) -
 
 def test_there_is_a_cell_for_each_stage_with_each_method() -> None:
     found = cells()
-    assert len(found) == len(set(found)) == 82
+    assert len(found) == len(set(found)) == 105
     assert {cell.loss for cell in found if cell.stage is Stage.DPO} == set(PreferenceLoss)
 
 

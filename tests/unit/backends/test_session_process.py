@@ -406,8 +406,8 @@ def test_a_caller_that_leaves_in_the_middle_leaves_nothing_behind(shared: Hosted
     assert shared.call("zero_grad") == {}
 
 
-def test_a_stage_that_the_engine_does_not_have_is_refused(here: Settings, tiny_model: Path) -> None:
-    record = record_of(tiny_model, stage={"type": "grpo", "rewards": [{"type": "exact_match"}]})
+def test_a_strategy_that_the_engine_does_not_have_is_refused(here: Settings, tiny_model: Path) -> None:
+    record = record_of(tiny_model, launch={"strategy": "zero3", "processes": 2})
     write_record(here, record)
     with pytest.raises(Refused, match="R-BACKEND-SETTING"):
         HostedSession(here, record).open().wait()
