@@ -27,7 +27,7 @@ from trainyard.train.tokens import Encoded
 NODES, HOPS = 12, 4
 FROM, HENCE, SO, EITHER = range(1 + NODES, 5 + NODES)
 FIRST_EDGE = 5 + NODES
-WORD_STEPS, STAGE_STEPS, LAST_STEPS = 800, 200, 300
+WORD_STEPS, STAGE_STEPS, LAST_STEPS = 2500, 750, 500
 COCONUT: dict[str, Any] = {"type": "coconut", "max_stage": HOPS, "epochs_per_stage": 1, "markers": False}
 SIZES: dict[str, int] = {"layers": 2, "hidden": 64, "heads": 4}
 LOOKED_AT = 96
