@@ -19,6 +19,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "pointers": ("way",),
     "multiplication": ("way", "width"),
     "graphs": ("way",),
+    "pause_counts": ("way",),
 }
 """Task -> its own options."""
 RUNS = (
