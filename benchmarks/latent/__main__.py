@@ -20,6 +20,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "multiplication": ("way", "width"),
     "graphs": ("way",),
     "pause_counts": ("way",),
+    "dsa_decode": (),
 }
 """Task -> its own options."""
 RUNS = (
