@@ -288,6 +288,8 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("quiet-average", "dsa", [("1.config.stage.latent", "dsa")]),
     ("latent-checkpointing", "kept", [("1.config.hyperparameters", DROP)]),
     ("latent-checkpointing", "one pass", [("1.config.stage.latent", "pause")]),
+    ("latent-recomputed", "kept", [("1.config.hyperparameters", DROP)]),
+    ("latent-recomputed", "pause", [("1.config.stage.latent", "pause")]),
     ("latent-packed", "buckets", [("1.config.engine.batching", "buckets")]),
     ("latent-packed", "words", [("1.config.stage.latent", DROP)]),
     ("latent-alone", "single", [("1.config.launch", DROP)]),
