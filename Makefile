@@ -59,7 +59,7 @@ test-all: setup ## Every test that can run here, with coverage and mutation bars
 test-gpu: ## The tests of a CUDA card, with PYTHON as it is (PART=words for pytest -k; DEVICE=cpu rehearses them)
 	PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m pytest -q tests/gpu -p no:cacheprovider $(if $(PART),-k '$(PART)')
 
-bench-gpu: ## The measurements on a CUDA card, with PYTHON as it is (ONLY=speed, stall or memory; DEVICE=cpu rehearses them)
+bench-gpu: ## The measurements on a CUDA card, with PYTHON as it is (ONLY=speed, stall, memory, dsa_decode or latent; DEVICE=cpu rehearses them)
 	PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m benchmarks.gpu $(ONLY)
 
 bench-latent: setup ## Do the techniques of latent reasoning learn? (half an hour on one core)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("speed", "stall", "memory")
+NAMES = ("speed", "stall", "memory", "dsa_decode", "latent")
 
 
 def main(wanted: list[str]) -> int:

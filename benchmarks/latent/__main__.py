@@ -19,6 +19,8 @@ TASKS: dict[str, tuple[str, ...]] = {
     "pointers": ("way",),
     "multiplication": ("way", "width"),
     "graphs": ("way",),
+    "pause_counts": ("way",),
+    "dsa_decode": (),
 }
 """Task -> its own options."""
 RUNS = (

@@ -74,8 +74,8 @@ def job_from_inputs(
 ) -> EvaluationJob:
     """The job of an evaluator node from its inputs, nearest first; `live` is the adapter deployed now, if any.
 
-    An adapter that was trained with `control: shuffled_answers` becomes the control, the nearest other one the
-    candidate. Raises `InvalidInput` (`E-BENCHMARK`) when there is none.
+    An adapter that was trained with a `control` becomes the control, the nearest other one the candidate. Raises
+    `InvalidInput` (`E-BENCHMARK`) when there is none.
     """
     trained = [*inputs.get(Port.ADAPTER, ()), *inputs.get(Port.MODEL, ())]
     facts = {reference.uri: training_facts(reference.path) for reference in trained}

@@ -16,6 +16,7 @@ from trainyard.evals.benchmarks.table import Benchmark, benchmark
 from trainyard.evals.gate import Measured, choose_primary, judge
 from trainyard.evals.job import EvaluationJob, training_facts
 from trainyard.evals.statistics import ConfidenceInterval, Flips, bootstrap, count_flips, improvements
+from trainyard.spec.axes.latent import Latent
 from trainyard.spec.estimate.heldout import few_rows
 
 Report = dict[str, Any]
@@ -40,7 +41,7 @@ def build_report(job: EvaluationJob, scores: Mapping[str, Any]) -> Report:
         "adapter_sha256": job.candidate_sha256,
         "benchmarks": lines,
         "gate": {**asdict(verdict), "cautions": cautions(job, lines, primary)},
-        "notes": notes(lines, primary),
+        "notes": [*notes(lines, primary, control_of(job)), *missing_control(job)],
         "samples": list(scores["samples"]),
         "training": training_summary(job),
         "facts": dict(scores["facts"]),
@@ -100,7 +101,33 @@ def measured(line: Mapping[str, Any]) -> Measured:
     return Measured(line_label(line), line["metric"], ConfidenceInterval(**line["improvement"]), line["margin"])
 
 
-def notes(lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
+LIKE_CONTROL = {
+    "shuffled_answers": "the control, which was trained on shuffled answers. What it learned may be format alone.",
+    "pauses": "the control, which had the same curriculum and pauses in place of thoughts. What it gained may come "
+    "from the curriculum alone.",
+}
+"""Kind of control -> what it means that a candidate is like it."""
+
+
+def control_of(job: EvaluationJob) -> str | None:
+    """The kind of the control; None without one."""
+    control = job.control
+    return training_facts(Path(control.path)).get("control") if control is not None and control.path else None
+
+
+def missing_control(job: EvaluationJob) -> list[str]:
+    """A note where thoughts that were trained with a curriculum have no control with the same one."""
+    trained = training_facts(Path(job.candidate.path)) if job.candidate.path else {}
+    latent = (trained.get("stage_settings") or {}).get("latent") or {}
+    if latent.get("type") != Latent.COCONUT.value or not latent.get("feedback") or control_of(job) == "pauses":
+        return []
+    return [
+        "The candidate was trained with technique coconut, and no control with the same curriculum was: what it gained "
+        "may come from the curriculum and not from its thoughts. A second trainer with `control: pauses` shows it."
+    ]
+
+
+def notes(lines: Sequence[Mapping[str, Any]], primary: str, control: str | None) -> list[str]:
     """Return notes on the verdict: synthetic gold, skipped rows, a candidate that is like its control."""
     said = []
     synthetic = sorted({line["set"] for line in lines if line["gold"].startswith("synthetic")})
@@ -117,10 +144,8 @@ def notes(lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
     for line in lines:
         against = line["vs_control"]
         if line_label(line) == primary and against and (against["low"] is None or against["low"] <= 0):
-            said.append(
-                f"{primary}: the candidate is not clearly better than the control, which was trained on shuffled "
-                "answers. What it learned may be format alone."
-            )
+            like = LIKE_CONTROL.get(control or "", LIKE_CONTROL["shuffled_answers"])
+            said.append(f"{primary}: the candidate is not clearly better than {like}")
     return said
 
 

@@ -22,7 +22,7 @@ from trainyard.spec.axes.methods import (
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import AnyStage, EvalMetric, Stage
+from trainyard.spec.axes.stages import AnyStage, EvalMetric, SftSettings, Stage, StageSettings
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.migrate import device_word, named_gpu, trainer_words
 
@@ -290,8 +290,10 @@ class TrainerConfig(TrainingSettings):
     adapter: Literal["continue", "stack", "merge"] = Field(
         "continue", description="What a trainer does with the adapter of an earlier trainer."
     )
-    control: Literal["shuffled_answers"] | None = Field(
-        None, description="Train on permuted answers: an adapter that can learn the format but no facts."
+    control: Literal["shuffled_answers", "pauses"] | None = Field(
+        None,
+        description="What an evaluator compares with: permuted answers, from which the format can be learned but no "
+        "facts; or, for latent coconut, the same curriculum with pauses in place of its thoughts.",
     )
     reuse: bool = Field(True, description="Take the finished result of an identical run from the store.")
 
@@ -310,6 +312,14 @@ def resolve_method(method: MethodSettings) -> MethodSettings:
     return method.model_copy(update=filled)
 
 
+def resolve_stage(config: TrainerConfig) -> StageSettings:
+    """The stage's settings; of a control with pauses, those whose thoughts are not fed back."""
+    stage = config.stage
+    if config.control != "pauses" or not isinstance(stage, SftSettings) or stage.latent is None:
+        return stage
+    return stage.model_copy(update={"latent": stage.latent.model_copy(update={"feedback": False})})
+
+
 def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
     """The trainer's config with every None that has a vetted value filled, as it is stored next to the result."""
     hyper = config.hyperparameters
@@ -321,6 +331,7 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
         updates["epochs"] = (technique.usual_epochs if technique is not None else None) or 3.0
     return config.model_copy(
         update={
+            "stage": resolve_stage(config),
             "base_model": config.base_model or default_base_model,
             "hyperparameters": hyper.model_copy(update=updates),
             "method": resolve_method(config.method),

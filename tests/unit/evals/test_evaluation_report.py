@@ -67,6 +67,30 @@ def report(tmp_path: Path, **fields: Any) -> dict[str, Any]:
     return build_report(job(tmp_path), scores(scored("heldout_loss", "unseen_wording", values, **fields)))
 
 
+def thinking(tmp_path: Path, control: str | None, **latent: Any) -> list[str]:
+    """The notes on a candidate with a latent technique that is as good as its control."""
+    given = job(tmp_path, control=control is not None)
+    stage = {"stage_settings": {"latent": {"type": "coconut", "feedback": True, **latent}}}
+    for name, own in (("candidate", stage), ("control", {"control": control})):
+        (tmp_path / name / "training.json").write_text(json.dumps({**TRAINING, **own}))
+    values = {"baseline": BASE, "candidate": TUNED, **({"control": TUNED} if control else {})}
+    return list(build_report(given, scores(scored("heldout_loss", "unseen_wording", values)))["notes"])
+
+
+def test_thoughts_without_a_control_of_the_same_curriculum_say_so(tmp_path: Path) -> None:
+    for control in (None, "shuffled_answers"):
+        assert "`control: pauses`" in thinking(tmp_path, control)[-1]
+    assert not any("coconut" in note for note in thinking(tmp_path, None, type="pause"))
+    assert not any("coconut" in note for note in thinking(tmp_path, None, feedback=False))
+
+
+def test_thoughts_like_their_control_may_be_the_curriculum(tmp_path: Path) -> None:
+    (note,) = [note for note in thinking(tmp_path, "pauses") if "control" in note]
+    assert "same curriculum and pauses in place of thoughts" in note
+    (first, _) = [note for note in thinking(tmp_path, "shuffled_answers") if "control" in note]
+    assert "trained on shuffled answers" in first
+
+
 def test_means_improvement_and_flips_by_hand(tmp_path: Path) -> None:
     (line,) = report(tmp_path)["benchmarks"]
     assert line["baseline"] == pytest.approx(5.0625)

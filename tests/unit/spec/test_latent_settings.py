@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from trainyard.spec.axes.latent import Latent
+from trainyard.spec.axes.latent import CoconutSettings, Latent
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
@@ -19,6 +19,18 @@ def test_a_bare_word_means_the_defaults() -> None:
     assert found is not None
     assert (found.type, found.resets_optimizer) == (Latent.COCONUT, True)
     assert trainer().stage.technique is None
+
+
+def test_a_control_with_pauses_has_the_curriculum_and_feeds_nothing_back() -> None:
+    stage = {"type": "sft", "latent": {"type": "coconut", "max_stage": 2}}
+    thoughts, pauses = (trainer(stage=stage, control=control) for control in (None, "pauses"))
+    given, own = (config.stage.technique for config in (thoughts, pauses))
+    assert isinstance(given, CoconutSettings)
+    assert own == given.model_copy(update={"feedback": False})
+    assert own != given
+    assert pauses.hyperparameters == thoughts.hyperparameters
+    assert digest(thoughts) != digest(pauses)
+    assert trainer(stage=stage, control="shuffled_answers").stage == thoughts.stage
 
 
 def test_a_training_without_them_keeps_its_digest() -> None:

@@ -365,6 +365,22 @@ def test_a_control_of_another_stage_may_continue_an_adapter() -> None:
     assert found == []
 
 
+def test_a_control_with_pauses_may_continue_the_words_that_the_thoughts_continue() -> None:
+    stage = {"type": "sft", "latent": "coconut"}
+    found = names(
+        source(), node("validator"), node("trainer"), node("trainer", "tuned", stage=stage),
+        node("trainer", "paused", ["trainer"], stage=stage, control="pauses"),
+        node("evaluator", None, ["tuned", "paused"]),
+    )  # fmt: skip
+    assert found == []
+    found = names(
+        source(), node("validator"), node("trainer", "tuned", stage=stage),
+        node("trainer", "paused", ["tuned"], stage=stage, control="pauses"),
+        node("evaluator", None, ["tuned", "paused"]),
+    )  # fmt: skip
+    assert found == ["control-line"]
+
+
 @pytest.mark.parametrize("stage", ["cpt", "ppo", "kto", "reward"])
 def test_a_control_needs_answers_to_shuffle(stage: str) -> None:
     nodes = source(), node("trainer", stage=stage, backend="native", control="shuffled_answers")

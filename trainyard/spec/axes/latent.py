@@ -263,6 +263,8 @@ class LatentFacts(Facts):
     """Whether a batch is computed in several passes, each of which reads the keys and values of those before it."""
     own_masks: bool = False
     """Whether its attention has a mask of its own, which flash-attention cannot take."""
+    measures_layers: bool = False
+    """Whether a part of its loss is measured inside the layers while they compute."""
 
 
 class Latent(AxisValue):
@@ -271,7 +273,7 @@ class Latent(AxisValue):
     facts: LatentFacts
 
     QUIET_STAR = LatentFacts("quiet_star", settings=QuietStarSettings, keeps_cache=True, own_masks=True)
-    DSA = LatentFacts("dsa", settings=DsaSettings, own_masks=True)
+    DSA = LatentFacts("dsa", settings=DsaSettings, own_masks=True, measures_layers=True)
     PAUSE = LatentFacts("pause", settings=PauseSettings)
     COCONUT = LatentFacts("coconut", settings=CoconutSettings, reads_steps=True, keeps_cache=True)
     HIDDEN_COT = LatentFacts("hidden_cot", settings=HiddenCotSettings, reads_steps=True, thinks=False)

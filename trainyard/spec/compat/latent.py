@@ -87,6 +87,14 @@ LATENT_ROWS = (
         "Remove gradient_checkpointing; a smaller batch_size saves memory too.",
     ),
     Row(
+        "latent-recomputed", "R-BATCH", "trainer", "config.hyperparameters.gradient_checkpointing",
+        lambda config, _: config.hyperparameters.gradient_checkpointing and config.stage.technique is not None
+        and config.stage.technique.facts.measures_layers,
+        "The choosers of technique {config.stage.latent} learn from what is measured inside the layers, and gradient "
+        "checkpointing computes the layers again without measuring.",
+        "Remove gradient_checkpointing; a smaller batch_size saves memory too.",
+    ),
+    Row(
         "latent-packed", "R-BATCH", "trainer", "config.engine.batching",
         lambda config, _: config.stage.technique is not None and config.engine.batching == "packed",
         "Each row of technique {config.stage.latent} has thoughts of its own, so rows cannot be packed into one.",

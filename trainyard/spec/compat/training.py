@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.latent import CoconutSettings, Latent
 from trainyard.spec.axes.methods import (
     LOFTQ,
     AdapterSettings,
@@ -90,9 +91,15 @@ def other_base(config: TrainerConfig, at: NodeView) -> Match:
 def control_in_line(config: TrainerConfig, at: NodeView) -> Match:
     """A control that would start from the adapter of the very trainer that it is to be compared with."""
     before = at.trainer()
-    if config.control is None or before is None or before.stage.type is not config.stage.type:
+    if config.control is None or before is None or objective_of(before) != objective_of(config):
         return False
     return {"trainer": at.sources(Port.ADAPTER, Port.MODEL)[0].id}
+
+
+def objective_of(config: TrainerConfig) -> tuple[Stage, Latent | None]:
+    """What a trainer and its control have in common."""
+    technique = config.stage.technique
+    return config.stage.type, technique.type if technique is not None else None
 
 
 def broken_groups(config: TrainerConfig, _: NodeView) -> Match:
@@ -297,8 +304,15 @@ TRAINER_ROWS = (
     ),
     Row(
         "control-stage", "R-CONTROL", "trainer", "config.control",
-        lambda config, _: config.control is not None and not config.stage.facts.has_control,
+        lambda config, _: config.control == "shuffled_answers" and not config.stage.facts.has_control,
         "Stage {config.stage} has no answers to shuffle.", "Use the control with stage sft or dpo.",
+    ),
+    Row(
+        "control-pauses", "R-CONTROL", "trainer", "config.control",
+        lambda config, _: config.control == "pauses" and not isinstance(config.stage.technique, CoconutSettings),
+        "Control pauses has the curriculum of technique coconut without its thoughts, and this trainer has no such "
+        "technique.",
+        "Give it the same `stage: {{type: sft, latent: {{type: coconut}}}}` as the trainer that it is compared with.",
     ),
     Row(
         "control-line", "R-CONTROL", "trainer", "needs", control_in_line,

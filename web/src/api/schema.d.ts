@@ -12210,7 +12210,7 @@ export interface components {
              * @description Train on permuted answers: an adapter that can learn the format but no facts.
              * @default null
              */
-            control: "shuffled_answers" | null;
+            control: "shuffled_answers" | "pauses" | null;
             /** @default auto */
             device: components["schemas"]["Device"];
             engine?: components["schemas"]["EngineSettings"];

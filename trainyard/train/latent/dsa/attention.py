@@ -1,9 +1,9 @@
 """Sparse attention on a model of transformers: `granularity: token` (DeepSeek's) or `head` (routing of heads).
 
-Each full-attention layer gets a chooser of what it attends to. It hangs on transformers' attention interface: the
-model's own eager attention is computed with a narrower mask. So this is a mask and not a kernel: it says which quality
-a selection has, and is not faster than dense attention. Layers with a sliding window are left as they are: they are
-sparse already.
+Each full-attention layer gets a chooser of what it attends to. It hangs on transformers' attention interface: while a
+model trains, its own eager attention is computed with a narrower mask, which is not faster than dense attention.
+Without gradients a query of a long row reads the selected tokens alone (`gathered`). Layers with a sliding window are
+left as they are: they are sparse already.
 
 The keys of the indexer are cached in transformers' own `DynamicIndexedLayer`, which crops and repeats them together
 with the keys of the attention.
@@ -13,7 +13,6 @@ Shapes: B rows, T queries, S keys, H heads, D hidden, C dimensions of a head.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,15 @@ import torch
 from transformers.cache_utils import Cache
 
 from trainyard.errors import InvalidInput
+from trainyard.train.latent.dsa.gathered import (
+    GATHERED_FROM,
+    QUERIES_AT_ONCE,
+    as_added,
+    attend_to_places,
+    eager_of,
+    kernel_of,
+    selected_places,
+)
 from trainyard.train.latent.dsa.heads import HeadRouter, balance_loss
 from trainyard.train.latent.dsa.indexer import (
     LightningIndexer,
@@ -59,9 +67,20 @@ class Selection:
     """Tokens that a query attends to at most (granularity token)."""
     phase: AttentionPhase = AttentionPhase.SPARSE
     select: Select = select_tokens
+    gathers: bool = True
+    """Whether a query may read its selected tokens alone; False masks the others, with the same result."""
+    fused: bool = False
+    """Whether the model allows torch's SDPA."""
     positions_BT: torch.Tensor | None = None
+    sees_enough: bool | None = None
+    """Whether every query of this pass sees `num_tokens` tokens; None until the first layer has looked."""
     measures: list[Measures] | None = None
     """One of each layer while a pass is measured."""
+
+    @property
+    def only_answers(self) -> bool:
+        """Whether nothing but the output of the selection is asked of a pass."""
+        return self.phase is AttentionPhase.SPARSE and self.measures is None and not torch.is_grad_enabled()
 
     @contextmanager
     def measured(self, phase: AttentionPhase) -> Iterator[list[Measures]]:
@@ -134,11 +153,7 @@ class Attention:
         """Compute the model's eager attention over the kept tokens: output (B, T, H, C), weights (B, H, T, S)."""
         lowest = torch.finfo(self.mask.dtype).min
         mask = self.mask if kept_BTS is None else self.mask.masked_fill(~kept_BTS[:, None], lowest)
-        eager = vars(sys.modules[type(self.module).__module__])["eager_attention_forward"]
-        found: tuple[torch.Tensor, torch.Tensor] = eager(
-            self.module, self.query, self.key, self.value, mask, **self.options
-        )
-        return found
+        return eager_of(self.module)(self.module, self.query, self.key, self.value, mask, **self.options)
 
     def clean_weights(self, weights_BHTS: torch.Tensor, kept_BTS: torch.Tensor) -> torch.Tensor:
         """The same weights without dropout."""
@@ -155,7 +170,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute attention as transformers' interface asks for it; a layer without a selector attends densely."""
     call = Attention(module, query, key, value, additive_mask(attention_mask, query, key), options)
     selector: Selector | None = getattr(module, SELECTOR, None)
@@ -175,16 +190,12 @@ def additive_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Ten
         mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
         mask = mask.tril(num_keys - num_queries).expand(query.shape[0], 1, -1, -1)
     mask = mask[..., :num_keys]
-    if mask.dtype is not torch.bool:
-        return mask
-    return torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(
-        ~mask, torch.finfo(query.dtype).min
-    )
+    return mask if mask.dtype is not torch.bool else as_added(mask, query.dtype)
 
 
 def attend_tokens(
     call: Attention, indexer: LightningIndexer, shared: Selection, given: LayerInput
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attend to the tokens that the indexer selects, or to all while it warms up."""
     positions_BT = query_positions(shared, call)
     keys_BSI = cached_keys(call.module, indexer.keys(given.hidden_BTD, positions_BT), given.cache)
@@ -197,6 +208,8 @@ def attend_tokens(
         )
     if shared.phase is AttentionPhase.DENSE:
         return call.run()
+    if shared.only_answers and not call.options.get("output_attentions"):
+        return answer_in_blocks(call, indexer, shared, Queries(given.hidden_BTD, positions_BT, keys_BSI)), None
     scores_BTS = indexer(given.hidden_BTD, positions_BT, keys_BSI)
     visible_BTS = call.visible_BTS
     kept_BTS = shared.select(scores_BTS.detach(), visible_BTS, shared.num_tokens)
@@ -215,6 +228,48 @@ def attend_tokens(
             )
         )
     return output, weights_BHTS
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What the indexer scores keys for."""
+
+    hidden_BTD: torch.Tensor
+    positions_BT: torch.Tensor
+    keys_BSI: torch.Tensor
+
+
+def answer_in_blocks(call: Attention, indexer: LightningIndexer, shared: Selection, asked: Queries) -> torch.Tensor:
+    """The output of the selection (B, T, H, C), a block of queries at a time.
+
+    The tokens of an answer read their selected tokens alone. The queries of a prompt mask the others: a dense product
+    over all keys is faster for many queries than a copy of the selected ones for each.
+    """
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    kernel = kernel_of(call.module, fused=shared.fused, **call.options)
+    visible_BTS, k = call.visible_BTS, shared.num_tokens
+    gathers = shared.gathers and pays(num_queries, num_keys, k) and call.options.get("position_bias") is None
+    if gathers and shared.sees_enough is None:
+        shared.sees_enough = bool((visible_BTS.sum(-1) >= k).all())
+    found = []
+    for start in range(0, num_queries, QUERIES_AT_ONCE):
+        block = slice(start, start + QUERIES_AT_ONCE)
+        scores_BTS = indexer(asked.hidden_BTD[:, block], asked.positions_BT[:, block], asked.keys_BSI)
+        kept_BTS = shared.select(scores_BTS, visible_BTS[:, block], k)
+        query_BHTC = call.query[:, :, block]
+        if gathers:
+            places_BTK, filled_BTK = selected_places(kept_BTS, k)
+            states = query_BHTC, call.key, call.value
+            mask_BTK = None if shared.sees_enough else filled_BTK
+            found.append(attend_to_places(kernel, call.module, states, places_BTK, mask_BTK, **call.options))
+        else:
+            found.append(kernel(call.module, query_BHTC, call.key, call.value, kept_BTS[:, None], **call.options)[0])
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
+def pays(num_queries: int, num_keys: int, k: int) -> bool:
+    """Whether copying the selected tokens is less work than reading all of them."""
+    return num_queries == 1 and num_keys >= GATHERED_FROM * k
 
 
 def attend_heads(

@@ -58,7 +58,9 @@ class LightningIndexer(torch.nn.Module):
         heads, dim = self.shape.num_heads, self.shape.head_dim
         query_BTHI = self.wq_b(hidden_BTD).unflatten(-1, (heads, dim)).transpose(1, 2)
         query_BHTI = self._rotate(query_BTHI, positions_BT[:, None])
-        each_BHTS = functional.relu(query_BHTI.float() @ keys_BSI.float().transpose(1, 2)[:, None] * dim**-0.5)
+        # One product for all heads of a row: with a head dimension of its own the keys would be copied for each head.
+        product_BMS = query_BHTI.float().flatten(1, 2) @ keys_BSI.float().transpose(1, 2)
+        each_BHTS = functional.relu(product_BMS.unflatten(1, (heads, -1)) * dim**-0.5)
         weights_BTH = self.weights_proj(hidden_BTD).float() * heads**-0.5
         return torch.einsum("bth,bhts->bts", weights_BTH, each_BHTS)
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import eager_mask
 
 from trainyard.errors import InvalidInput
 from trainyard.train.head import evaluating
 from trainyard.train.latent.dsa.attention import SELECTOR, Chooser, LayerInput, Selection, Selector, attend
+from trainyard.train.latent.dsa.cache import RoomyIndexedLayer
 from trainyard.train.latent.dsa.indexer import LightningIndexer
 
 KERNEL = "trainyard_dsa"
@@ -90,6 +91,7 @@ def install(base: Any, layers: Sequence[AttentionLayer], choosers: Sequence[Choo
     """Let the layers of a transformers model attend to what their choosers select."""
     decoder = base.base_model
     setattr(decoder, SELECTION, shared)
+    shared.fused = bool(base._supports_sdpa)
     handles = [decoder.register_forward_pre_hook(remember_positions, with_kwargs=True)]
     for layer, chooser in zip(layers, choosers, strict=True):
         module = base.get_submodule(layer.name)
@@ -109,7 +111,8 @@ def use_kernel(base: Any, name: str, kernel: Callable[..., Any]) -> str:
 
 def remember_positions(decoder: torch.nn.Module, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
     """Keep the positions that a model was given for all of its layers."""
-    getattr(decoder, SELECTION).positions_BT = given.get("position_ids")
+    shared: Selection = getattr(decoder, SELECTION)
+    shared.positions_BT, shared.sees_enough = given.get("position_ids"), None
 
 
 def remember_input(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
@@ -129,4 +132,4 @@ def make_room(cache: Cache, layer: int) -> None:
         cache.layers.append(DynamicLayer())
     own = cache.layers[layer]
     if type(own) is DynamicLayer and not own.is_initialized:
-        cache.layers[layer] = DynamicIndexedLayer()
+        cache.layers[layer] = RoomyIndexedLayer()

@@ -33,6 +33,8 @@ from trainyard.train.session.sampling import PLAIN, Reading
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 from trainyard.train.tokens import Encoded
 
+PROMPT_BLOCK = 1024
+"""Tokens of a prompt that are read at once: a mask has that many rows, and not one for each token of the prompt."""
 WARMING = "warming_up"
 """Of an example and of a batch: whether the indexer learns alone."""
 
@@ -61,8 +63,13 @@ class SparseAttention(LatentModule):
         super().detach(model)
 
     def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
+        reading = Reading(None, mask_BT[:, :0])
         with self.reading(model):
-            return PLAIN.open(model, ids_BT, mask_BT)
+            for start in range(0, ids_BT.shape[1], PROMPT_BLOCK):
+                seen_BT = mask_BT[:, : start + PROMPT_BLOCK]
+                block_BT = ids_BT[:, start : start + PROMPT_BLOCK]
+                reading, logits_BV = PLAIN.read(model, Reading(reading.cache, seen_BT), block_BT)
+        return reading, logits_BV
 
     def step(self, model: Any, reading: Reading, token_B: torch.Tensor) -> tuple[Reading, torch.Tensor]:
         with self.reading(model):

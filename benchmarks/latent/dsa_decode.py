@@ -1,0 +1,184 @@
+"""How long does one more token take after a long row: sparse attention next to dense SDPA, on the same cache?
+
+    python -m benchmarks.latent dsa_decode            # one thread of a CPU, float32
+    python -m benchmarks.gpu dsa_decode               # a card, bf16
+
+One layer with the sizes of Qwen3-0.6B (16 heads, 8 of keys, 128 dimensions) has a cache of random keys, values and
+index keys; the indexer has the default 4 heads of 32 dimensions and keeps 2,048 tokens. Both ways append to a cache of
+the same kind, which does not copy itself. Timed are the whole layer, its projections and its MLP included, and the
+attention alone: SDPA with grouped heads, as transformers calls it, next to scoring, selection, gather and SDPA.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from trainyard.spec.axes.latent import GRANULARITY_SETTINGS, LATENT_SETTINGS, Granularity, Latent
+from trainyard.train.latent.dsa.attention import Attention, Queries, Selection, answer_in_blocks
+from trainyard.train.latent.dsa.cache import RoomyIndexedLayer
+from trainyard.train.latent.dsa.technique import SparseAttention
+from trainyard.train.session.sampling import PLAIN, Reading
+
+LENGTHS = (4096, 8192, 16384, 32768)
+TOP_K, TOKENS, MILLISECONDS = 2048, 9, 1000.0
+SIZES: dict[str, int] = {
+    "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "head_dim": 128,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how large it is measured."""
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    rows: int = 1
+    top_k: int = TOP_K
+    tokens: int = TOKENS
+    """Tokens of each way, one after another in turn; their median counts."""
+    wait: Callable[[], None] = lambda: None
+    """Until the device has done everything."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Milliseconds of one token for all rows."""
+
+    length: int
+    rows: int
+    dense_attention: float
+    sparse_attention: float
+    dense_layer: float
+    sparse_layer: float
+    difference: float
+    """Largest difference of an output to that of the same selection as a mask."""
+
+    @property
+    def attention_ratio(self) -> float:
+        return self.dense_attention / self.sparse_attention
+
+    @property
+    def layer_ratio(self) -> float:
+        return self.dense_layer / self.sparse_layer
+
+
+def build(setting: Setting, length: int) -> Any:
+    """One layer with random weights and few words."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        **SIZES, vocab_size=512, num_hidden_layers=1, max_position_embeddings=2 * length, attn_implementation="sdpa"
+    )
+    return Qwen3ForCausalLM(config).eval().to(setting.device, setting.dtype)
+
+
+def filled_cache(setting: Setting, length: int, index_dim: int) -> DynamicCache:
+    """A cache of random keys, values and index keys."""
+    torch.manual_seed(1)
+    layer, heads, size = RoomyIndexedLayer(), SIZES["num_key_value_heads"], SIZES["head_dim"]
+    shape, given = (setting.rows, heads, length, size), {"device": setting.device, "dtype": setting.dtype}
+    layer.update(torch.randn(shape, **given), torch.randn(shape, **given))
+    layer.update_indexer(torch.randn(setting.rows, length, index_dim, device=setting.device))
+    cache = DynamicCache()
+    cache.layers.append(layer)
+    return cache
+
+
+def sparse(model: Any, setting: Setting) -> SparseAttention:
+    choice = GRANULARITY_SETTINGS[Granularity.TOKEN](type=Granularity.TOKEN, top_k=setting.top_k)
+    own = SparseAttention(model, LATENT_SETTINGS[Latent.DSA](type=Latent.DSA, granularity=choice))
+    return own.to(setting.device)
+
+
+def timed(setting: Setting, ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median milliseconds of each way; the ways take turns, and the first turn is not counted."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(setting.tokens + 1):
+        for name in ways if turn % 2 else reversed(ways):
+            setting.wait()
+            started = time.perf_counter()
+            ways[name]()
+            setting.wait()
+            found[name].append(MILLISECONDS * (time.perf_counter() - started))
+    return {name: statistics.median(values[1:]) for name, values in found.items()}
+
+
+@torch.inference_mode()
+def decode(setting: Setting, length: int) -> Decoded:
+    """Measure one length."""
+    layers, attention = decode_layers(setting, length), decode_attention(setting, length)
+    return Decoded(
+        length, setting.rows, attention["dense"], attention["sparse"], layers["dense"], layers["sparse"],
+        attention["difference"],
+    )  # fmt: skip
+
+
+def decode_layers(setting: Setting, length: int) -> dict[str, float]:
+    """The whole layer: two models with the same weights, each with a cache of its own."""
+    dense, chosen = build(setting, length), build(setting, length)
+    own = sparse(chosen, setting)
+    own.attach(chosen)
+    token_B = torch.full((setting.rows,), 7, device=setting.device)
+    readers = {"dense": (PLAIN, dense), "sparse": (own, chosen)}
+    readings = {
+        name: Reading(filled_cache(setting, length, own.choosers[0].shape.head_dim), ones(setting, length))
+        for name in readers
+    }
+
+    def step(name: str) -> None:
+        reader, model = readers[name]
+        readings[name], _ = reader.step(model, readings[name], token_B)
+
+    return timed(setting, {name: lambda name=name: step(name) for name in readers})  # type: ignore[misc]
+
+
+def ones(setting: Setting, length: int) -> torch.Tensor:
+    return torch.ones(setting.rows, length, dtype=torch.long, device=setting.device)
+
+
+def decode_attention(setting: Setting, length: int) -> dict[str, float]:
+    """Attention alone, after projections and the append."""
+    model = build(setting, length)
+    module, own = model.model.layers[0].self_attn, sparse(model, setting)
+    (layer,) = filled_cache(setting, length, own.choosers[0].shape.head_dim).layers
+    given = {"device": setting.device, "dtype": setting.dtype}
+    query = torch.randn(setting.rows, SIZES["num_attention_heads"], 1, SIZES["head_dim"], **given)
+    hidden = torch.randn(setting.rows, 1, SIZES["hidden_size"], **given)
+    mask = torch.zeros(setting.rows, 1, 1, length, **given)
+    asked = Queries(hidden, torch.full((setting.rows, 1), length - 1, device=setting.device), layer.indexer_keys)
+    options = {"scaling": SIZES["head_dim"] ** -0.5, "dropout": 0.0}
+    call = Attention(module, query, layer.keys, layer.values, mask, options)
+    shared = Selection(setting.top_k, fused=True)
+
+    def select() -> torch.Tensor:
+        return answer_in_blocks(call, own.choosers[0], shared, asked)
+
+    found = timed(setting, {
+        "dense": lambda: sdpa_attention_forward(module, query, layer.keys, layer.values, None, **options),
+        "sparse": select,
+    })  # fmt: skip
+    gathered, shared.gathers = select(), False
+    return {**found, "difference": float((gathered - select()).abs().max())}
+
+
+def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
+    """A line for each length, with a share of the tokens."""
+    setting = Setting(tokens=max(1, round(TOKENS * share)))
+    found: dict[str, Any] = {"task": "dsa_decode", "seed": seed, "top_k": setting.top_k}
+    for length in LENGTHS:
+        one = decode(setting, length)
+        found[str(length)] = {
+            **{name: round(getattr(one, name), 2) for name in (
+                "dense_attention", "sparse_attention", "attention_ratio", "dense_layer", "sparse_layer", "layer_ratio"
+            )},
+            "difference": one.difference,
+        }  # fmt: skip
+    return found

@@ -1,0 +1,106 @@
+"""Attention over the selected tokens alone: their keys and values are copied together, and the others are not read.
+
+    places    the selected tokens of each query in the order of the row, filled up with its first token
+    output    the model's attention over `places`, where the fillings are masked
+
+So a new token reads `num_tokens` keys and values of a long row, and one small index key of every other token. The
+selection is the one that the masked way makes, from the same scores, and so is the output but for rounding.
+
+Shapes: B rows, T queries, S keys, K selected tokens, H heads of queries, G heads of keys, C dimensions of a head,
+N = B * T.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+GATHERED_FROM = 2
+"""Keys per selected token from which on one query is answered by a gather, which copies the selected ones first."""
+QUERIES_AT_ONCE = 128
+"""Queries of a prompt that are scored and masked together: that many times the keys are in memory."""
+Kernel = Callable[..., tuple[torch.Tensor, Any]]
+
+
+def selected_places(kept_BTS: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the kept keys are (B, T, K), and which of these places are filled (B, T, K).
+
+    A query that sees nothing, which is padding, gets its first key, so that no output is without a number.
+    """
+    slots_BTS = kept_BTS.cumsum(-1) - 1
+    columns_S = torch.arange(kept_BTS.shape[-1], device=kept_BTS.device)
+    places = torch.zeros(*kept_BTS.shape[:2], k + 1, dtype=torch.long, device=kept_BTS.device)
+    places.scatter_(-1, slots_BTS.masked_fill(~kept_BTS, k), columns_S.expand_as(kept_BTS))
+    counts_BT1 = kept_BTS.sum(-1, keepdim=True).clamp(min=1)
+    places_BTK = places[..., :k].masked_fill(~kept_BTS.any(-1, keepdim=True), 0)
+    return places_BTK, torch.arange(k, device=kept_BTS.device) < counts_BT1
+
+
+def gather_tokens(states_BGSC: torch.Tensor, places_BTK: torch.Tensor) -> torch.Tensor:
+    """Keys or values at some places of each query: (N, G, K, C).
+
+    One `index_select` over all rows of memory, which is a copy of whole vectors also where the states are a view into
+    a larger room; indexing with several tensors takes up to ten times as long on a CPU.
+    """
+    rows, heads, length, size = states_BGSC.shape
+    strides = states_BGSC.stride()
+    if strides[3] != 1 or any(stride % size for stride in strides[:3]):
+        states_BGSC = states_BGSC.contiguous()
+        strides = states_BGSC.stride()
+    by_row, by_head, by_token = (stride // size for stride in strides[:3])
+    last = (rows - 1) * by_row + (heads - 1) * by_head + (length - 1) * by_token
+    vectors_MC = states_BGSC.as_strided((last + 1, size), (size, 1))
+    rows_B = torch.arange(rows, device=places_BTK.device)[:, None, None, None] * by_row
+    heads_G = torch.arange(heads, device=places_BTK.device)[:, None] * by_head
+    at_BTGK = rows_B + heads_G + places_BTK[:, :, None] * by_token
+    return vectors_MC.index_select(0, at_BTGK.flatten()).view(-1, heads, places_BTK.shape[-1], size)
+
+
+def attend_to_places(
+    kernel: Kernel,
+    module: torch.nn.Module,
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    places_BTK: torch.Tensor,
+    filled_BTK: torch.Tensor | None,
+    **options: Any,
+) -> torch.Tensor:
+    """Attention of (query, key, value) over the places of each query, all of them where no mask is given (B, T, H, C).
+    """
+    query_BHTC, key_BGSC, value_BGSC = states
+    rows, queries = places_BTK.shape[:2]
+    query_NH1C = query_BHTC.transpose(1, 2).flatten(0, 1)[:, :, None]
+    mask_N11K = None if filled_BTK is None else filled_BTK.flatten(0, 1)[:, None, None]
+    keys_NGKC, values_NGKC = gather_tokens(key_BGSC, places_BTK), gather_tokens(value_BGSC, places_BTK)
+    output_N1HC, _ = kernel(module, query_NH1C, keys_NGKC, values_NGKC, mask_N11K, **options)
+    return output_N1HC.view(rows, queries, *output_N1HC.shape[2:])
+
+
+def kernel_of(module: torch.nn.Module, *, fused: bool, **options: Any) -> Kernel:
+    """The attention of a model as a function of boolean masks: torch's SDPA where the model allows it and nothing else
+    is asked of it, else the model's own eager one."""
+    if fused and options.get("softcap") is None and options.get("s_aux") is None:
+        return sdpa_attention_forward
+    eager = eager_of(module)
+
+    def attend(
+        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, **options: Any,
+    ) -> tuple[torch.Tensor, Any]:  # fmt: skip
+        return eager(module, query, key, value, None if mask is None else as_added(mask, query.dtype), **options)
+
+    return attend
+
+
+def eager_of(module: torch.nn.Module) -> Kernel:
+    """The eager attention of the file that a model's layer is defined in."""
+    found: Kernel = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+    return found
+
+
+def as_added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A boolean mask as a number that is added to the scores."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
