@@ -35,6 +35,10 @@ RUNS = (
 Results = dict[str, list[dict[str, Any]]]
 
 
+def accuracy(found: Results, task: str) -> float:
+    return median(found, task, "accuracy")
+
+
 def median(found: Results, task: str, name: str) -> float:
     values = sorted(one[name] for one in found[task])
     return float(values[len(values) // 2])
@@ -44,6 +48,15 @@ BARS: dict[str, Callable[[Results], bool]] = {
     "COCONUT chases pointers (0.95)": lambda found: median(found, "pointers", "coconut") >= 0.95,
     "no CoT does not (0.6)": lambda found: median(found, "pointers", "no_cot") <= 0.6,
     "thoughts that are not fed back do not (0.6)": lambda found: median(found, "pointers", "not_fed_back") <= 0.6,
+    "COCONUT searches graphs, 15 points above the answer alone": lambda found: (
+        accuracy(found, "graphs by coconut") >= accuracy(found, "graphs by no_cot") + 0.15
+    ),
+    "with a third of the tokens of words": lambda found: (
+        median(found, "graphs by coconut", "tokens") <= median(found, "graphs by cot", "tokens") / 3
+    ),
+    "stepwise internalisation multiplies numbers of two digits (0.95)": lambda found: (
+        accuracy(found, "multiplication 2 x 2 by stepwise") >= 0.95
+    ),
     "selected tokens recall (0.95)": lambda found: median(found, "dsa_recall", "sparse") >= 0.95,
     "random tokens and a window do not (0.4)": lambda found: (
         max(median(found, "dsa_recall", name) for name in ("random", "window")) <= 0.4

@@ -36,6 +36,16 @@ at 0.35 after 300 steps; with 0.1 it is at 1.0."""
 
 
 @dataclass(frozen=True)
+class Learning:
+    """AdamW's settings, and how the rate begins."""
+
+    rate: float = RATE
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup_steps: int = 0
+
+
+@dataclass(frozen=True)
 class Task:
     """Rows that are drawn, and the sizes that they need."""
 
@@ -46,6 +56,7 @@ class Task:
     """Where an answer has more than one token."""
     held_out: Draw | None = None
     """Rows that are never drawn for training, where there are few different ones."""
+    learning: Learning = Learning()
 
 
 class NumberWriter:
@@ -103,13 +114,22 @@ def train(
     seed: int,
     epoch: int = 0,
     steps_in_words: bool = False,
+    falls: bool = False,
 ) -> float:
-    """Train with rows as they are in an epoch; a new optimizer each time. Returns the mean loss of the last steps."""
-    stage, config = stage_of(latent)
+    """Train with rows as they are in an epoch; a new optimizer each time. Returns the mean loss of the last steps.
+
+    Where the rate `falls`, it ends near 0.
+    """
+    (stage, config), learning = stage_of(latent), task.learning
     model.train()
-    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=RATE)
+    optimizer = torch.optim.AdamW(
+        [value for value in model.parameters() if value.requires_grad],
+        lr=learning.rate, betas=learning.betas, weight_decay=learning.weight_decay,
+    )  # fmt: skip
     dice, losses = random.Random(f"train:{seed}:{epoch}"), []
     for step in range(num_steps):
+        share = min(1.0, (step + 1) / max(1, learning.warmup_steps))
+        optimizer.param_groups[0]["lr"] = learning.rate * share * (max(0.02, 1 - step / num_steps) if falls else 1.0)
         drawn = [task.draw(dice) for _ in range(BATCH)]
         if stage.at_epoch is not None:
             shown = [stage.at_epoch(one, step * BATCH + place, epoch) for place, one in enumerate(drawn)]
