@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmarks.gpu.latent_rows import END as GRAPH_END
 from benchmarks.gpu.latent_rows import (
     GRAPH_POSITIONS,
     GRAPH_WORDS,
@@ -34,7 +35,6 @@ from benchmarks.gpu.latent_rows import (
     draw_product,
     graph_row,
 )
-from benchmarks.gpu.latent_rows import END as GRAPH_END
 from benchmarks.gpu.place import PLACE, WHY, Place, result_name
 from benchmarks.harness import OK, RESULTS, Row, finish
 from benchmarks.latent.toys import PAD, Task, answer, plain, stage_of, with_technique

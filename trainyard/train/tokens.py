@@ -216,6 +216,8 @@ def require_targets(ledger: TokenLedger) -> None:
     raise InvalidInput(
         f"All labels of the data set are masked: none of {ledger.rows['read']} rows has a token to learn.",
         why=f"Rows by reason: {reasons or 'none has an assistant turn'}.",
-        do="Raise max_length, or check that the rows end with a turn of the assistant.",
+        do="Give the rows their steps: reasoning_content, `steps`, or lines before `####`."
+        if ledger.rows["dropped_no_steps"]
+        else "Raise max_length, or check that the rows end with a turn of the assistant.",
         code="E-DATA-EMPTY",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -72,7 +71,7 @@ def answer(model: Any, rows: tuple[torch.Tensor, torch.Tensor], prompt: int = 10
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many keys each gathered query has read."""
     seen: list[int] = []
 
@@ -81,7 +80,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return gathered.attend_to_places(kernel, module, states, places, *rest, **options)
 
     monkeypatch.setattr(attention, "attend_to_places", attend)
-    yield seen
+    return seen
 
 
 @torch.no_grad()

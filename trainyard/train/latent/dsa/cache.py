@@ -34,8 +34,10 @@ class RoomyIndexedLayer(DynamicIndexedLayer):
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys = self._append("keys", self.keys, key_states, 2)
-        self.values = self._append("values", self.values, value_states, 2)
+        keys: Any = self.keys
+        values: Any = self.values
+        self.keys = self._append("keys", keys, key_states, 2)
+        self.values = self._append("values", values, value_states, 2)
         return self.keys, self.values
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:

@@ -68,8 +68,7 @@ def attend_to_places(
     filled_BTK: torch.Tensor | None,
     **options: Any,
 ) -> torch.Tensor:
-    """Attention of (query, key, value) over the places of each query, all of them where no mask is given (B, T, H, C).
-    """
+    """Attention of (query, key, value) over the filled places of each query, or over all of them: (B, T, H, C)."""
     query_BHTC, key_BGSC, value_BGSC = states
     rows, queries = places_BTK.shape[:2]
     query_NH1C = query_BHTC.transpose(1, 2).flatten(0, 1)[:, :, None]
