@@ -20,7 +20,7 @@ from transformers import (
 from tests.unit.train.latent.test_dsa_models import gpt2, llama, with_tokens
 from trainyard.train.latent.dsa import attention, gathered, technique
 from trainyard.train.latent.dsa.cache import RoomyIndexedLayer
-from trainyard.train.latent.dsa.gathered import gather_tokens, selected_places
+from trainyard.train.latent.dsa.gathered import GATHERED_FROM, gather_tokens, selected_places
 from trainyard.train.latent.dsa.indexer import select_tokens, select_window
 from trainyard.train.session.sampling import Reading
 
@@ -89,10 +89,10 @@ def test_gathered_answers_are_the_masked_ones(name: str, rows: Any, counted: lis
     model = build(name)
     shared = with_tokens(model, K)
     own = answer(model, rows)
-    assert counted == [K] * 2 * (LENGTH - 10)
+    assert counted == [K] * 2 * (LENGTH + 1 - GATHERED_FROM * K)
     shared.gathers = False
     masked = answer(model, rows)
-    assert len(counted) == 2 * (LENGTH - 10)
+    assert len(counted) == 2 * (LENGTH + 1 - GATHERED_FROM * K)
     for one, other in zip(own, masked, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
