@@ -219,7 +219,7 @@ def require_targets(ledger: TokenLedger) -> None:
     raise InvalidInput(
         f"All labels of the data set are masked: none of {ledger.rows['read']} rows has a token to learn.",
         why=f"Rows by reason: {reasons or 'none has an assistant turn'}.",
-        do=f"{STEPS_MISSING if ledger.rows['dropped_no_steps'] else ''}Raise max_length, or check that the rows end with "
-        "a turn of the assistant.",
+        do=f"{STEPS_MISSING if ledger.rows['dropped_no_steps'] else ''}Raise max_length, or check that the rows end "
+        "with a turn of the assistant.",
         code="E-DATA-EMPTY",
     )
