@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 
 import torch
 
@@ -26,7 +27,7 @@ def setting_of(place: Place, rows: int) -> Setting:
     """bf16 on a card; in a rehearsal few tokens in float32."""
     if place.rehearsal:
         return Setting(rows=rows, top_k=64, tokens=2)
-    return Setting(place.device, torch.bfloat16, rows, tokens=31, wait=place.synchronize)
+    return Setting(place.device, torch.bfloat16, rows, tokens=31, wait=place.synchronize, clock=time.perf_counter)
 
 
 def rows_of(found: list[Decoded], place: Place) -> list[Row]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmarks.gpu.latent_rows import END as GRAPH_END
 from benchmarks.gpu.latent_rows import (
     GRAPH_POSITIONS,
     GRAPH_WORDS,
@@ -34,7 +36,6 @@ from benchmarks.gpu.latent_rows import (
     draw_product,
     graph_row,
 )
-from benchmarks.gpu.latent_rows import END as GRAPH_END
 from benchmarks.gpu.place import PLACE, WHY, Place, result_name
 from benchmarks.harness import OK, RESULTS, Row, finish
 from benchmarks.latent.toys import PAD, Task, answer, plain, stage_of, with_technique
@@ -235,17 +236,18 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.latent")
     parser.add_argument("--only", help="a course; default: all, one after another")
     parser.add_argument("--minutes", type=float, default=MINUTES)
-    parser.add_argument("--states", type=Path, default=RESULTS / STATES)
+    parser.add_argument("--states", type=Path, help="a folder; default: next to the tables, in a rehearsal a new one")
     asked = parser.parse_args(arguments)
     if PLACE is None:
         print(f"latent: {WHY}")
         return OK
     torch.set_float32_matmul_precision("high")
+    states = asked.states or (Path(tempfile.mkdtemp()) if PLACE.rehearsal else RESULTS / STATES)
     end = time.monotonic() + 60 * asked.minutes
     accuracies: dict[str, float] = {}
     for course in courses(PLACE):
         if asked.only in (None, course.name):
-            training = Training(course, PLACE, asked.states / result_name("states", PLACE))
+            training = Training(course, PLACE, states)
             if not training.done:
                 training.continue_until(end)
             losses = f"loss {training.losses[-1]:.4f}" if training.losses else "not begun"

@@ -8,6 +8,7 @@ product followed by the sum so far.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def graph_row(dice: random.Random) -> Encoded:
     dice.shuffle(choices)
     table = [FIRST_EDGE + names[start] * NODES + names[end] for start, end in graph.edges]
     dice.shuffle(table)
-    steps = [[1 + end, FROM, 1 + start, HENCE, 1 + end] for start, end in zip(path, path[1:], strict=False)]
+    steps = [[1 + end, FROM, 1 + start, HENCE, 1 + end] for start, end in itertools.pairwise(path)]
     return {
         "prompt_ids": [*table, EITHER, 1 + choices[0], 1 + choices[1], 1 + path[0]],
         "step_ids": [token for step in steps for token in step],

@@ -30,6 +30,8 @@ RUNS = (
     ("multiplication", "--way", "direct"),
     *(("dsa_recall", "--seed", str(seed)) for seed in range(3)),
     *(("quiet_star_hops", "--seed", str(seed)) for seed in range(3)),
+    *(("pause_counts", "--way", count) for count in ("0", "1", "4", "10")),
+    ("dsa_decode",),
     *(("graphs", "--way", way) for way in ("coconut", "no_cot", "not_fed_back", "cot")),
 )
 Results = dict[str, list[dict[str, Any]]]
@@ -60,6 +62,9 @@ BARS: dict[str, Callable[[Results], bool]] = {
     "selected tokens recall (0.95)": lambda found: median(found, "dsa_recall", "sparse") >= 0.95,
     "random tokens and a window do not (0.4)": lambda found: (
         max(median(found, "dsa_recall", name) for name in ("random", "window")) <= 0.4
+    ),
+    "an answer after 32,768 tokens reads them faster (2)": lambda found: (
+        found["dsa_decode"][0]["32768"]["attention_ratio"] >= 2
     ),
     "all tokens are dense attention (1e-6)": lambda found: median(found, "dsa_recall", "all_tokens") <= 1e-6,
 }

@@ -16,7 +16,8 @@ from typing import Any
 from benchmarks.latent.toys import Task, answer, toy_model, train, with_technique
 from trainyard.train.tokens import Encoded
 
-LENGTH, LETTERS = 8, 4
+LENGTH, LETTERS = 6, 2
+SIZES: dict[str, int] = {"layers": 3, "hidden": 64, "heads": 2}
 COUNTS = (0, 1, 4, 10)
 STEPS = 3000
 FIRST_B, FIRST_SHIFT = 1 + LETTERS, 1 + 2 * LETTERS
@@ -27,9 +28,6 @@ FIRST_ANSWER = FIRST_SHIFT + LENGTH
 def draw(dice: random.Random) -> Encoded:
     first, shift = [dice.randrange(LETTERS) for _ in range(LENGTH)], dice.randrange(LENGTH)
     second = [dice.randrange(LETTERS) for _ in range(LENGTH)]
-    for place in range(LENGTH):
-        if dice.random() < 1 / 3:  # about half of the places agree, so that no number is rare
-            second[(place + shift) % LENGTH] = first[place]
     return {
         "prompt_ids": [*(1 + one for one in first), *(FIRST_B + one for one in second), FIRST_SHIFT + shift],
         "step_ids": [],
@@ -50,7 +48,7 @@ WAYS: dict[str, int] = {str(count): count for count in COUNTS}
 
 def measure(seed: int, *, share: float = 1.0, way: str = "0") -> dict[str, Any]:
     """Accuracy with a number of pauses, and of the same model without them."""
-    count, model = WAYS[way], toy_model(TASK, seed)
+    count, model = WAYS[way], toy_model(TASK, seed, **SIZES)
     latent = {"type": "pause", "count": count} if count else None
     if latent is not None:
         with_technique(model, latent, seed)

@@ -6,7 +6,7 @@ A row has a permutation f of 8 symbols as 8 pair tokens (one token is x with f(x
 a question `? a d` with d = f(f(a)). Each token of the walk is one look into the table, which one layer can do; d is
 two.
 A thought can copy a and then walk. Variants, with the same rows and steps: the base alone; thoughts that only the
-likelihood trains (policy weight 0); Quiet-STaR.
+likelihood trains (policy weight 0); Quiet-STaR. Thoughts of random tokens show whether the content of thoughts is read.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ VOCABULARY = ASKS + 1
 BATCH, RATE, WARM_STEPS, STEPS = 32, 2e-3, 300, 1500
 VARIANTS = ("base", "likelihood", "quiet")
 SETTINGS = {"thought_tokens": 3, "ahead": 1, "policy_temperature": 1.0, "embedding_scale": 1.0}
+EVENLY = 1e9
+"""A temperature at which every token is as likely as the others."""
 NO_TOKENIZER = SimpleNamespace(encode=lambda *_, **__: [])
 
 
@@ -45,6 +47,8 @@ class Hops:
     """The same after greedy thoughts, as a served model writes them."""
     sampled_nll: float
     """The same after sampled thoughts, as in training: the mean over two of each row."""
+    random_nll: float
+    """The same after thoughts of tokens that are drawn evenly: what is lost is what thoughts are worth by content."""
     base_accuracy: float
     thought_accuracy: float
     gain: float
@@ -130,6 +134,7 @@ def train_variant(seed: int, variant: str, steps: int, **given: Any) -> Hops:
     plain, thinking = measure_answers(model, PLAIN), measure_answers(model, own)
     return Hops(
         base_nll=plain[0], thought_nll=thinking[0], sampled_nll=measure_sampled(model, own, options),
+        random_nll=measure_sampled(model, own, replace(options, temperature=EVENLY)),
         base_accuracy=plain[1], thought_accuracy=thinking[1],
         gain=statistics.mean(gains[-50:]) if gains else 0.0,
         first_loss=statistics.mean(losses[:50]), last_loss=statistics.mean(losses[-50:]),

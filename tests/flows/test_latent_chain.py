@@ -1,4 +1,5 @@
-"""Latent reasoning in a chain: steps in words, then thoughts in their place, evaluated and deployed as one adapter."""
+"""Latent reasoning in a chain: steps in words, then thoughts in their place next to their control, evaluated and
+deployed as one adapter."""
 
 from __future__ import annotations
 
@@ -48,18 +49,30 @@ def test_thoughts_after_words_become_a_version_that_is_live(
     settings.cache_clear()
     hyper = {"batch_size": 8, "max_length": 128, "learning_rate": 5e-3}
     latent = {"type": "coconut", "max_stage": 2, "epochs_per_stage": 1, "first_stage": 1}
+    trainer = {"stage": {"type": "sft", "latent": latent}, "hyperparameters": hyper}
+    control = {"control": "pauses"}
+    listed = [{"name": name, "max_rows": 1} for name in ("heldout_loss", "answer_tokens")]
     result = carried_out(
         {"type": "data_source", "config": {"path": "data.jsonl"}},
         {"type": "validator", "config": {"near_duplicates": None}},
         {"type": "trainer", "config": {"stage": "sft", "hyperparameters": {**hyper, "max_steps": 5}}},
-        {"type": "trainer", "config": {"stage": {"type": "sft", "latent": latent}, "hyperparameters": hyper}},
-        {"type": "evaluator", "config": {}},
+        {"type": "trainer", "id": "thoughts", "needs": ["trainer", "validator"], "config": trainer},
+        {"type": "trainer", "id": "pauses", "needs": ["trainer", "validator"], "config": {**trainer, **control}},
+        {"type": "evaluator", "needs": ["thoughts", "pauses"], "config": {"benchmarks": listed}},
         {"type": "deployer", "config": {"role": "thinker"}},
     )
-    (output,) = result.node("trainer-2").outputs.values()
+    (output,) = result.node("thoughts").outputs.values()
     record = json.loads((output.path / "training.json").read_text())
     assert record["epochs"] == 3
     assert json.loads((output.path / "latent.json").read_text())["latent"]["max_stage"] == 2
+    (paused,) = result.node("pauses").outputs.values()
+    assert json.loads((paused.path / "latent.json").read_text())["latent"]["feedback"] is False
+    (judged,) = result.node("evaluator").outputs.values()
+    report = json.loads((judged.path / "report.json").read_text())
+    lines = {line["name"]: line for line in report["benchmarks"]}
+    assert lines["heldout_loss"]["control"] != pytest.approx(lines["heldout_loss"]["candidate"], abs=1e-6)
+    assert lines["answer_tokens"]["control"] >= 5 <= lines["answer_tokens"]["candidate"]
+    assert not any("`control: pauses`" in note for note in report["notes"])
     registry = AdapterRegistry(settings().adapters)
     version = registry.show("default/thinker")
     assert (registry.path(version) / "latent.safetensors").is_file()

@@ -86,7 +86,7 @@ def test_without_a_card_every_gpu_test_is_skipped_and_says_why() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["memory", "speed", "stall"])
+@pytest.mark.parametrize("name", ["memory", "speed", "stall", "dsa_decode", "latent"])
 def test_a_gpu_benchmark_prints_its_table_on_a_cpu(name: str, tmp_path: Path) -> None:
     given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TRAINYARD_GPU_TESTS_DEVICE": "cpu"}
     done = subprocess.run(

@@ -200,6 +200,9 @@ def encode_answers(
     return renderer.ids(asked), [renderer.learned_ids(text) for text in said]
 
 
+STEPS_MISSING = "Give the rows their steps: reasoning_content, `steps`, or lines before `####`. "
+
+
 def require_targets(ledger: TokenLedger) -> None:
     """Raise `InvalidInput` when nothing is left to learn: such a run would report a loss and teach nothing."""
     if ledger.trained:
@@ -216,6 +219,7 @@ def require_targets(ledger: TokenLedger) -> None:
     raise InvalidInput(
         f"All labels of the data set are masked: none of {ledger.rows['read']} rows has a token to learn.",
         why=f"Rows by reason: {reasons or 'none has an assistant turn'}.",
-        do="Raise max_length, or check that the rows end with a turn of the assistant.",
+        do=f"{STEPS_MISSING if ledger.rows['dropped_no_steps'] else ''}Raise max_length, or check that the rows end "
+        "with a turn of the assistant.",
         code="E-DATA-EMPTY",
     )

@@ -435,6 +435,7 @@ def test_strict_json_accepts_what_rfc_8259_accepts() -> None:
         ("gsm8k_train.jsonl", Port.SFT, "prompt_completion", 7473),
         ("gsm8k_test.jsonl", Port.SFT, "prompt_completion", 1319),
         ("prosqa_valid.json", Port.SFT, "prompt_completion", 300),
+        ("prosqa_test.json", Port.SFT, "prompt_completion", 500),
         ("wiki_demo.txt", Port.DOCUMENTS, "documents", 1),
         ("hh_rlhf_harmless_test.jsonl.gz", Port.PREFERENCE, "preference", 2308),
     ],

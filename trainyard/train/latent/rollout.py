@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from trainyard.train.head import output_of
+from trainyard.errors import InvalidInput
+from trainyard.train.head import evaluating, output_of
 from trainyard.train.session.sampling import Reading
 from trainyard.train.stages.contract import Batch
 
@@ -44,6 +45,43 @@ def positions_of(mask_BT: torch.Tensor) -> torch.Tensor:
 
 def new_cache(model: Any) -> DynamicCache:
     return DynamicCache(config=base_of(model).config)
+
+
+PROBE_TOLERANCE = 0.05
+"""Relative difference that a model in bf16 stays below; one that does not read its cache is off by its own size."""
+
+
+def require_passes(model: Any) -> None:
+    """Raise `InvalidInput` (`E-MODEL-INVALID`) for a model that does not read a row in passes over a cache."""
+    base = base_of(model)
+    ids_BT = torch.arange(4, device=base.device)[None]
+    mask_BT, why = torch.ones_like(ids_BT), ""
+    with evaluating(base):
+        embeds_BTD = model.get_input_embeddings()(ids_BT)
+        whole_BTD = run(model, embeds_BTD, mask_BT)
+        try:
+            cache = new_cache(model)
+            parts = [
+                run(model, embeds_BTD[:, :2], mask_BT[:, :2], cache),
+                run(model, embeds_BTD[:, 2:], mask_BT, cache),
+            ]
+            apart = float((torch.cat(parts, 1) - whole_BTD).norm() / whole_BTD.norm())
+            why = "" if apart < PROBE_TOLERANCE else f"Two passes gave states that are {apart:.2f} of their size apart."
+        except Exception as error:  # each architecture fails in its own way
+            why = f"Two passes failed: {' '.join(str(error).split())[:200]}"
+    if why:
+        raise InvalidInput(
+            f"{type(base).__name__} cannot read a row in passes over a cache of keys and values.",
+            why=why,
+            do="Use a base with attention in all layers, such as a Llama, a Qwen or a GPT-2, or latent type pause.",
+            code="E-MODEL-INVALID",
+        )
+
+
+def window_of(model: Any) -> int | None:
+    """The smallest sliding window of a model's layers; None where all layers see everything."""
+    layers: list[Any] = new_cache(model).layers
+    return min((int(layer.sliding_window) for layer in layers if getattr(layer, "sliding_window", None)), default=None)
 
 
 def run(model: Any, embeds_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: DynamicCache | None = None) -> torch.Tensor:

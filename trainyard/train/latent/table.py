@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from trainyard.errors import Corrupt
 from trainyard.spec.axes.latent import LATENT_FILE, AnyLatent, Latent, LatentSettings
 from trainyard.stores.whole import file_sha256
+from trainyard.train.latent import rollout
 from trainyard.train.latent.coconut import COCONUT
 from trainyard.train.latent.codi import CODI
 from trainyard.train.latent.contract import LatentModule, LatentSpec
@@ -48,8 +49,10 @@ def attach(
 ) -> LatentModule:
     """Make the technique a part of a model, with the weights of an earlier training where there are some.
 
-    Raises as `load`.
+    Raises as `load`, and `InvalidInput` (`E-MODEL-INVALID`) for a model that the technique cannot read.
     """
+    if settings.facts.keeps_cache:
+        rollout.require_passes(model)
     own = prepare(model, tokenizer, settings, seed=seed)
     before = read_settings(earlier) if earlier is not None else None
     if earlier is not None and before is not None:

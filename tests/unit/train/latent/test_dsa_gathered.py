@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from transformers import (
 from tests.unit.train.latent.test_dsa_models import gpt2, llama, with_tokens
 from trainyard.train.latent.dsa import attention, gathered, technique
 from trainyard.train.latent.dsa.cache import RoomyIndexedLayer
-from trainyard.train.latent.dsa.gathered import gather_tokens, selected_places
+from trainyard.train.latent.dsa.gathered import GATHERED_FROM, gather_tokens, selected_places
 from trainyard.train.latent.dsa.indexer import select_tokens, select_window
 from trainyard.train.session.sampling import Reading
 
@@ -72,7 +71,7 @@ def answer(model: Any, rows: tuple[torch.Tensor, torch.Tensor], prompt: int = 10
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many keys each gathered query has read."""
     seen: list[int] = []
 
@@ -81,7 +80,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return gathered.attend_to_places(kernel, module, states, places, *rest, **options)
 
     monkeypatch.setattr(attention, "attend_to_places", attend)
-    yield seen
+    return seen
 
 
 @torch.no_grad()
@@ -90,10 +89,10 @@ def test_gathered_answers_are_the_masked_ones(name: str, rows: Any, counted: lis
     model = build(name)
     shared = with_tokens(model, K)
     own = answer(model, rows)
-    assert counted == [K] * 2 * (LENGTH - 10)
+    assert counted == [K] * 2 * (LENGTH + 1 - GATHERED_FROM * K)
     shared.gathers = False
     masked = answer(model, rows)
-    assert len(counted) == 2 * (LENGTH - 10)
+    assert len(counted) == 2 * (LENGTH + 1 - GATHERED_FROM * K)
     for one, other in zip(own, masked, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 

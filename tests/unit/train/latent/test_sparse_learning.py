@@ -1,11 +1,14 @@
-"""An indexer learns which token answers, and Quiet-STaR lowers its own loss (a minute of one core each)."""
+"""An indexer learns which token answers, and Quiet-STaR lowers its own loss (a minute of one core each); rows of both,
+of pauses, and what a token takes."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 import torch
 
-from benchmarks.latent import dsa_recall, quiet_star_hops
+from benchmarks.latent import dsa_decode, dsa_recall, pause_counts, quiet_star_hops
 from trainyard.train.head import IGNORED
 
 
@@ -43,3 +46,26 @@ def test_thoughts_lower_the_loss_and_change_what_is_said() -> None:
     found = quiet_star_hops.train_variant(0, "quiet", 250)
     assert found.last_loss < 0.9 * found.first_loss
     assert abs(found.thought_nll - found.base_nll) > 1e-3
+
+
+def test_a_row_of_counts_has_the_number_of_places_that_agree() -> None:
+    dice, length, letters = random.Random(0), pause_counts.LENGTH, pause_counts.LETTERS
+    for _ in range(20):
+        row = pause_counts.draw(dice)
+        *letters_of_both, last = row["prompt_ids"]
+        first, second = letters_of_both[:length], [token - letters for token in letters_of_both[length:]]
+        shift = last - pause_counts.FIRST_SHIFT
+        agreeing = sum(one == second[(place + shift) % length] for place, one in enumerate(first))
+        assert row["answer_ids"] == [pause_counts.FIRST_ANSWER + agreeing]
+
+
+def test_pauses_are_trained_and_left_out_with_a_share_of_the_steps() -> None:
+    found = pause_counts.measure(0, share=2 / pause_counts.STEPS, way="4")
+    assert {"accuracy", "left_out", "loss", "guess"} <= found.keys()
+    assert 0.2 < found["guess"] < 0.5
+
+
+def test_a_token_after_a_row_is_measured_both_ways() -> None:
+    found = dsa_decode.decode(dsa_decode.Setting(top_k=64, tokens=1), 256)
+    assert min(found.dense_attention, found.sparse_attention, found.dense_layer, found.sparse_layer) > 0
+    assert found.difference <= 1e-6

@@ -34,8 +34,10 @@ class RoomyIndexedLayer(DynamicIndexedLayer):
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys = self._append("keys", self.keys, key_states, 2)
-        self.values = self._append("values", self.values, value_states, 2)
+        keys: Any = self.keys
+        values: Any = self.values
+        self.keys = self._append("keys", keys, key_states, 2)
+        self.values = self._append("values", values, value_states, 2)
         return self.keys, self.values
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
@@ -44,32 +46,32 @@ class RoomyIndexedLayer(DynamicIndexedLayer):
             return super().update_indexer(indexer_key_states)
         if not self.is_indexer_initialized:
             self.lazy_initialization_indexer(indexer_key_states)
-        held: Any = self.indexer_keys
-        self.indexer_keys = self._append("indexer_keys", held, indexer_key_states, 1)
+        kept: Any = self.indexer_keys
+        self.indexer_keys = self._append("indexer_keys", kept, indexer_key_states, 1)
         return self.indexer_keys
 
     def reset(self) -> None:
         super().reset()
         self.rooms = {}
 
-    def _append(self, name: str, held: torch.Tensor, added: torch.Tensor, dim: int) -> torch.Tensor:
-        """What is held with what is added behind it, as a view of the room."""
-        before = held.shape[dim] if held.numel() else 0
+    def _append(self, name: str, kept: torch.Tensor, added: torch.Tensor, dim: int) -> torch.Tensor:
+        """What is kept with what is added behind it, as a view of the room."""
+        before = kept.shape[dim] if kept.numel() else 0
         after = before + added.shape[dim]
         room = self.rooms.get(name)
-        if room is None or not fits(room, held, after, dim):
+        if room is None or not fits(room, kept, after, dim):
             room = added.new_empty([*added.shape[:dim], after + max(LEAST_ROOM, after // 4), *added.shape[dim + 1 :]])
             if before:
-                room.narrow(dim, 0, before).copy_(held)
+                room.narrow(dim, 0, before).copy_(kept)
             self.rooms[name] = room
         room.narrow(dim, before, after - before).copy_(added)
         return room.narrow(dim, 0, after)
 
 
-def fits(room: torch.Tensor, held: torch.Tensor, length: int, dim: int) -> bool:
-    """Whether a room has what is held at its beginning and place for the rest. Rows that were selected, repeated or
+def fits(room: torch.Tensor, kept: torch.Tensor, length: int, dim: int) -> bool:
+    """Whether a room has what is kept at its beginning and place for the rest. Rows that were selected, repeated or
     moved to another device are tensors of their own."""
-    own = held.numel() == 0 or held.data_ptr() == room.data_ptr()
-    alike = held.numel() == 0 or (held.dtype == room.dtype and held.shape[0] == room.shape[0])
+    own = kept.numel() == 0 or kept.data_ptr() == room.data_ptr()
+    alike = kept.numel() == 0 or (kept.dtype == room.dtype and kept.shape[0] == room.shape[0])
     writable = not room.is_inference() or torch.is_inference_mode_enabled()
     return own and alike and writable and length <= room.shape[dim]

@@ -19,11 +19,17 @@ from trainyard.spec.axes.latent import LatentSettings, QuietStarSettings
 from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.bases.positions import context_of
-from trainyard.train.head import Head
+from trainyard.train.head import Head, evaluating
 from trainyard.train.latent import rollout
 from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
 from trainyard.train.latent.quiet_star.losses import quiet_loss, quiet_scores
-from trainyard.train.latent.quiet_star.thoughts import ThoughtHead, ThoughtSettings, draw_tokens
+from trainyard.train.latent.quiet_star.thoughts import (
+    Thinker,
+    ThoughtHead,
+    ThoughtSettings,
+    draw_tokens,
+    find_positions,
+)
 from trainyard.train.session.sampling import Reading
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 
@@ -49,6 +55,10 @@ class QuietStar(LatentModule):
 
     def num_read(self, num_answered: int) -> int:
         return num_answered * (1 + self.positions)
+
+    def attach(self, model: Any) -> None:
+        require_masks(model, self.head)
+        super().attach(model)
 
     def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
         reading = Reading(rollout.new_cache(model), mask_BT)
@@ -110,12 +120,35 @@ def score(model: Any, batch: Batch, head: Head) -> Scores:
     return quiet_scores(rollout.base_of(model), own.head, batch, thought_settings(own.settings), head)
 
 
+def require_masks(model: Any, head: ThoughtHead) -> None:
+    """Raise `InvalidInput` (`E-MODEL-INVALID`) for a model that takes no mask of its caller."""
+    base = rollout.base_of(model)
+    ids_BT = torch.zeros((1, 3), dtype=torch.long, device=base.device)
+    batch = {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
+    try:
+        with evaluating(base):
+            Thinker(base, head, ThoughtSettings(num_tokens=1, num_ahead=1, num_thoughts=1, temperature=0)).think(
+                batch, find_positions(ids_BT, 1)
+            )
+    except Exception as error:  # each architecture fails in its own way
+        raise InvalidInput(
+            f"{type(base).__name__} cannot think at all positions at once.",
+            why=f"It does not take the mask of parallel thoughts: {' '.join(str(error).split())[:200]}",
+            do="Use a base such as a Llama, a Qwen or a GPT-2.",
+            code="E-MODEL-INVALID",
+        ) from error
+
+
 def require_room(model: Any, length: int, added: int) -> None:
     """Raise `InvalidInput` (`E-STEP`) where a thought behind so many tokens has positions that the model has not."""
-    context = context_of(rollout.base_of(model).config)
+    context, window = context_of(rollout.base_of(model).config), rollout.window_of(model)
+    # A layer with a window has neither the diagonal mask beyond it nor a cache that forgets a thought again.
+    if window is not None and (context is None or window - 1 < context):
+        context = window - 1
     if context is not None and length + added > context:
         raise InvalidInput(
-            f"A thought after {length} tokens takes {added} positions, and the model has {context}.",
+            f"A thought after {length} tokens takes {added} positions, and the model has {context}"
+            f"{' in the window of its layers' if window is not None and context == window - 1 else ''}.",
             do=f"Use rows and answers of {context - added} tokens at most (hyperparameters.max_length), or shorter "
             "thoughts.",
             code="E-STEP",
