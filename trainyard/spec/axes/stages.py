@@ -97,6 +97,11 @@ class StageSettings(Variant):
         return tuple(dict.fromkeys(one.endpoint for one in rewards if isinstance(one, JudgeReward)))
 
     @property
+    def environment_function(self) -> str | None:
+        """The operator's function that answers completions; None: a built-in one, or nobody."""
+        return None
+
+    @property
     def asks_shared(self) -> Literal["auto"] | bool:
         """Whether a prompt should be computed once for all of its answers."""
         return False
@@ -186,6 +191,10 @@ class DrawnSettings(StageSettings):
     def turns(self) -> int:
         """Most completions of one conversation."""
         return self.environment.max_turns if self.environment is not None else 1
+
+    @property
+    def environment_function(self) -> str | None:
+        return self.environment.name if self.environment is not None else None
 
 
 class PpoSettings(DrawnSettings):
