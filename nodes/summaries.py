@@ -27,7 +27,16 @@ def balances(output: NodeOutput) -> str:
 
 def generation(output: NodeOutput) -> str:
     facts = {**output.facts, "read": output.facts.get("asked"), "dropped": output.facts.get("rejected")}
-    return "; ".join(balance(port, count, facts) for port, count in rows_of(output).items()) or "done"
+    line = "; ".join(balance(port, count, facts) for port, count in rows_of(output).items()) or "done"
+    return line + best_answers(output.facts.get("candidates") or {})
+
+
+def best_answers(facts: Mapping[str, Any]) -> str:
+    """What a reward model has chosen: `; the best of 4 answers, mean reward 0.12 to 0.98`."""
+    means = facts.get("mean_reward")
+    if not means:
+        return ""
+    return f"; the best of {facts['best_of']} answers, mean reward {means['first']:.3f} to {means['best']:.3f}"
 
 
 def balance(port: str, kept: int | None, facts: Mapping[str, Any] | None) -> str:

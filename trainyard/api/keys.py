@@ -33,7 +33,7 @@ from trainyard.stores.models import resolve_model
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "data_source": ("data",),
-    "ai_generator": ("data", "serve"),
+    "ai_generator": ("data", "serve", "evals/selection"),
     "validator": ("data",),
     "trainer": ("train", "backends", "data/renderers"),
     "evaluator": ("evals",),
