@@ -67,8 +67,17 @@ def training(output: NodeOutput) -> str:
     best = (facts.get("evaluation") or {}).get("best")
     held_out = f", best held-out loss {best['loss']:.3f} at step {best['step']}" if best else ""
     losses += held_out + (f", {evaluated}" if evaluated else "")
-    losses += spent(facts.get("time") or {})
+    losses += drawn(facts.get("rollouts") or {}) + spent(facts.get("time") or {})
     return f"{port} after {facts.get('steps', '?')} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}"
+
+
+def drawn(rollouts: Mapping[str, Any]) -> str:
+    """What completions were worth at the start and at the end, and how far the policy is from its start."""
+    if not rollouts:
+        return ""
+    start, end = rollouts["at_start"], rollouts["at_end"]
+    away = f", {end['kl']:.3f} nats a token from its start" if "kl" in end else ""
+    return f", reward {start['reward']:.3f} to {end['reward']:.3f}{away}"
 
 
 def spent(time: Mapping[str, Any]) -> str:

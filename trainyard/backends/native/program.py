@@ -59,6 +59,7 @@ from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import restore_weights
 from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.rollouts.critic import detach_critic
+from trainyard.train.rollouts.feed import summarize_rollouts
 from trainyard.train.session.session import Session
 
 
@@ -313,6 +314,7 @@ def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
         "skipped_steps": run.session.skipped,
         "epochs": (count_done(run.session) if evaluations.ended else run.total_steps) / run.feed.plan.steps_per_epoch,
         **({"evaluation": evaluation_record(run)} if run.job.config.eval else {}),
+        **({"rollouts": drawn} if (drawn := summarize_rollouts(run.progress.kept)) else {}),
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
         "launch": run.session.parallelism.layout,
         "seconds": round(seconds, 3),

@@ -7,9 +7,11 @@ completions in the checkpoint; the order is a pure function of seed and place.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from trainyard.errors import InvalidInput
@@ -81,6 +83,25 @@ def require_prompts(found: int, wanted: int) -> None:
         )
 
 
+HISTORY = "history"
+"""Among what is kept: what each rollout so far has reported."""
+SHARE = 0.1
+
+
+def summarize_rollouts(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What the rollouts of a training have reported: means over the first and the last tenth of them, and all of them.
+
+    Empty where none was drawn.
+    """
+    history: Sequence[Mapping[str, float]] = kept.get(HISTORY, ())
+    if not history:
+        return {}
+    size = math.ceil(SHARE * len(history))
+    ends = {"at_start": history[:size], "at_end": history[-size:]}
+    means = {end: {name: fmean(one[name] for one in some) for name in history[0]} for end, some in ends.items()}
+    return {"count": len(history), **means, "found": [dict(one) for one in history]}
+
+
 @dataclass
 class RolloutFeed(Feed):
     """The batches of a stage that learns from the rewards of what it draws."""
@@ -104,6 +125,8 @@ class RolloutFeed(Feed):
             examples = [self.examples[row] for row in plan.prompts_at(cursor)]
             given = Surroundings(writer, config, self.panel, self.pad_id, self.environment)
             self.rollout = draw_rollout(given, examples, place)
+            history = [*kept.get(HISTORY, ()), self.rollout.reported]
             kept.clear()
             kept.update(self.rollout.as_values())
+            kept[HISTORY] = history
         return [self.rollout.batch(rows, self.pad_id) for rows in plan.at(cursor)]
