@@ -139,8 +139,9 @@ def handed_on(node: PortNode, offers: Offers) -> Offers:
     are those before that model: it has done its work, and nothing continues it."""
     if not (isinstance(node.config, AiGeneratorConfig) and node.config.best_of > 1 and "scores" in offers):
         return offers
-    rest = {key: offer for key, offer in offers.items() if key != "weights"}
-    return {**rest, "weights": offers["policy"]} if "policy" in offers else rest
+    kept: dict[Channel, Offer] = dict(offers)
+    del kept["weights"]
+    return kept | {"weights": offers["policy"]} if "policy" in offers else kept
 
 
 def products(config: Strict, node_type: str) -> tuple[tuple[Port, ...], frozenset[Port]]:

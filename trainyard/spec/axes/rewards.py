@@ -120,6 +120,21 @@ class EnvironmentSettings(Strict):
         return self
 
 
+class RolloutSettings(Strict):
+    """Who draws the completions: the engine that trains, or a vLLM server next to it on the same device."""
+
+    engine: Literal["native", "vllm"] = Field("native", description="Who draws.")
+    memory: float | None = left_out(
+        None, gt=0.05, lt=0.95, description="Share of the device's memory that vLLM takes while it draws; default 0.4."
+    )
+
+    @model_validator(mode="after")
+    def memory_is_read(self) -> RolloutSettings:
+        if self.engine == "native" and self.memory is not None:
+            raise PydanticCustomError("memory_unread", "memory is read with engine vllm only")
+        return self
+
+
 Reward = Annotated[
     ExactMatchReward
     | ContainsReward

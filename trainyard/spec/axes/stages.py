@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.latent import AnyLatent, LatentSettings
-from trainyard.spec.axes.rewards import EnvironmentSettings, JudgeReward, ModelReward, Reward
+from trainyard.spec.axes.rewards import EnvironmentSettings, JudgeReward, ModelReward, Reward, RolloutSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +186,7 @@ class DrawnSettings(StageSettings):
     environment: EnvironmentSettings | None = left_out(
         None, description="Who answers a completion, so that it becomes a conversation; none by default."
     )
+    rollouts: RolloutSettings = left_out(RolloutSettings(), description="Who draws the completions.")
 
     @property
     def turns(self) -> int:

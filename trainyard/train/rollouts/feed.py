@@ -19,7 +19,7 @@ from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.batching import BatchPlan, Cursor, Cut, Feed, StepRows
 from trainyard.train.rollouts.buffer import Rollout
-from trainyard.train.rollouts.drawing import Surroundings, draw_rollout, steps_per_rollout
+from trainyard.train.rollouts.drawing import CompletionServer, Surroundings, draw_rollout, steps_per_rollout
 from trainyard.train.rollouts.environments import Environment
 from trainyard.train.rollouts.rewards import RewardPanel
 from trainyard.train.stages.contract import Batch, StageSpec
@@ -109,6 +109,8 @@ class RolloutFeed(Feed):
     panel: RewardPanel = field(default_factory=RewardPanel)
     rollout: Rollout | None = None
     environment: Environment | None = None
+    server: CompletionServer | None = None
+    """Who draws in the place of the session."""
 
     def batch(self, rows: Sequence[int], epoch: int | None = None) -> Batch:
         """Prompts alone, where a batch is looked at before any completion is drawn."""
@@ -123,7 +125,7 @@ class RolloutFeed(Feed):
             self.rollout = Rollout.from_values(kept)
         if self.rollout is None or self.rollout.place != place:
             examples = [self.examples[row] for row in plan.prompts_at(cursor)]
-            given = Surroundings(writer, config, self.panel, self.pad_id, self.environment)
+            given = Surroundings(writer, config, self.panel, self.pad_id, self.environment, self.server)
             self.rollout = draw_rollout(given, examples, place)
             history = [*kept.get(HISTORY, ()), self.rollout.reported]
             kept.clear()
