@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent gpu-wheels demo demo-nightly up down bench faults docs reference web clean
+.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent bench-rl gpu-wheels demo demo-nightly up down bench faults docs reference web clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ bench-gpu: ## The measurements on a CUDA card, with PYTHON as it is (ONLY=speed,
 
 bench-latent: setup ## Do the techniques of latent reasoning learn? (half an hour on one core)
 	$(BIN)/python -m benchmarks.latent all
+
+bench-rl: setup ## Does reinforcement learning reach what is reachable on toys? (twenty minutes on one core)
+	$(BIN)/python -m benchmarks.rl all
 
 gpu-wheels: ## Download what a CUDA machine without network needs for both into .gpu-wheels
 	benchmarks/gpu/wheels.sh

@@ -11,8 +11,9 @@ from prefect.client.schemas.objects import State
 from nodes.completion import completion
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out, no_slot
 from trainyard.api.runs.slots import device_slots
-from trainyard.compute.gpus import device_numbers
+from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.data.generation.generate import generate
+from trainyard.evals.selection.choosing import choose_best
 from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig
@@ -26,8 +27,10 @@ def ai_generator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[
 
 
 def slot(context: NodeContext) -> AbstractContextManager[object]:
-    """Take a device slot for a vLLM server that Trainyard starts: it needs nearly the whole device, like a trainer."""
-    if context.config(AiGeneratorConfig).engine is not GeneratorKind.VLLM:
+    """Take a device slot for a vLLM server that Trainyard starts, which needs nearly the whole device, like a trainer,
+    and for a reward model that chooses among answers."""
+    config = context.config(AiGeneratorConfig)
+    if config.engine is not GeneratorKind.VLLM and config.best_of == 1:
         return no_slot(context)
     return device_slots(context.settings, run=context.run.run_id, among=device_numbers()[:1])
 
@@ -35,9 +38,17 @@ def slot(context: NodeContext) -> AbstractContextManager[object]:
 def prepare(context: NodeContext) -> Make:
     config = context.config(AiGeneratorConfig)
     documents = open_reference(context.needed(Port.DOCUMENTS))
+    reward_model = open_reference(context.needed(Port.REWARD)) if config.best_of > 1 else None
 
     def make(folder: Path) -> Produced:
         with completion(context) as complete:
-            return generate(config, documents, folder, complete=complete, report=context.report)
+            produced = generate(config, documents, folder, complete=complete, report=context.report)
+        if reward_model is None:
+            return produced
+        context.say(f"a reward model chooses among {config.best_of} answers to each question")
+        return choose_best(
+            produced, folder, reward_model, threads=training_threads(context.settings.threads), seed=config.seed,
+            wanted=context.wanted, on_event=context.on_event,
+        )  # fmt: skip
 
     return make

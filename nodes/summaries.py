@@ -27,7 +27,16 @@ def balances(output: NodeOutput) -> str:
 
 def generation(output: NodeOutput) -> str:
     facts = {**output.facts, "read": output.facts.get("asked"), "dropped": output.facts.get("rejected")}
-    return "; ".join(balance(port, count, facts) for port, count in rows_of(output).items()) or "done"
+    line = "; ".join(balance(port, count, facts) for port, count in rows_of(output).items()) or "done"
+    return line + best_answers(output.facts.get("candidates") or {})
+
+
+def best_answers(facts: Mapping[str, Any]) -> str:
+    """What a reward model has chosen: `; the best of 4 answers, mean reward 0.12 to 0.98`."""
+    means = facts.get("mean_reward")
+    if not means:
+        return ""
+    return f"; the best of {facts['best_of']} answers, mean reward {means['first']:.3f} to {means['best']:.3f}"
 
 
 def balance(port: str, kept: int | None, facts: Mapping[str, Any] | None) -> str:
@@ -58,8 +67,17 @@ def training(output: NodeOutput) -> str:
     best = (facts.get("evaluation") or {}).get("best")
     held_out = f", best held-out loss {best['loss']:.3f} at step {best['step']}" if best else ""
     losses += held_out + (f", {evaluated}" if evaluated else "")
-    losses += spent(facts.get("time") or {})
+    losses += drawn(facts.get("rollouts") or {}) + spent(facts.get("time") or {})
     return f"{port} after {facts.get('steps', '?')} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}"
+
+
+def drawn(rollouts: Mapping[str, Any]) -> str:
+    """What completions were worth at the start and at the end, and how far the policy is from its start."""
+    if not rollouts:
+        return ""
+    start, end = rollouts["at_start"], rollouts["at_end"]
+    away = f", {end['kl']:.3f} nats a token from its start" if "kl" in end else ""
+    return f", reward {start['reward']:.3f} to {end['reward']:.3f}{away}"
 
 
 def spent(time: Mapping[str, Any]) -> str:

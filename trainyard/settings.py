@@ -41,6 +41,8 @@ def not_prefects(name: str) -> str:
 
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(not_prefects)]
 """The name of an environment variable."""
+FunctionReference = Annotated[str, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]
+"""A function of the operator's."""
 
 
 class Endpoint(BaseModel):
@@ -132,8 +134,12 @@ class Settings(MachineSettings):
         default_factory=dict,
         description="Name -> environment variable with the URL of a database.",
     )
-    converters: dict[str, Annotated[str, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]] = Field(
+    converters: dict[str, FunctionReference] = Field(
         default_factory=dict, description="Name -> `FILE.py:function` or `module:function` that converts a row of data."
+    )
+    environments: dict[str, FunctionReference] = Field(
+        default_factory=dict,
+        description="Name -> `FILE.py:function` or `module:function` that answers a policy between its turns.",
     )
     endpoints: dict[str, Endpoint] = Field(default_factory=dict, description="Name -> where it answers.")
     tenant: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")

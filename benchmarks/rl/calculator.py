@@ -1,6 +1,6 @@
 """Does GRPO teach a small model to use a calculator over several turns, where imitation left it half-way?
 
-    python -m benchmarks.rl.calculator [--seed 0] [--steps 150]
+    python -m benchmarks.rl calculator [--seed 0] [--share 1.0]
 
 A question is `a + b` with numbers below 100, each a token of its own. The model may write `calc( a + b )`, gets the
 result as the next message, and answers with it; without the call it would have to know the sum by heart.
@@ -10,8 +10,6 @@ on held-out questions, before and after.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import time
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.rl.toy import Toy, toy_config, toy_policy, toy_trainer
+from benchmarks.rl.toy import Toy, rounded, toy_config, toy_policy, toy_trainer
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.spec.axes.rewards import EnvironmentReward
 from trainyard.spec.axes.stages import Stage
@@ -33,6 +31,7 @@ from trainyard.train.rollouts.rewards import RewardPanel
 from trainyard.train.session.sampling import Generated, Sampling, sample
 
 LARGEST, MOST_TOKENS = 100, 8
+STEPS = 150
 WORDS = ["<|pad|>", "<|im_end|>", "<|im_start|>", "user", "assistant", "calc(", ")", "+", *map(str, range(2 * LARGEST))]
 TEMPLATE = (
     "{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}"
@@ -124,34 +123,19 @@ def imitate(model: Any, pairs: Sequence[tuple[int, int]], seed: int, *, until: f
             return
 
 
-def learn(seed: int, steps: int) -> dict[str, Any]:
-    """Imitate, then GRPO in the environment."""
+def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
+    """Imitate, then GRPO in the environment: the success of drawn conversations on held-out questions."""
     pairs = [(a, b) for a in range(1, LARGEST) for b in range(1, LARGEST)]
     random.Random(seed).shuffle(pairs)
     held_out, trained = pairs[:100], pairs[100:]
     model = toy_policy(toy_config(len(WORDS), hidden=64, layers=2, context=64), seed)
-    began = time.process_time()
+    began, steps = time.process_time(), round(STEPS * share)
     imitate(model, trained, seed)
     before = success(model, held_out, 10**6 + seed)
     prompts = [example_of(*pair) for pair in trained[:2000]]
     environment = Environment.of(SETTINGS_OF.environment, TOKENIZER)
-    toy = Toy(
-        trainer_of(steps, seed), model, TOKENIZER, prompts, RewardPanel((EnvironmentReward(),)), None, environment
-    )
-    recorder = toy.run()
-    after, rewards = success(model, held_out, 10**6 + seed), recorder.curve("reward")
-    seconds = round(time.process_time() - began, 1)
-    return {"seed": seed, "steps": steps, "sft": before, "grpo": after, "last_reward": rewards[-1], "cpu_s": seconds}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=150)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    print(json.dumps(learn(asked.seed, asked.steps)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    panel = RewardPanel((EnvironmentReward(),))
+    recorder = Toy(trainer_of(steps, seed), model, TOKENIZER, prompts, panel, None, environment).run()
+    found = {"sft": before, "grpo": success(model, held_out, 10**6 + seed), "last_reward": recorder.curve("reward")[-1]}
+    cpu_s = round(time.process_time() - began, 1)
+    return {"task": "calculator", "seed": seed, "steps": steps, **rounded(found), "cpu_s": cpu_s}

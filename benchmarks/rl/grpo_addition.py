@@ -1,6 +1,6 @@
 """Does GRPO with a verifier teach a small model to add numbers of two digits, where imitation left it half-way?
 
-    python -m benchmarks.rl.grpo_addition [--seed 0] [--steps 400] [--folder PLACE]
+    python -m benchmarks.rl grpo_addition [--seed 0] [--share 1.0]
 
 A model of 0.6 million weights reads `a b + c d =` by its digits and writes the sum, the last digit first. It imitates
 until it is exact on at most 0.3 of the problems; from there on it learns from exact_match alone. Measured is the exact
@@ -9,18 +9,16 @@ match of greedy answers on held-out problems before and after.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from benchmarks.rl.toy import Toy, toy_config, toy_policy, toy_tokenizer, toy_trainer
+from benchmarks.rl.toy import Toy, rounded, toy_config, toy_policy, toy_tokenizer, toy_trainer
 from trainyard.spec.axes.rewards import ExactMatchReward
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.rollouts.rewards import RewardPanel
@@ -31,7 +29,7 @@ TOKENIZER = toy_tokenizer(WORDS)
 DIGIT = {str(digit): 4 + digit for digit in range(10)}
 LONGEST = 4
 """Three digits and the end."""
-START = 0.3
+STEPS, RATE = 1200, 1e-3
 SHAPE = {"hidden": 128, "layers": 3, "context": 32}
 
 
@@ -78,44 +76,30 @@ def imitate(model: Any, pairs: Sequence[tuple[int, int]], seed: int, *, until: f
     return share
 
 
-def learn(seed: int, steps: int, folder: Path | None) -> dict[str, Any]:
-    """Imitate, then GRPO; a folder keeps the weights, so that a longer training continues them."""
+def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
+    """Imitate, then GRPO: exact match of greedy answers on held-out problems."""
     trained, held_out = problems(seed)
     model = toy_policy(toy_config(len(WORDS), **SHAPE), seed)
-    began = time.process_time()
+    began, steps = time.process_time(), round(STEPS * share)
     imitate(model, trained, seed)
     before = exact(model, held_out)
     stage = Stage.GRPO.settings(
         rewards=[{"type": "exact_match"}], num_generations=16, max_completion_length=LONGEST, temperature=1.0,
         beta=0.0, loss="dapo",
     )  # fmt: skip
-    config = toy_trainer(stage, max_steps=steps, batch_size=256, learning_rate=3e-4, seed=seed)
+    config = toy_trainer(stage, max_steps=steps, batch_size=256, learning_rate=RATE, seed=seed)
     prompts = [{"input_ids": question(pair), "answer": written(pair), "question": ""} for pair in trained]
-    panel = RewardPanel((ExactMatchReward(),))
-    recorder = Toy(config, model, TOKENIZER, prompts, panel).run()
-    if folder is not None:
-        model.save_pretrained(folder)
-    rewards = recorder.curve("reward")
-    return {
-        "seed": seed, "steps": steps, "sft": before, "grpo": exact(model, held_out), "first_reward": rewards[0],
-        "last_reward": sum(rewards[-10:]) / 10, "cpu_s": round(time.process_time() - began, 1),
-    }  # fmt: skip
+    rewards = Toy(config, model, TOKENIZER, prompts, RewardPanel((ExactMatchReward(),))).run().curve("reward")
+    found = {
+        "sft": before,
+        "grpo": exact(model, held_out),
+        "first_reward": rewards[0],
+        "last_reward": fmean(rewards[-10:]),
+    }
+    cpu_s = round(time.process_time() - began, 1)
+    return {"task": "grpo_addition", "seed": seed, "steps": steps, **rounded(found), "cpu_s": cpu_s}
 
 
 def written(pair: tuple[int, int]) -> str:
     """The answer as the tokenizer writes it."""
     return str(TOKENIZER.decode(answer(pair), skip_special_tokens=True))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--folder", type=Path)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    print(json.dumps(learn(asked.seed, asked.steps, asked.folder)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

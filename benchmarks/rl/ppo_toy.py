@@ -1,6 +1,6 @@
 """Does PPO reach the best reward of a toy, and does the divergence from its start stay bounded?
 
-    python -m benchmarks.rl.ppo_toy [--seeds 3] [--updates 200]
+    python -m benchmarks.rl ppo_toy [--seed 0] [--share 1.0]
 
 A random model with a vocabulary of 8 writes 8 tokens; its reward is the share of token 3. An even draw has 1/8.
 Measured is the mean reward of the last ten rollouts, with three kinds of advantage, and with a kl_coef of 10, which has
@@ -9,17 +9,14 @@ to keep the reward near its start.
 
 from __future__ import annotations
 
-import argparse
-import json
 from statistics import fmean
 from typing import Any
-
-import torch
 
 from benchmarks.rl.toy import (
     FunctionScorer,
     Recorder,
     Toy,
+    rounded,
     toy_config,
     toy_critic,
     toy_policy,
@@ -31,6 +28,7 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.train.rollouts.rewards import RewardPanel, SampledCompletion
 
 VOCABULARY, LENGTH, WANTED = 8, 8, 3
+UPDATES, LAST, STEPS_PER_ROLLOUT = 200, 10, 4
 WORDS = ["pad", "end", *(f"w{at}" for at in range(2, VOCABULARY))]
 
 
@@ -39,7 +37,12 @@ def share_of_wanted(completion: SampledCompletion) -> float:
     return completion.ids[-completion.tokens :].count(WANTED) / LENGTH
 
 
-def train_toy(seed: int, *, updates: int = 200, **settings: Any) -> Recorder:
+def train_toy(seed: int, *, updates: int = UPDATES, **settings: Any) -> Recorder:
+    """Train the toy; returns what its steps report."""
+    return toy_of(seed, updates=updates, **settings).run()
+
+
+def toy_of(seed: int, *, updates: int, **settings: Any) -> Toy:
     """PPO with 32 completions a rollout, used twice."""
     given = {
         "advantage": "gae", "num_generations": 4, "temperature": 1.0, "max_completion_length": LENGTH,
@@ -52,29 +55,20 @@ def train_toy(seed: int, *, updates: int = 200, **settings: Any) -> Recorder:
     critic = toy_critic(shape, seed + 1) if given["advantage"] != "group" else None
     panel = RewardPanel((ModelReward(),), {"reward_model": FunctionScorer(share_of_wanted)})
     prompts = [{"input_ids": [2 + at % 6], "answer": "", "question": ""} for at in range(24)]
-    return Toy(config, toy_policy(shape, seed), toy_tokenizer(WORDS), prompts, panel, critic).run()
+    return Toy(config, toy_policy(shape, seed), toy_tokenizer(WORDS), prompts, panel, critic)
 
 
-def measure(seed: int, updates: int, **settings: Any) -> dict[str, float]:
-    found = train_toy(seed, updates=updates, **settings)
-    rewards, kl = found.curve("reward"), found.curve("kl")
-    return {"first": rewards[0], "last": fmean(rewards[-40:]), "kl": fmean(kl[-40:])}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gae": {}, "group": {"advantage": "group"}, "gae_group": {"advantage": "gae_group"}, "gae_kl_10": {"kl_coef": 10.0},
+}  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=200)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    variants: dict[str, dict[str, Any]] = {
-        "gae": {}, "group": {"advantage": "group"}, "gae_group": {"advantage": "gae_group"},
-        "gae, kl_coef 10": {"kl_coef": 10.0},
-    }  # fmt: skip
-    for name, settings in variants.items():
-        for seed in range(asked.seeds):
-            print(json.dumps({"variant": name, "seed": seed, **measure(seed, asked.updates, **settings)}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
+    """Mean reward of the first rollout and of the last ten, and the divergence in nats a token, of each variant."""
+    updates, found = round(UPDATES * share), {}
+    for name, settings in VARIANTS.items():
+        recorder = train_toy(seed, updates=updates, **settings)
+        rewards, kl = recorder.curve("reward"), recorder.curve("kl")
+        last = LAST * STEPS_PER_ROLLOUT
+        found |= {f"{name}_first": rewards[0], name: fmean(rewards[-last:]), f"{name}_kl": fmean(kl[-last:])}
+    return {"task": "ppo_toy", "seed": seed, "updates": updates, **rounded(found)}

@@ -1,6 +1,6 @@
 """Does PPO with a learned reward model raise a utility that the model never sees, and what happens without the KL term?
 
-    python -m benchmarks.rl.rlhf [--seeds 3] [--updates 160]
+    python -m benchmarks.rl rlhf [--seed 0] [--share 1.0]
 
 The hidden utility counts good tokens among the eight of a completion, but above four each costs one: it peaks at 4. A
 policy first imitates even draws (SFT). Pairs of its completions are labelled by the utility, a reward model is trained
@@ -10,9 +10,7 @@ few completions with more than four good tokens: a reward model that was asked a
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -21,7 +19,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForSequenceClassification
 
-from benchmarks.rl.toy import Toy, toy_config, toy_policy, toy_tokenizer, toy_trainer
+from benchmarks.rl.toy import Toy, rounded, toy_config, toy_policy, toy_tokenizer, toy_trainer
 from trainyard.spec.axes.rewards import ModelReward
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
@@ -112,40 +110,35 @@ def divergence(model: Any, start: Any, seed: int) -> float:
     return fmean(gaps)
 
 
-def compare(seed: int, updates: int, coefficients: Sequence[float]) -> list[dict[str, float]]:
-    """PPO from the same policy and reward model with each kl_coef."""
-    start = toy_policy(toy_config(VOCABULARY), seed)
+COEFFICIENTS = {"kl_0": 0.0, "kl_0.1": 0.1, "kl_0.3": 0.3}
+UPDATES = 160
+
+
+def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
+    """SFT, a reward model, and PPO from both with each kl_coef: utility, score, and nats from the start."""
+    start, updates = toy_policy(toy_config(VOCABULARY), seed), round(UPDATES * share)
     imitate(start, seed)
     model, accuracy = train_reward_model(start, seed)
     scorer = RewardModelScorer(model, 0)
-    before, scored = judge(start, scorer, 1000 + seed)
-    found = [{"seed": seed, "accuracy": accuracy, "sft_utility": before, "sft_score": scored}]
-    for kl_coef in coefficients:
-        stage = Stage.PPO.settings(
-            rewards=[{"type": "reward_model"}], advantage="gae_group", num_generations=4, temperature=1.0,
-            max_completion_length=LENGTH, num_iterations=2, minibatches=2, kl_coef=kl_coef, critic_learning_rate=1e-3,
-        )  # fmt: skip
-        config = toy_trainer(stage, max_steps=updates, batch_size=32, learning_rate=1e-3, seed=seed)
-        policy, critic = copy.deepcopy(start), copy.deepcopy(model).requires_grad_(True)
-        prompts = [{"input_ids": prompt, "answer": "", "question": ""} for prompt in PROMPTS]
-        panel = RewardPanel((ModelReward(),), {"reward_model": scorer})
-        Toy(config, policy, TOKENIZER, prompts, panel, critic).run()
-        gold, score = judge(policy, scorer, 1000 + seed)
-        kl = divergence(policy, start, 1000 + seed)
-        found.append({"seed": seed, "kl_coef": kl_coef, "utility": gold, "score": score, "kl_nats": kl})
-    return found
+    utility, score = judge(start, scorer, 1000 + seed)
+    found = {"accuracy": accuracy, "sft_utility": utility, "sft_score": score}
+    for name, kl_coef in COEFFICIENTS.items():
+        policy = reinforce(start, model, kl_coef, updates, seed)
+        utility, score = judge(policy, scorer, 1000 + seed)
+        nats = divergence(policy, start, 1000 + seed)
+        found |= {f"{name}_utility": utility, f"{name}_score": score, f"{name}_nats": nats}
+    return {"task": "rlhf", "seed": seed, "updates": updates, **rounded(found)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=160)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    for seed in range(asked.seeds):
-        for line in compare(seed, asked.updates, (0.0, 0.1, 0.3)):
-            print(json.dumps({name: round(value, 3) for name, value in line.items()}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def reinforce(start: Any, model: Any, kl_coef: float, updates: int, seed: int) -> Any:
+    """PPO from a policy and a reward model, with which the critic begins; returns the trained policy."""
+    stage = Stage.PPO.settings(
+        rewards=[{"type": "reward_model"}], advantage="gae_group", num_generations=4, temperature=1.0,
+        max_completion_length=LENGTH, num_iterations=2, minibatches=2, kl_coef=kl_coef, critic_learning_rate=1e-3,
+    )  # fmt: skip
+    config = toy_trainer(stage, max_steps=updates, batch_size=32, learning_rate=1e-3, seed=seed)
+    policy, critic = copy.deepcopy(start), copy.deepcopy(model).requires_grad_(True)
+    prompts = [{"input_ids": prompt, "answer": "", "question": ""} for prompt in PROMPTS]
+    panel = RewardPanel((ModelReward(),), {"reward_model": RewardModelScorer(model, 0)})
+    Toy(config, policy, TOKENIZER, prompts, panel, critic).run()
+    return policy

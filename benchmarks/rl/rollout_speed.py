@@ -1,6 +1,6 @@
 """How many tokens a CPU-second do rollouts draw, next to transformers' `generate` as TRL's GRPOTrainer calls it?
 
-    python -m benchmarks.rl.rollout_speed [--rounds 3]
+    python -m benchmarks.rl rollout_speed [--seed 0] [--share 1.0]
 
 Sixteen prompts are answered eight times each, with up to 64 tokens that end at random after 40 on average. Prompts have
 equal lengths, or lengths of 1 to 4, or of 1 to 10. TRL pads them together on the left, once for each completion; here
@@ -10,8 +10,6 @@ leave the batch. Both draw the same number of completions at temperature 1; toke
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import random
 import time
@@ -22,7 +20,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from benchmarks.rl.toy import toy_config, toy_policy, toy_tokenizer, toy_trainer
+from benchmarks.rl.toy import rounded, toy_config, toy_policy, toy_tokenizer, toy_trainer
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.rollouts.drawing import complete_prompts
 from trainyard.train.session.sampling import Generated, Sampling, sample
@@ -30,7 +28,8 @@ from trainyard.train.session.sampling import Generated, Sampling, sample
 VOCABULARY, LONGEST, GROUP, PROMPTS, NEW = 4096, 256, 8, 16, 64
 ENDS = tuple(range(1, 103))
 """End tokens: one in forty of an even draw."""
-SPREADS = {"equal": 1, "1:4": 4, "1:10": 10}
+SPREADS = {"equal": 1, "1_to_4": 4, "1_to_10": 10}
+ROUNDS = 3
 SETTINGS: dict[str, Any] = {
     "rewards": [{"type": "exact_match"}], "num_generations": GROUP, "max_completion_length": NEW,
 }  # fmt: skip
@@ -76,13 +75,13 @@ def theirs(model: Any, prompts: Sequence[list[int]], seed: int) -> int:
     return int((ended_BT.cumsum(1) - ended_BT.long() == 0).sum())
 
 
-def measure(draw: Draw, model: Any, prompts: Sequence[list[int]], seed: int) -> float:
+def speed(draw: Draw, model: Any, prompts: Sequence[list[int]], seed: int) -> float:
     """Tokens a CPU-second."""
     began = time.process_time()
     return draw(model, prompts, seed) / (time.process_time() - began)
 
 
-def compare(spread: int, rounds: int) -> dict[str, float]:
+def compare(spread: int, rounds: int, first: int) -> dict[str, float]:
     """The medians of both over rounds that take turns, and their ratio."""
     model = toy_policy(toy_config(VOCABULARY, hidden=256, layers=4, context=512), 0).eval()
     model.generation_config.eos_token_id = list(ENDS)
@@ -94,23 +93,17 @@ def compare(spread: int, rounds: int) -> dict[str, float]:
     for seed in range(rounds):
         order: list[tuple[str, Draw]] = [("ours", ours), ("theirs", theirs)]
         for name, draw in order if seed % 2 else order[::-1]:
-            found[name].append(measure(draw, model, prompts, seed))
+            found[name].append(speed(draw, model, prompts, first + seed))
     values = {name: median(given) for name, given in found.items()}
-    return {**{name: round(value, 1) for name, value in values.items()}, "ratio": values["ours"] / values["theirs"]}
+    return {**values, "ratio": values["ours"] / values["theirs"]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    ratios = []
+def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
+    """Both speeds and their ratio, for each spread of prompt lengths."""
+    found: dict[str, float] = {}
     for name, spread in SPREADS.items():
-        found = compare(spread, asked.rounds)
-        ratios.append(found["ratio"])
-        print(json.dumps({"lengths": name, **found}), flush=True)
-    print(json.dumps({"geometric mean": geometric_mean(ratios)}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        values = compare(spread, max(1, round(ROUNDS * share)), seed)
+        found |= {f"{name}_{key}": value for key, value in values.items()}
+    ratios = [found[f"{name}_ratio"] for name in SPREADS]
+    mean = {"geometric_mean": geometric_mean(ratios), "least": min(ratios)}
+    return {"task": "rollout_speed", "seed": seed, **rounded({**found, **mean})}

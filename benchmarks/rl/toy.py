@@ -131,3 +131,7 @@ class Recorder:
     def curve(self, name: str) -> list[float]:
         """A metric by step."""
         return [record.metrics[name] for record in self.records]
+
+
+def rounded(found: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in found.items()}

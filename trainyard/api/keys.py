@@ -18,6 +18,7 @@ import trainyard
 from trainyard.backends import environments
 from trainyard.backends.script.templates import template_digest
 from trainyard.data.formats.converters import converter_digest
+from trainyard.data.functions import ENVIRONMENT
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.remote.pins import read_pin
 from trainyard.settings import Settings
@@ -32,7 +33,7 @@ from trainyard.stores.models import resolve_model
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "data_source": ("data",),
-    "ai_generator": ("data", "serve"),
+    "ai_generator": ("data", "serve", "evals/selection"),
     "validator": ("data",),
     "trainer": ("train", "backends", "data/renderers"),
     "evaluator": ("evals",),
@@ -89,8 +90,11 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
         if config.stage.teacher_model:
             teacher = config.stage.teacher_model
             yield Dependency("teacher", "config.stage.teacher", partial(model_digest, teacher, settings))
-        if config.stage.teacher_server:  # what a server answers cannot be pinned
+        if config.stage.teacher_server or config.stage.judges:  # what a server answers cannot be pinned
             yield Dependency("teacher_server", "", lambda: run_id)
+        if (name := config.stage.environment_function) is not None:
+            digest = partial(ENVIRONMENT.digest, name, settings.environments)
+            yield Dependency("step", "config.stage.environment.name", digest)
         yield from trainer_identity(config, settings)
         if not config.reuse:
             yield Dependency("run", "", lambda: run_id)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_folder, device_lock
+from trainyard.data.functions import ENVIRONMENT
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
@@ -62,6 +63,9 @@ class TrainingJob(OtherModels):
     """Digest of the base's files; an adapter trained on other bytes is refused."""
     adapter: str | None = None
     """Folder of the earlier adapter that `config.adapter` speaks of."""
+    environment: str | None = Field(None, exclude_if=lambda given: given is None)
+    """`FILE.py:function` or `module:function` that answers a policy between its turns, where that is the operator's."""
+    environment_sha256: str = Field("", exclude_if=lambda given: not given)
     parents: tuple[str, ...] = ()
     """Digests of the earlier adapter's or model's references."""
     threads: int = 1
@@ -114,6 +118,9 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any)
         inputs["teacher"] = server_at(config.stage.teacher_server, settings)
     if config.stage.judges:
         inputs["judges"] = {name: server_at(name, settings) for name in config.stage.judges}
+    if (name := config.stage.environment_function) is not None:
+        inputs["environment"] = ENVIRONMENT.find_reference(name, settings.environments)
+        inputs["environment_sha256"] = ENVIRONMENT.digest(name, settings.environments)
     return TrainingJob(
         config=locate_mirror(config, settings.working_folder),
         base=model.location,
@@ -152,6 +159,7 @@ PLACES = {
     "teacher",
     "reward_model",
     "judges",
+    "environment",
 }
 """Where things lie, who runs it and how far for now: no part of what is trained."""
 

@@ -161,6 +161,8 @@ def collect_result(
         found = training["evaluation"]
         facts["evaluation"] = {name: value for name, value in found.items() if name != "found"}
         facts["eval_loss"] = next((one["loss"] for one in found["found"] if one["step"] == found["result_step"]), None)
+    if "rollouts" in training:
+        facts["rollouts"] = {name: value for name, value in training["rollouts"].items() if name != "found"}
     if job.config.control:
         facts["control"] = job.config.control
     return Produced(outputs={port: ProducedSet(folder=port.value, facts=facts)}, facts=facts)

@@ -55,7 +55,9 @@ def make_environment(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> En
     """Who answers the completions of the job's stage, if somebody does."""
     settings = job.config.stage
     assert isinstance(settings, PpoSettings | GrpoSettings), settings
-    return Environment.of(settings.environment, tokenizer) if settings.environment is not None else None
+    if settings.environment is None:
+        return None
+    return Environment.of(settings.environment, tokenizer, job.environment)
 
 
 def require_rewards(job: TrainingJob, rewards: Any) -> None:

@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import IO, Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta
@@ -63,6 +64,22 @@ TASKS = {
 }
 DOCUMENT_PROMPT = "Document: {title}\n\n{text}\n\nWrite exactly {pairs} pairs on this document, about different facts."
 PART_PROMPT = " This is request {part} of {parts} on the same text: take facts from that part of it."
+AGAIN_TASKS = {
+    GenerationTemplate.QA: (
+        "You answer questions for training an assistant. Use only what the document says. Each answer is short, "
+        "complete and correct."
+    ),
+    GenerationTemplate.INSTRUCTION: (
+        "You respond to instructions for training an assistant. Each response carries its instruction out using only "
+        "what the document says."
+    ),
+    GenerationTemplate.CODE: (
+        "You solve programming tasks for training an assistant. Each solution is complete code in the document's "
+        "language and follows its interfaces."
+    ),
+}
+AGAIN_FORM = ' Reply with JSON: {{"answers": [{count} strings]}}, one for each number, in order.'
+AGAIN_PROMPT = "Document: {title}\n\n{text}\n\n{questions}"
 FIELDS = {
     GenerationTemplate.INSTRUCTION: ("instruction", "response"),
     GenerationTemplate.CODE: ("task", "code"),
@@ -93,6 +110,25 @@ def reply_schema(template: GenerationTemplate, wordings: int, pairs: int) -> dic
         "required": ["pairs"],
         "additionalProperties": False,
     }
+
+
+def answers_schema(count: int) -> dict[str, Any]:
+    """JSON Schema of further answers to `count` questions."""
+    text = {"type": "string", "minLength": 1}
+    return {
+        "type": "object",
+        "properties": {"answers": {"type": "array", "items": text, "minItems": count, "maxItems": count}},
+        "required": ["answers"],
+        "additionalProperties": False,
+    }
+
+
+def answer_messages(template: GenerationTemplate, document: dict[str, str], questions: Sequence[str]) -> Messages:
+    """Messages that ask for one more answer to each of these questions on a document {title, text}."""
+    listed = "\n".join(f"{number}. {question}" for number, question in enumerate(questions, 1))
+    user = AGAIN_PROMPT.format(title=document["title"], text=document["text"], questions=listed)
+    system = AGAIN_TASKS[template] + AGAIN_FORM.format(count=len(questions))
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 class Prompter:

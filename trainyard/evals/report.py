@@ -186,6 +186,7 @@ def training_summary(job: EvaluationJob) -> dict[str, Any]:
         "loss_at_end",
         "losses",
         "evaluation",
+        "rollouts",
         "seconds",
     )
     participants = {"candidate": job.candidate, "control": job.control}
@@ -267,8 +268,9 @@ def cell(text: str) -> str:
 def training_table(training: Mapping[str, Mapping[str, Any]]) -> str:
     """The token ledger and the losses, one column per trained adapter."""
     keys = ["stage", "method", "backend", "steps", "loss_at_start", "loss_at_end", "seconds"]
-    training = {name: {**facts, **evaluated(facts)} for name, facts in training.items()}
-    keys += [key for key in EVALUATED if any(facts.get(key) is not None for facts in training.values())]
+    training = {name: {**facts, **evaluated(facts), **rolled_out(facts)} for name, facts in training.items()}
+    more = (*EVALUATED, *DRAWN.values())
+    keys += [key for key in more if any(facts.get(key) is not None for facts in training.values())]
     ledger = list(dict.fromkeys(name for facts in training.values() for name in facts.get("tokens", {})))
     rows = [[key, *(number(facts.get(key)) for facts in training.values())] for key in keys]
     rows += [
@@ -287,6 +289,22 @@ def evaluated(facts: Mapping[str, Any]) -> dict[str, Any]:
     found = facts.get("evaluation") or {}
     best = found.get("best") or {}
     return dict(zip(EVALUATED, (best.get("loss"), best.get("step"), found.get("result_step")), strict=True))
+
+
+DRAWN = {
+    ("at_start", "reward"): "reward at the start",
+    ("at_end", "reward"): "reward at the end",
+    ("at_end", "kl"): "nats a token from the start",
+    ("at_end", "ended"): "share of completions that ended",
+    ("at_end", "constant_groups"): "share of groups with one reward",
+}
+"""Place of what the rollouts reported -> its row in the table."""
+
+
+def rolled_out(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trainer has learned from the rewards of its completions; empty where it drew none."""
+    found = facts.get("rollouts") or {}
+    return {row: found[end].get(name) for (end, name), row in DRAWN.items() if end in found}
 
 
 def number(value: Any) -> str:

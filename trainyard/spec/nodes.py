@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.axis import Strict, left_out
 from trainyard.spec.axes.data import MADE_PORTS, DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.axes.targets import MergedFormat, TargetType
 from trainyard.spec.packages import BUCKETS
@@ -203,8 +203,8 @@ class HoldoutRules(Strict):
     wording: bool = Field(True, description="Keep one wording of each question from training, if there are several.")
 
 
-class AiGeneratorConfig(Strict):
-    """Writes rows from documents. Without a model the `extractive` engine takes pairs from the text by rule."""
+class GeneratorAddress(Strict):
+    """Who writes the rows of a generator, and where that one answers."""
 
     model: str | None = Field(None, min_length=1, max_length=256, description="Who writes; empty: by rule.")
     engine: GeneratorKind | None = Field(None, description="Default: extractive without a model, else by the endpoint.")
@@ -212,6 +212,11 @@ class AiGeneratorConfig(Strict):
         None, description="Endpoint of trainyard.toml that answers, with its key; default: the one named as the model."
     )
     base_url: Url | None = Field(None, description="OpenAI-compatible address, asked without a key.")
+
+
+class AiGeneratorConfig(GeneratorAddress):
+    """Writes rows from documents. Without a model the `extractive` engine takes pairs from the text by rule."""
+
     count: int = Field(200, ge=1, le=10_000_000, description="Rows to train on, over all documents.")
     holdout: HoldoutRules | None = Field(
         None, description="What is generated on top of count; default: what the validator after it holds out."
@@ -219,6 +224,9 @@ class AiGeneratorConfig(Strict):
     template: GenerationTemplate = Field(GenerationTemplate.QA, description="What kind of rows is written.")
     prompt: str | None = Field(None, max_length=20_000, description="Own Jinja prompt (sandboxed); sees `document`.")
     wordings: int = Field(3, ge=1, le=8, description="Of each question; a validator after it holds out the last one.")
+    best_of: int = left_out(
+        1, ge=1, le=64, description="Answers to each question, of which the one that a reward model scores best stays."
+    )
     temperature: float = Field(0.7, ge=0, le=2, description="Of the sampling.")
     max_tokens: int = Field(1024, ge=16, le=131_072, description="Tokens of one reply.")
     concurrency: int = Field(8, ge=1, le=1024, description="Requests at a time.")

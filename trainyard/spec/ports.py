@@ -106,7 +106,8 @@ def wire(nodes: Sequence[PortNode]) -> Wiring:
         wiring.produces[node.id] = tuple(
             dict.fromkeys(source.port for offer in own.values() for source in offer.sources)
         )
-        after[node.id] = {key: replace(offer, distance=offer.distance + 1) for key, offer in offers.items()} | own
+        handed = handed_on(node, offers).items()
+        after[node.id] = {key: replace(offer, distance=offer.distance + 1) for key, offer in handed} | own
         if node.clear:
             wiring.missing += find_missing(node, offers, taken)
             wiring.ambiguous += find_ambiguous(node, offers)
@@ -131,6 +132,16 @@ def made_by(node: PortNode, offers: Offers) -> dict[Channel, Offer]:
     if isinstance(node.config, TrainerConfig) and "weights" in offers:
         offers["scores" if node.config.stage.facts.head == "reward" else "policy"] = offers["weights"]
     return offers
+
+
+def handed_on(node: PortNode, offers: Offers) -> Offers:
+    """What later nodes may take of what reached a node. Behind a generator that chooses by a reward model the weights
+    are those before that model: it has done its work, and nothing continues it."""
+    if not (isinstance(node.config, AiGeneratorConfig) and node.config.best_of > 1 and "scores" in offers):
+        return offers
+    kept: dict[Channel, Offer] = dict(offers)
+    del kept["weights"]
+    return kept | {"weights": offers["policy"]} if "policy" in offers else kept
 
 
 def products(config: Strict, node_type: str) -> tuple[tuple[Port, ...], frozenset[Port]]:
@@ -178,8 +189,8 @@ def kinds_of_set(given: SourceSet) -> tuple[Port, ...]:
 
 def take(node: PortNode, offers: Offers) -> Inputs:
     """The inputs of a node out of what is offered to it."""
-    if node.type == "ai_generator":
-        return pick(offers, "documents")
+    if isinstance(node.config, AiGeneratorConfig):
+        return {**pick(offers, "documents"), **(scores_of(offers) if node.config.best_of > 1 else {})}
     if node.type == "validator":
         rows = pick(offers, *map(channel_of, ROW_PORTS))
         return {**pick(offers, "documents"), **rows} if rows else {}
@@ -207,8 +218,12 @@ def weights_for(stage: StageSettings, offers: Offers) -> Inputs:
     next to them where it reads its scores."""
     if not stage.facts.draws_groups:
         return pick(offers, "weights")
-    scores = {Port.REWARD: offers["scores"].sources[:1]} if stage.reads_scores and "scores" in offers else {}
-    return {**pick(offers, "policy"), **scores}
+    return {**pick(offers, "policy"), **(scores_of(offers) if stage.reads_scores else {})}
+
+
+def scores_of(offers: Offers) -> Inputs:
+    """The nearest reward model, if one is offered."""
+    return {Port.REWARD: offers["scores"].sources[:1]} if "scores" in offers else {}
 
 
 def training_data(stage: Stage, offers: Offers) -> Inputs:
@@ -246,11 +261,20 @@ def find_missing(node: PortNode, offers: Offers, taken: Inputs) -> Iterable[Miss
 def find_ambiguous(node: PortNode, offers: Offers) -> Iterable[Ambiguous]:
     """Ports that the node would take and for which two nodes are equally near."""
     ports = {source.port for sources in take(node, offers).values() for source in sources}
-    draws = isinstance(node.config, TrainerConfig) and node.config.stage.facts.draws_groups
-    unread = ("weights",) if draws else ("policy", "scores")
+    unread = unread_channels(node)
     for channel, offer in offers.items():
         if channel not in unread and len(offer.sources) > 1 and offer.sources[0].port in ports:
             yield Ambiguous(node.id, offer.sources[0].port, tuple(source.node_id for source in offer.sources))
+
+
+def unread_channels(node: PortNode) -> tuple[Channel, ...]:
+    """The channels of weights that a node does not look at: it takes any weights, or a policy, a reward model, or
+    both."""
+    if isinstance(node.config, AiGeneratorConfig):
+        return ("weights", "policy")
+    if not (isinstance(node.config, TrainerConfig) and node.config.stage.facts.draws_groups):
+        return ("policy", "scores")
+    return ("weights",) if node.config.stage.reads_scores else ("weights", "scores")
 
 
 # Nearness

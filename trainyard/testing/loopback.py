@@ -98,8 +98,8 @@ class LoopbackHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(answer: Callable[[LoopbackHandler, bytes], tuple[int, Any]]) -> Iterator[str]:
-    """Serve what `answer` makes of each request and its body, on a free port; the value is the URL."""
+def answering(answer: Callable[[LoopbackHandler, bytes], tuple[int, Any]], port: int = 0) -> Iterator[str]:
+    """Serve what `answer` makes of each request and its body, on a port, a free one for 0; the value is the URL."""
 
     class AnsweringHandler(LoopbackHandler):
         def reply(self) -> None:
@@ -107,5 +107,5 @@ def answering(answer: Callable[[LoopbackHandler, bytes], tuple[int, Any]]) -> It
 
         do_GET = do_POST = do_DELETE = do_HEAD = reply
 
-    with serving(LoopbackServer(AnsweringHandler)) as server:
+    with serving(LoopbackServer(AnsweringHandler, port)) as server:
         yield server.url

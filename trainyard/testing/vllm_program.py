@@ -4,6 +4,7 @@
     vllm_program(folder_on_path, "die")               # … that fails as vLLM does when the memory is too small
     vllm_program(folder_on_path, "hang")              # … that never listens and ignores SIGTERM
     vllm_program(home / "envs/vllm/bin", "think")     # … that serves a model which reasons, as OLMo 3 Think does
+    vllm_program(home / "envs/vllm/bin", "draw")      # … that draws tokens, loads adapters and sleeps, as for rollouts
 
 Like vLLM it leaves the work to an engine process, which here even detaches itself; `engine.pid` in the folder of the
 executable contains its process id. Answers come from `trainyard.testing.scripted_server`. Arguments that `vllm serve`
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import re
 import signal
 import subprocess
@@ -29,8 +32,9 @@ from typing import Any
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainyard.testing.scripted_server import Behaviour, Exchange, ScriptedServer, completion, ok
+from trainyard.testing.vllm_server import vllm_server
 
-ENGINE_FILE = "engine.pid"
+ENGINE_FILE, REQUESTS_FILE = "engine.pid", "requests.json"
 NO_MEMORY = "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens in the KV cache."
 ENGINE_S = 600
 OPEN, CLOSE = "<think>", "</think>"
@@ -104,7 +108,7 @@ def vllm_program(folder: Path, play: str = "serve") -> Path:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vllm")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("play", choices=("serve", "die", "hang", "think"))
+    parser.add_argument("play", choices=("serve", "die", "hang", "think", "draw"))
     serve = parser.add_subparsers(dest="command", required=True).add_parser("serve")
     serve.add_argument("model")
     serve.add_argument("--host", default="0.0.0.0")
@@ -123,6 +127,8 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--enable-lora", action="store_true")
     serve.add_argument("--max-lora-rank", type=int)
     serve.add_argument("--enable-sleep-mode", action="store_true")
+    serve.add_argument("--generation-config", default="auto")
+    serve.add_argument("--logprobs-mode", default="raw_logprobs", choices=("raw_logprobs", "processed_logprobs"))
     return parser
 
 
@@ -141,6 +147,24 @@ def behaviour_of(options: argparse.Namespace) -> Behaviour:
     return ThinkingModel(template, options.reasoning_parser, context_tokens=options.max_model_len)
 
 
+def draw(options: argparse.Namespace, name: str) -> None:
+    """Serve token ids that are drawn evenly, with the endpoints that the arguments and the environment open."""
+    vocabulary = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    even = [-math.log(vocabulary)] * vocabulary
+    development = os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
+    updating = options.enable_lora and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "True"
+    with vllm_server(
+        name, options.model, port=options.port, logprobs=lambda ids: [even] * len(ids), runtime_updating=updating,
+        max_lora_rank=options.max_lora_rank or 16, sleep_mode=options.enable_sleep_mode and development,
+    ) as server:  # fmt: skip
+        print(f"INFO Serving at {server.url}", flush=True)
+        try:
+            signal.pause()
+        finally:
+            log = [{"path": path, "body": body} for path, body in server.requests]
+            (options.folder / REQUESTS_FILE).write_text(json.dumps(log), encoding="utf-8")
+
+
 def main() -> None:
     options = parser().parse_args()
     print(f"INFO Starting vLLM with {options.model}, max_model_len {options.max_model_len}", flush=True)
@@ -153,6 +177,9 @@ def main() -> None:
         time.sleep(ENGINE_S)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     name = options.served_model_name[0] if options.served_model_name else options.model
+    if options.play == "draw":
+        draw(options, name)
+        return
     with ScriptedServer(port=options.port, model=name, then=behaviour_of(options)) as server:
         print(f"INFO Serving at {server.url}", flush=True)
         signal.pause()

@@ -14,11 +14,14 @@ models that answer nothing, `broken` maps a path to (status, body), sent as JSON
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from trainyard.testing.loopback import LoopbackHandler, answering
 
@@ -46,6 +49,12 @@ class VllmDouble:
     logprobs: Callable[[list[int]], list[list[float]]] | None = None
     """Row of token ids -> at each place the log-probabilities of all tokens; without it there are no completions."""
     max_logprobs: int = 20
+    sleep_mode: bool = False
+    """Started with --enable-sleep-mode in the development mode."""
+    awake: set[str] = field(default_factory=lambda: {"weights", "kv_cache"})
+    """What is in the memory of the device."""
+    stale: bool = False
+    """Weights that level 2 has dropped, and that nothing has read again."""
     requests: list[tuple[str, Any]] = field(default_factory=list)
     """(path, body) of every request, in order."""
 
@@ -69,8 +78,27 @@ class VllmDouble:
             routes["POST", "/v1/unload_lora_adapter"] = self.unload
         if self.aliases:
             routes["POST", "/v1/aliases"] = self.set_alias
-        route = routes.get((method, path))
-        return route(body or {}) if route else (404, {"detail": "Not Found"})
+        if self.sleep_mode:
+            routes |= {("POST", f"/{name}"): getattr(self, name) for name in ("sleep", "wake_up", "collective_rpc")}
+        plain = urlsplit(path)
+        route = routes.get((method, plain.path))
+        return route((body or {}) | dict(parse_qsl(plain.query))) if route else (404, {"detail": "Not Found"})
+
+    def sleep(self, body: dict[str, Any]) -> Answer:
+        """Level 1 keeps the weights in the memory of the host, level 2 drops them."""
+        self.awake, self.stale = set(), self.stale or body.get("level") == "2"
+        return 200, ""
+
+    def wake_up(self, body: dict[str, Any]) -> Answer:
+        self.awake |= {body["tags"]} if "tags" in body else {"weights", "kv_cache"}
+        return 200, ""
+
+    def collective_rpc(self, body: dict[str, Any]) -> Answer:
+        """Only `reload_weights`, for which the memory of the weights has to be there."""
+        if body.get("method") != "reload_weights" or "weights" not in self.awake:
+            return failure(500, "InternalServerError", f"{body.get('method')} failed: the weights are asleep.")
+        self.stale = False
+        return 200, {"results": [None]}
 
     def models(self) -> dict[str, Any]:
         base = {"id": self.base, "object": "model", "owned_by": "vllm", "root": self.root, "parent": None, **self.card}
@@ -83,6 +111,8 @@ class VllmDouble:
 
     def complete(self, body: dict[str, Any]) -> Answer:
         """Prompts of token ids with `prompt_logprobs`: the likeliest tokens at each place, and the one there."""
+        if body.get("return_token_ids"):
+            return self.draw(body)
         most, prompts = body.get("prompt_logprobs"), body["prompt"]
         if most is not None and most > self.max_logprobs:
             text = f"Requested prompt logprobs of {most}, which is greater than max allowed: {self.max_logprobs}"
@@ -98,6 +128,32 @@ class VllmDouble:
                 places.append({str(one): {"logprob": row[one], "rank": ranks[one]} for one in shown})
             choices.append({"index": index, "text": "", "finish_reason": "length", "prompt_logprobs": places})
         return 200, {"object": "text_completion", "model": body["model"], "choices": choices}
+
+    def draw(self, body: dict[str, Any]) -> Answer:
+        """`n` completions of one prompt of token ids, drawn from its log-probabilities over the temperature."""
+        name = body["model"]
+        if name != self.base and name not in self.adapters:
+            return failure(404, "NotFoundError", f"The model `{name}` does not exist.", "model")
+        if self.awake != {"weights", "kv_cache"} or self.stale:
+            return failure(500, "InternalServerError", "EngineCore encountered an issue: the engine is asleep.")
+        assert self.logprobs is not None, "a route of its own"
+        dice, stops, choices = random.Random(body["seed"]), set(body["stop_token_ids"]), []
+        for index in range(body["n"]):
+            ids: list[int] = []
+            values: list[float] = []
+            while len(ids) < body["max_tokens"] and not stops & set(ids[-1:]):
+                row = [value / body["temperature"] for value in self.logprobs([*body["prompt"], *ids])[-1]]
+                scale = math.log(sum(map(math.exp, row)))
+                (token,) = dice.choices(range(len(row)), [math.exp(value - scale) for value in row])
+                ids.append(token)
+                values.append(row[token] - scale)
+            reason = "stop" if stops & set(ids[-1:]) else "length"
+            logprobs = {"token_logprobs": values, "tokens": [f"token_id:{one}" for one in ids]}
+            choices.append({
+                "index": index, "text": "", "finish_reason": reason, "token_ids": ids, "logprobs": logprobs,
+                "prompt_token_ids": body["prompt"],
+            })  # fmt: skip
+        return 200, {"object": "text_completion", "model": name, "choices": choices}
 
     def load(self, body: dict[str, Any]) -> Answer:
         name, path = body.get("lora_name"), body.get("lora_path")
@@ -164,12 +220,12 @@ def failure(status: int, kind: str, message: str, param: str | None = None) -> A
 
 
 @contextmanager
-def vllm_server(base: str = "base", root: str | None = None, **fields: Any) -> Iterator[VllmDouble]:
-    """A double on a free loopback port; `fields` are those of `VllmDouble`."""
+def vllm_server(base: str = "base", root: str | None = None, *, port: int = 0, **fields: Any) -> Iterator[VllmDouble]:
+    """A double on a loopback port, a free one for 0; `fields` are those of `VllmDouble`."""
     double = VllmDouble(base, root or base, **fields)
 
     def answer(request: LoopbackHandler, raw: bytes) -> Answer:
         return double.answer(request.command, request.path, raw, request.headers.get("authorization"))
 
-    with answering(answer) as double.url:
+    with answering(answer, port) as double.url:
         yield double

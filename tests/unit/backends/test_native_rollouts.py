@@ -55,6 +55,10 @@ def test_ppo_learns_from_a_reward_model_and_leaves_its_critic_behind(
     assert ran.record["lora"]["critic"] == "the reward model"
     assert ran.record["reward_model_sha256"] == "ab" * 32
     assert not [name for name in weights(ran) if "critic" in name or "score" in name]
+    drawn = ran.record["rollouts"]
+    assert (drawn["count"], len(drawn["found"])) == (2, 2)  # five steps, four of them from the first rollout
+    assert drawn["at_start"]["reward"] == pytest.approx(steps[0]["reward"], abs=1e-5)
+    assert {"kl", "ended", "constant_groups", "reward_reward_model"} <= drawn["at_end"].keys()
 
 
 def test_a_training_that_was_stopped_inside_a_rollout_ends_in_the_same_bits(
@@ -66,6 +70,7 @@ def test_a_training_that_was_stopped_inside_a_rollout_ends_in_the_same_bits(
         train_here(job, tmp_path / "parts", stop_after=2)
     parts = train_here(job, tmp_path / "parts")
     assert parts.record["losses"] == whole.record["losses"]
+    assert parts.record["rollouts"] == whole.record["rollouts"]
     assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(parts).items())
 
 

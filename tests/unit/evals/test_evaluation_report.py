@@ -12,7 +12,7 @@ import pytest
 from nodes.summaries import summary
 from trainyard.evals.curves import loss_curves, points
 from trainyard.evals.job import EvaluationJob, Participant
-from trainyard.evals.report import build_report, cell, headline, markdown, number
+from trainyard.evals.report import build_report, cell, headline, markdown, number, training_table
 from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import EvaluatorConfig
 from trainyard.stores.artifacts import NodeOutput
@@ -208,3 +208,18 @@ def test_a_verdict_in_one_line_names_what_decided_it() -> None:
     decided = line(better=False, reasons=["f1/heldout: improvement -0.1."])
     assert decided == "not better than the baseline on loss/heldout (5.460 to 4.854): f1/heldout: improvement -0.1"
     assert line(better=False, reasons=["loss/heldout: worse."]) == "not better than the baseline: loss/heldout: worse"
+
+
+def test_what_the_rollouts_of_a_training_reported_is_in_the_table_and_in_its_line() -> None:
+    ends = {"at_start": {"reward": 0.25, "kl": 0.0}, "at_end": {"reward": 0.75, "kl": 1.5, "ended": 1.0}}
+    facts = {"stage": "ppo", "steps": 8, "rollouts": {"count": 4, **ends}}
+    page = training_table({"candidate": facts, "control": {"stage": "sft"}})
+    assert "| reward at the start | 0.25 |  |" in page
+    assert "| nats a token from the start | 1.5 |  |" in page
+    assert "share of groups with one reward" not in page
+    node = NodeOutput(key="k", outputs={}, facts={**facts, "loss_at_start": None, "loss_at_end": None})
+    assert "reward 0.250 to 0.750, 1.500 nats a token from its start" in summary("trainer", node)
+    chosen = {"asked": 4, "candidates": {"best_of": 3, "mean_reward": {"first": 0.5, "best": 1.25}}}
+    assert "the best of 3 answers, mean reward 0.500 to 1.250" in summary(
+        "ai_generator", NodeOutput(key="k", outputs={}, facts=chosen)
+    )

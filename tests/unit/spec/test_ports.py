@@ -399,3 +399,37 @@ def test_two_reward_models_that_are_equally_near_are_refused() -> None:
     scorers = [node("trainer", name, ["trainer"], stage="reward") for name in ("one", "two")]
     last = node("trainer", "last", ["one", "two"], stage=SCORED, hyperparameters={"batch_size": 8})
     assert "port-two" in names(node("data_source", **BOTH), node("trainer"), *scorers, last)
+
+
+DOCUMENTS_AND_PAIRS = {"sets": {"documents": {"path": "docs"}, "preference": {"path": "b.jsonl"}}}
+
+
+def test_a_generator_takes_the_reward_model_that_it_reads_and_nothing_behind_it_continues_it() -> None:
+    nodes = [node("data_source", **DOCUMENTS_AND_PAIRS), node("trainer", stage="reward")]
+    writer = node("ai_generator", model="m", best_of=3)
+    found = resolved(*nodes, writer, node("trainer"))
+    assert links(found, "ai-generator") == {"documents": ["data-source.documents"], "reward": ["trainer.adapter"]}
+    assert links(found, "trainer-2") == {"sft": ["ai-generator.sft"]}
+    assert names(*nodes, node("ai_generator", model="m"), node("trainer")) == ["reward-continue"]
+
+
+def test_behind_a_generator_that_chooses_a_trainer_continues_the_policy() -> None:
+    sets = {**DOCUMENTS_AND_PAIRS["sets"], "sft": {"path": "a.jsonl"}}
+    nodes = [node("data_source", sets=sets), node("trainer"), node("trainer", stage="reward")]
+    found = resolved(*nodes, node("ai_generator", model="m", best_of=3), node("trainer"))
+    assert links(found, "ai-generator")["reward"] == ["trainer-2.adapter"]
+    assert links(found, "trainer-3") == {"sft": ["ai-generator.sft"], "adapter": ["trainer.adapter"]}
+
+
+def test_a_generator_is_refused_between_two_reward_models_only_if_it_reads_one() -> None:
+    nodes = [node("data_source", **DOCUMENTS_AND_PAIRS)]
+    nodes += [node("trainer", name, ["data-source"], stage="reward") for name in ("one", "two")]
+    after = ["one", "two"]
+    assert "port-two" in names(*nodes, node("ai_generator", "writer", after, model="m", best_of=2))
+    assert "port-two" not in names(*nodes, node("ai_generator", "writer", after, model="m"))
+    exact = {"type": "ppo", "rewards": [{"type": "exact_match"}]}
+    both = {"sets": {"sft": {"path": "a.jsonl"}, **DOCUMENTS_AND_PAIRS["sets"]}}
+    policy = [node("data_source", **both), node("trainer", "policy", ["data-source"])]
+    scorers = [node("trainer", name, ["policy"], stage="reward") for name in after]
+    last = node("trainer", "last", after, stage=exact, hyperparameters={"batch_size": 8})
+    assert "port-two" not in names(*policy, *scorers, last)

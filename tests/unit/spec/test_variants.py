@@ -35,7 +35,9 @@ EARLIER = {
     "head": "engine.freeze_head", "centering": "engine.reward_centering", "gamma": "preference.simpo_gamma",
 }  # fmt: skip
 """Setting -> where earlier versions had it; the others were below `lora`, `preference` or `rollouts`."""
-NEWER = {"init", "interval", "average", "turns", "neftune_alpha", "shared_prompt", "latent", "environment"}
+NEWER = {
+    "init", "interval", "average", "turns", "neftune_alpha", "shared_prompt", "latent", "environment", "rollouts",
+}  # fmt: skip
 """Settings that no earlier version had; the script backend, which reads the groups, takes their defaults only."""
 DRAWN: dict[str, tuple[Any, ...]] = {
     "rewards": ([{"type": "exact_match", "weight": 2.0, "ignore_case": True}],), "num_generations": (4,),

@@ -28,11 +28,14 @@ from trainyard.backends.native.assembly import (
     save_trained,
     set_determinism,
 )
+from trainyard.backends.native.policy_server import PolicyServer, serving_policy
 from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, RUNG, log_restart
 from trainyard.backends.trl.loading import pick_device, template_sha256
 from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import Corrupt
+from trainyard.serve.inference_server.life import InferenceServer
+from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.estimate.cascade import choose as choose_knobs
@@ -58,8 +61,13 @@ from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import restore_weights
 from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
-from trainyard.train.rollouts.critic import detach_critic
+from trainyard.train.rollouts.critic import attach_critic, detach_critic
+from trainyard.train.rollouts.feed import RolloutFeed, summarize_rollouts
+from trainyard.train.rollouts.scoring import CRITIC
 from trainyard.train.session.session import Session
+
+SERVER_FOLDER = "rollouts"
+"""Where a server that draws completions has its log and the weights that it is given."""
 
 
 def train(folder: Path, events: Events, team: Team | None = None) -> None:
@@ -70,8 +78,12 @@ def train(folder: Path, events: Events, team: Team | None = None) -> None:
     job = with_memory_fit(job, folder, events, device)
     if team is not None:
         team.broadcast_command(JOB, job.model_dump(mode="json"))
-    with frame.lock_devices(job, folder, events, device), frame.memory_errors_in_words():
-        train_on(job, folder, events, device, team)
+    with (
+        frame.lock_devices(job, folder, events, device),
+        frame.memory_errors_in_words(),
+        serving_policy(job.base, job.config, folder / SERVER_FOLDER, settings()) as server,
+    ):
+        train_on(job, folder, events, device, team=team, server=server)
 
 
 def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str) -> TrainingJob:
@@ -110,11 +122,21 @@ def teacher_shape(job: TrainingJob) -> ModelShape | None:
     return ModelShape.from_config(AutoConfig.from_pretrained(job.teacher_folder, trust_remote_code=False).to_dict())
 
 
-def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
+def train_on(
+    job: TrainingJob,
+    folder: Path,
+    events: Events,
+    device: str,
+    *,
+    team: Team | None = None,
+    server: InferenceServer | None = None,
+) -> None:
     mirror = mirror_of(job)
     found = find_newest(folder / CHECKPOINT_FOLDER, mirror)
     restarted_from = log_restart(folder / DECISIONS_FILE, found, events)
     run = assemble(job, folder, events, device, team)
+    if server is not None:
+        draw_by(run, server, folder / SERVER_FOLDER)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(run.policy.model))
     if found.path is not None:
         resume(run, found.path, events)
@@ -313,6 +335,7 @@ def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
         "skipped_steps": run.session.skipped,
         "epochs": (count_done(run.session) if evaluations.ended else run.total_steps) / run.feed.plan.steps_per_epoch,
         **({"evaluation": evaluation_record(run)} if run.job.config.eval else {}),
+        **({"rollouts": drawn} if (drawn := summarize_rollouts(run.progress.kept)) else {}),
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
         "launch": run.session.parallelism.layout,
         "seconds": round(seconds, 3),
@@ -335,6 +358,25 @@ def evaluation_record(run: NativeRun) -> dict[str, Any]:
         "stopped_early": done.ended and last < run.total_steps,
         "found": done.found,
     }
+
+
+def draw_by(run: NativeRun, server: InferenceServer, folder: Path) -> None:
+    """Let a server draw the completions of a run, with its weights as they are at each rollout."""
+    assert isinstance(run.feed, RolloutFeed), "asked by a stage that draws completions"
+
+    def save(target: Path) -> None:
+        critic = getattr(run.policy.model, CRITIC, None)
+        detach_critic(run.policy.model)
+        run.session.show_served()
+        try:
+            save_trained(run.policy, run.job, run.device, target)
+        finally:
+            run.session.show_trained()
+            if critic is not None:
+                attach_critic(run.policy.model, critic)
+
+    adapter = run.job.output is Port.ADAPTER
+    run.feed.server = PolicyServer(server, save, folder, run.prepared.tokenizer, run.policy.model, adapter)
 
 
 def write_result(run: NativeRun, target: Path) -> None:

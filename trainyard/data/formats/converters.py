@@ -13,15 +13,11 @@ is a bad row; what it returns is checked like any other row. The source of its m
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from trainyard.data.functions import CONVERTER
 from trainyard.data.quarantine import BadRow
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
@@ -69,66 +65,14 @@ class RowConverter:
 
 def find_reference(name: str, settings: Settings) -> str:
     """`FILE.py:function` or `module:function` of a converter. Raises `InvalidInput` (`E-DATA-FORMAT`)."""
-    if name not in settings.converters:
-        raise InvalidInput(
-            f"trainyard.toml has no converter {name!r}.",
-            why=f"It has {', '.join(sorted(settings.converters)) or 'none'}.",
-            do=f'Add `converters = {{{name} = "/path/to/file.py:function"}}`, or use a format of docs/formats.md.',
-            code="E-DATA-FORMAT",
-        )
-    return settings.converters[name]
+    return CONVERTER.find_reference(name, settings.converters)
 
 
 def converter_digest(name: str, settings: Settings) -> str:
     """Digest of the source of a converter's module, and of which function it is."""
-    reference = find_reference(name, settings)
-    source = source_of(name, reference.rpartition(":")[0])
-    return hashlib.sha256(f"{reference}|".encode() + source.read_bytes()).hexdigest()
-
-
-def source_of(name: str, module: str) -> Path:
-    """The file of a converter's module. Raises `InvalidInput` (`E-DATA-FORMAT`) if there is none."""
-    if module.endswith(".py"):
-        path = Path(module).expanduser()
-    else:
-        try:
-            spec = importlib.util.find_spec(module)
-        except ModuleNotFoundError:
-            spec = None
-        path = Path(spec.origin if spec is not None and spec.origin else "")
-    if not path.is_file():
-        raise unusable(name, f"There is no module {module}.")
-    return path
+    return CONVERTER.digest(name, settings.converters)
 
 
 def load_converter(name: str, reference: str) -> RowConverter:
     """Import the module and return its function. Raises `InvalidInput` (`E-DATA-FORMAT`)."""
-    place, _, function = reference.rpartition(":")
-    path = source_of(name, place)
-    try:
-        module = import_file(path) if place.endswith(".py") else importlib.import_module(place)
-        found = getattr(module, function)
-    except Exception as error:
-        raise unusable(name, f"{type(error).__name__}: {error}.") from error
-    if not callable(found):
-        raise unusable(name, f"{function} of {place} is not a function.")
-    return RowConverter(name, found)
-
-
-def import_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"trainyard_converter_{path.stem}", path)
-    assert spec is not None, "a .py file has a loader"
-    assert spec.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks for its module there
-    spec.loader.exec_module(module)
-    return module
-
-
-def unusable(name: str, why: str) -> InvalidInput:
-    return InvalidInput(
-        f"The converter {name!r} cannot be used.",
-        why=why,
-        do="Correct `converters` in trainyard.toml, or the function that it names.",
-        code="E-DATA-FORMAT",
-    )
+    return RowConverter(name, CONVERTER.load(name, reference))

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from jsonschema import Draft202012Validator
 
 from trainyard.data.generation import shapes
 from trainyard.data.generation.accounting import Books, DocumentCounts, spread_by_weight
+from trainyard.data.generation.candidates import CandidateBook, Further, further_answers
 from trainyard.data.generation.shapes import read_documents, wordings_of
 from trainyard.data.prompts import FIELDS, Messages, Prompter, item_schema, reply_schema
 from trainyard.data.quarantine import BadRow
@@ -136,15 +137,24 @@ def reason_of(error: TrainyardError) -> str:
     return error.code.removeprefix("E-").lower().replace("-", "_")
 
 
-async def ask(config: AiGeneratorConfig, documents: Path, books: Books, complete: Complete, report: Progress) -> Line:
+async def ask(
+    config: AiGeneratorConfig,
+    documents: Path,
+    books: Books,
+    complete: Complete,
+    report: Progress,
+    *,
+    candidates: CandidateBook | None = None,
+) -> Line:
     """Ask for all rows and write what comes back to the books. Never raises for a server that fails.
 
-    `concurrency` requests are kept under way; their replies are accepted in order.
+    `concurrency` requests are kept under way; their replies are accepted in order. With `candidates` each question is
+    answered `best_of` times.
     """
     config = shapes.with_heldout(config, sum(bool(row.text.strip()) for row in read_documents(documents)))
     line, wordings = Line(complete, max(4, PATIENCE * config.concurrency)), wordings_of(config)
-    reader, slots = ReplyReader(config, books), asyncio.Semaphore(config.concurrency)
-    waiting: deque[tuple[PairRequest, asyncio.Task[str | BadPair]]] = deque()
+    reader, slots = ReplyReader(config, books, candidates), asyncio.Semaphore(config.concurrency)
+    waiting: deque[tuple[PairRequest, asyncio.Task[Reply]]] = deque()
     schemas = {size: reply_schema(config.template, wordings, size) for size in range(1, MOST_PAIRS + 1)}
     settled = 0
 
@@ -165,7 +175,7 @@ async def ask(config: AiGeneratorConfig, documents: Path, books: Books, complete
                 given, size = {**document, "text": request.text}, len(request.rows)
                 messages = prompter.messages(given, pairs=size, part=request.part, parts=request.parts)
                 await slots.acquire()
-                task = asyncio.create_task(line.ask(messages, schemas[size], request.seed))
+                task = asyncio.create_task(draw(line, config, request, (messages, schemas[size]), document))
                 task.add_done_callback(lambda _: slots.release())
                 waiting.append((request, task))
                 while waiting and (waiting[0][1].done() or len(waiting) > WINDOW * config.concurrency):
@@ -177,6 +187,43 @@ async def ask(config: AiGeneratorConfig, documents: Path, books: Books, complete
                 task.cancel()
             await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
     return line
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back for one request: its pairs, and further answers to their questions."""
+
+    pairs: str | BadPair
+    further: Sequence[Further] = ()
+
+
+async def draw(
+    line: Line,
+    config: AiGeneratorConfig,
+    request: PairRequest,
+    asked: tuple[Messages, dict[str, Any]],
+    document: dict[str, str],
+) -> Reply:
+    """The reply to one request, and with `best_of` the further answers to its questions, one request after another."""
+    pairs = await line.ask(*asked, request.seed)
+    if config.best_of == 1:
+        return Reply(pairs)
+    questions = questions_of(pairs, config, len(request.rows))
+    given = {**document, "text": request.text}
+    return Reply(pairs, await further_answers(line.ask, config, given, questions, request.seed))
+
+
+def questions_of(reply: str | BadPair, config: AiGeneratorConfig, most: int) -> dict[int, str]:
+    """Place of each pair of the right form -> its question, in its first wording."""
+    try:
+        items = pairs_of(reply)
+    except BadPair:
+        return {}
+    valid = Draft202012Validator(item_schema(config.template, wordings_of(config)))
+    fine = {place: item for place, item in enumerate(items[:most]) if valid.is_valid(item)}
+    if config.template is GenerationTemplate.QA:
+        return {place: item["questions"][0] for place, item in fine.items()}
+    return {place: item[FIELDS[config.template][0]] for place, item in fine.items()}
 
 
 def pairs_of(reply: str | BadPair) -> list[Any]:
@@ -197,19 +244,20 @@ def pairs_of(reply: str | BadPair) -> list[Any]:
 class ReplyReader:
     """Checks replies and turns them into rows; every row that was asked for is kept or rejected with a reason."""
 
-    def __init__(self, config: AiGeneratorConfig, books: Books) -> None:
-        self.config, self.template, self.books = config, config.template, books
+    def __init__(self, config: AiGeneratorConfig, books: Books, candidates: CandidateBook | None = None) -> None:
+        self.config, self.template, self.books, self.candidates = config, config.template, books, candidates
         self.validator = Draft202012Validator(item_schema(config.template, wordings_of(config)))
         self.kept = 0
 
-    def accept(self, request: PairRequest, reply: str | BadPair) -> None:
+    def accept(self, request: PairRequest, given: Reply) -> None:
+        reply = given.pairs
         try:
             items = pairs_of(reply)
         except BadPair as bad:
             text = reply if isinstance(reply, str) else ""
             self.books.reject(request.account, bad.reason, sum(request.rows), bad.detail, text)
             return
-        for rows, item in zip(request.rows, items, strict=False):
+        for place, (rows, item) in enumerate(zip(request.rows, items, strict=False)):
             try:
                 made = self.rows(request, rows, item)
             except BadPair as bad:
@@ -217,6 +265,8 @@ class ReplyReader:
             else:
                 self.books.keep(request.account, made)
                 self.kept += len(made)
+                if self.candidates is not None:
+                    self.candidates.keep(made, given.further, place)
         if len(items) < len(request.rows):
             detail = f"{len(request.rows)} pairs were asked for, {len(items)} came back"
             self.books.reject(request.account, "missing", sum(request.rows[len(items) :]), detail, str(reply))

@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from trainyard.data.generation.accounting import Books
 from trainyard.data.generation.asking import Complete, ask, check_answered
+from trainyard.data.generation.candidates import CandidateBook
 from trainyard.data.generation.extracting import take
 from trainyard.data.generation.shapes import read_documents
 from trainyard.errors import InvalidInput
@@ -55,11 +57,15 @@ def generate(
     port = Port.PREFERENCE if config.template is GenerationTemplate.PREFERENCE else Port.SFT
     started = time.monotonic()
     usage: dict[str, int] = {}
+    candidates = CandidateBook(folder / port.value, config.best_of) if config.best_of > 1 else None
     with Books(folder / port.value, port) as books:
         if complete is None:
             take(config, documents, books, report_rarely(report))
         else:
-            line = asyncio.run(ask(config, documents, books, complete, report_rarely(report)))
+            with candidates or nullcontext():
+                line = asyncio.run(
+                    ask(config, documents, books, complete, report_rarely(report), candidates=candidates)
+                )
             usage = complete.usage() if hasattr(complete, "usage") else {}
             check_answered(line, books)
     facts: Facts = {
@@ -73,6 +79,8 @@ def generate(
     books.write_accounting(facts)
     seen = len(books.accounts)
     report(1.0, f"{books.kept:,} of {books.asked:,} rows kept from {seen:,} documents")
+    if candidates is not None:
+        facts["candidates"] = {"best_of": config.best_of, "drawn": candidates.drawn, "missing": candidates.missing}
     facts |= {**books.balance(), "documents": seen, "seconds": round(time.monotonic() - started, 3), "usage": usage}
     return Produced(outputs={port: ProducedSet(folder=port.value, rows=books.kept, facts=facts)}, facts=facts)
 

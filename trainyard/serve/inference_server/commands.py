@@ -129,10 +129,11 @@ def variables(profile: ServerProfile, argv: list[str]) -> Mapping[str, str]:
         return {"OMP_WAIT_POLICY": "passive"}
     # The endpoints that put it to sleep exist only in its development mode; it listens on loopback alone.
     sleeping = {"VLLM_SERVER_DEV_MODE": "1"} if profile.release is not Release.STOP else {}
+    loading = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if profile.engine.lora_rank else {}
     # The tools of vLLM's environment are found (it compiles kernels with its `ninja`), no API key is required of
     # Trainyard's own requests, and nothing is reported home.
     path = f"{Path(argv[0]).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {"PATH": path, "VLLM_API_KEY": "", "VLLM_NO_USAGE_STATS": "1", **sleeping}
+    return {"PATH": path, "VLLM_API_KEY": "", "VLLM_NO_USAGE_STATS": "1", **sleeping, **loading}
 
 
 def release_of(profile: ServerProfile, free_mb: int | None = None) -> Release:

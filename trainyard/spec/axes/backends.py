@@ -112,6 +112,7 @@ class BackendName(AxisValue):
             "stage.loss": PAIRWISE,
             "stage.centering": (0.0,),
             "stage.environment": (None,),
+            "stage.rollouts.engine": ("native",),
             "launch.launcher": ("auto", "torchrun", "accelerate"),
         },
         sharded={

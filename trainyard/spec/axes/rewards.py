@@ -107,8 +107,32 @@ class EnvironmentReward(RewardSource):
 class EnvironmentSettings(Strict):
     """Who answers a completion, so that it becomes a conversation of several turns."""
 
-    type: Literal["calculator", "python", "guessing"] = Field(description="What answers.")
+    type: Literal["calculator", "python", "guessing", "function"] = Field(description="What answers.")
+    name: str | None = left_out(
+        None, min_length=1, max_length=100, description="Of the function, in the setting `environments`."
+    )
     max_turns: int = Field(4, ge=1, le=64, description="Turns of the model, after which a conversation ends.")
+
+    @model_validator(mode="after")
+    def one_function(self) -> EnvironmentSettings:
+        if (self.type == "function") != (self.name is not None):
+            raise PydanticCustomError("one_function", "An environment of type function, and no other, has a name")
+        return self
+
+
+class RolloutSettings(Strict):
+    """Who draws the completions: the engine that trains, or a vLLM server next to it on the same device."""
+
+    engine: Literal["native", "vllm"] = Field("native", description="Who draws.")
+    memory: float | None = left_out(
+        None, gt=0.05, lt=0.95, description="Share of the device's memory that vLLM takes while it draws; default 0.4."
+    )
+
+    @model_validator(mode="after")
+    def memory_is_read(self) -> RolloutSettings:
+        if self.engine == "native" and self.memory is not None:
+            raise PydanticCustomError("memory_unread", "memory is read with engine vllm only")
+        return self
 
 
 Reward = Annotated[

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.latent import AnyLatent, LatentSettings
-from trainyard.spec.axes.rewards import EnvironmentSettings, JudgeReward, ModelReward, Reward
+from trainyard.spec.axes.rewards import EnvironmentSettings, JudgeReward, ModelReward, Reward, RolloutSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +95,11 @@ class StageSettings(Variant):
         """Endpoints of the judges that rewards ask."""
         rewards = getattr(self, "rewards", ())
         return tuple(dict.fromkeys(one.endpoint for one in rewards if isinstance(one, JudgeReward)))
+
+    @property
+    def environment_function(self) -> str | None:
+        """The operator's function that answers completions; None: a built-in one, or nobody."""
+        return None
 
     @property
     def asks_shared(self) -> Literal["auto"] | bool:
@@ -181,11 +186,16 @@ class DrawnSettings(StageSettings):
     environment: EnvironmentSettings | None = left_out(
         None, description="Who answers a completion, so that it becomes a conversation; none by default."
     )
+    rollouts: RolloutSettings = left_out(RolloutSettings(), description="Who draws the completions.")
 
     @property
     def turns(self) -> int:
         """Most completions of one conversation."""
         return self.environment.max_turns if self.environment is not None else 1
+
+    @property
+    def environment_function(self) -> str | None:
+        return self.environment.name if self.environment is not None else None
 
 
 class PpoSettings(DrawnSettings):

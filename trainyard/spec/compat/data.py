@@ -16,6 +16,7 @@ REPOSITORY_FORMATS = (DataFormat.AUTO, DataFormat.DOCUMENTS)
 """What a git repository may be said to be: its commits and files are documents."""
 MODEL_SETTINGS = (
     "temperature", "max_tokens", "concurrency", "retries", "timeout_s", "seed", "max_chars", "endpoint",
+    "best_of",
 )  # fmt: skip
 """Settings of a generator that shape the requests to a model."""
 
@@ -210,6 +211,19 @@ GENERATOR_ROWS = (
     Row(
         "generator-setting-unused", "R-SETTING-UNUSED", "ai_generator", "config.{setting}", unread_by_engine,
         "Only {by} reads {setting}; here it would be ignored.", "Remove {setting}, or use {by}.",
+    ),
+    Row(
+        "best-of-reward", "R-REWARD", "ai_generator", "config.best_of",
+        lambda config, at: config.best_of > 1 and not at.sources(Port.REWARD),
+        "Of {config.best_of} answers the one that a reward model scores best would stay, and no trainer of stage reward"
+        " is before the generator.",
+        "Put a trainer of stage reward before it, or remove best_of.", chained=True,
+    ),
+    Row(
+        "best-of-template", "R-GENERATOR", "ai_generator", "config.best_of",
+        lambda config, _: config.best_of > 1 and config.template is GenerationTemplate.PREFERENCE,
+        "A preference pair has two replies of the same model, and best_of keeps one answer.",
+        "Use template qa, instruction or code, or remove best_of.",
     ),
     Row(
         "self-label", "R-GENERATOR", "ai_generator", "config.model", own_output,

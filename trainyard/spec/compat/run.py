@@ -15,6 +15,7 @@ from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, fill, listed
 from trainyard.spec.compat.engine import GPUS, unfit_kernels
 from trainyard.spec.compat.evaluator_deployer import each_target
+from trainyard.spec.compat.training import draws_by_vllm
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.packages import GCS, LIGER, Package
@@ -270,6 +271,18 @@ RUN_ROWS = (
         and {"line": at.facts.vllm_install},
         "The engine vllm starts the program vllm, which is not installed here.",
         "Install it with `{line}`, or use engine openai or local.", scope="run",
+    ),
+    Row(
+        "rollouts-cuda", "R-DEVICE", "trainer", "config.stage.rollouts.engine",
+        lambda config, at: draws_by_vllm(config) and lacks_device(Device.CUDA, at),
+        "vLLM draws completions on a CUDA device, and this machine has none.",
+        "Use `rollouts: {{engine: native}}`, which draws with the model that is trained.", scope="run",
+    ),
+    Row(
+        "rollouts-missing", "R-PACKAGE-MISSING", "trainer", "config.stage.rollouts.engine",
+        lambda config, at: draws_by_vllm(config) and bool(at.facts.vllm_install) and {"line": at.facts.vllm_install},
+        "Completions are drawn by the program vllm, which is not installed here.",
+        "Install it with `{line}`, or use `rollouts: {{engine: native}}`.", scope="run",
     ),
     Row(
         "backend-missing", "R-BACKEND-MISSING", "trainer", "config.backend", no_backend,

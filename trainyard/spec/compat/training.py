@@ -22,8 +22,9 @@ from trainyard.spec.axes.rewards import EnvironmentReward
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import DistillSettings, DpoSettings, GrpoSettings, PpoSettings, PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row, listed, value_at
-from trainyard.spec.compat.evaluator_deployer import held_out_sets
+from trainyard.spec.compat.evaluator_deployer import held_out_sets, unserved
 from trainyard.spec.training import TrainerConfig
 
 WITHOUT_SHAPE = ("type", "profile", "ratio", "init")
@@ -114,6 +115,30 @@ def broken_groups(config: TrainerConfig, _: NodeView) -> Match:
 def minibatches_of(config: TrainerConfig) -> int:
     """Optimizer steps that share one pass over what was drawn."""
     return config.stage.minibatches if isinstance(config.stage, PpoSettings) else 1
+
+
+def draws_by_vllm(config: TrainerConfig) -> bool:
+    """Whether a vLLM server draws the completions that a trainer learns from."""
+    rollouts = getattr(config.stage, "rollouts", None)
+    return rollouts is not None and rollouts.engine == "vllm"
+
+
+def unserved_policy(config: TrainerConfig, at: NodeView) -> Match:
+    """What of a policy vLLM could not draw with as it is trained: it has the base, and one adapter on it."""
+    method = config.method
+    if not draws_by_vllm(config):
+        return False
+    if config.quantization is not None or method.facts.quantised:
+        return {"what": f"the policy of method {method}: its base is quantized, and the server's would not be"}
+    if not isinstance(method, AdapterSettings):
+        return False
+    if what := unserved(TargetType.VLLM, method.type, method.modules_to_save):
+        return {"what": what[0]}
+    if isinstance(method, LowRankSettings) and method.changes_base:
+        return {"what": f"an adapter that begins with {method.init}: its base is another one"}
+    return config.adapter != "continue" and earlier(at) is not None and {
+        "what": f"two adapters together (`adapter: {config.adapter}`)"
+    }  # fmt: skip
 
 
 def without_metric(config: TrainerConfig, _: NodeView) -> Match:
@@ -352,6 +377,17 @@ ROLLOUT_ROWS = (
         and any(isinstance(one, EnvironmentReward) for one in getattr(config.stage, "rewards", ())),
         "The reward of an environment is asked for, and stage {config.stage} has none.",
         "Name it, such as `environment: {{type: calculator}}`, or another reward, such as exact_match.",
+    ),
+    Row(
+        "rollouts-device", "R-DEVICE", "trainer", "config.stage.rollouts.engine",
+        lambda config, _: draws_by_vllm(config) and config.device not in (Device.AUTO, Device.CUDA),
+        "vLLM draws completions on a CUDA device, and this trainer has device {config.device}.",
+        "Use `engine: native`, or device cuda.",
+    ),
+    Row(
+        "rollouts-weights", "R-ADAPTER", "trainer", "config.method", unserved_policy,
+        "A vLLM server next to the training does not serve {what}.",
+        "Use method lora with `adapter: continue` or full, or `rollouts: {{engine: native}}`.", chained=True,
     ),
     Row(
         "rollout-alone", "R-LAUNCH", "trainer", "config.launch.strategy",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
-from trainyard.spec.nodes import NODE_CONFIGS
+from trainyard.spec.nodes import NODE_CONFIGS, AiGeneratorConfig
 from trainyard.spec.ports import ROW_PORTS
 from trainyard.spec.training import TrainerConfig
 
@@ -68,4 +68,6 @@ def ports_taken(config: Strict, node_type: str) -> tuple[Port, ...]:
         facts = config.stage.facts
         scores = (Port.REWARD,) if config.stage.reads_scores else ()
         return tuple(dict.fromkeys((*facts.ports, *facts.instead, Port.ADAPTER, Port.MODEL, *scores)))
+    if isinstance(config, AiGeneratorConfig) and config.best_of > 1:
+        return (*TAKES[node_type], Port.REWARD)
     return TAKES[node_type]

@@ -88,13 +88,15 @@ def generated_rows(config: AiGeneratorConfig, documents: int | None) -> Shares:
 
 
 def generator_basis(config: AiGeneratorConfig, shares: Shares) -> str:
-    """How the rows that are asked for are divided."""
+    """How the rows that are asked for are divided, and how many answers are drawn for them."""
+    drawn = f"; {config.best_of} answers to each question, in as many requests" if config.best_of > 1 else ""
     if config.holdout is None:
-        return f"rows: at most the count of {config.count:,}"
+        return f"rows: at most the count of {config.count:,}{drawn}"
     unseen = f"{shares.unseen_documents:,} of unseen documents, {shares.unseen_wording:,} of unseen wording"
     spare = shares.generated - shares.trained - shares.unseen_documents - shares.unseen_wording
     return (
         f"rows: about {shares.trained:,} to train on, {unseen}, {spare:,} spare wordings; at most what the texts give"
+        f"{drawn}"
     )
 
 

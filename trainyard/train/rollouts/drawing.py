@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,6 +49,13 @@ class RolloutWriter(CompletionWriter, Protocol):
         """The same of the frozen model."""
 
 
+class CompletionServer(Protocol):
+    """Another engine that draws in the place of a session, with the weights that this has now."""
+
+    def drawing(self, writer: RolloutWriter) -> AbstractContextManager[CompletionWriter]:
+        """Who draws while the block runs; afterwards the device belongs to the training again."""
+
+
 @dataclass(frozen=True)
 class DrawnConversation:
     """One completion with its score, before anything is computed from it."""
@@ -55,6 +63,8 @@ class DrawnConversation:
     row: DrawnRow
     sampled: SampledCompletion
     ended: bool
+    logprobs: list[float]
+    """Of its learned tokens, as whoever drew them says."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,7 @@ class Surroundings:
     panel: RewardPanel
     pad_id: int
     environment: Environment | None = None
+    server: CompletionServer | None = None
 
     @property
     def settings(self) -> PpoSettings | GrpoSettings:
@@ -76,12 +87,13 @@ class Surroundings:
 def draw_rollout(given: Surroundings, examples: Sequence[Prompt], place: str) -> Rollout:
     """Draw `num_generations` completions of each example, neighbours to one prompt, and settle what they teach."""
     writer, config, panel, settings = given.writer, given.config, given.panel, given.settings
-    drawn = complete_prompts(writer, examples, config, place, given.environment)
+    with nullcontext(writer) if given.server is None else given.server.drawing(writer) as drawing:
+        drawn = complete_prompts(drawing, examples, config, place, given.environment)
     answers = [str(example["answer"]) for example in examples for _ in range(settings.num_generations)]
     found = panel.score([one.sampled for one in drawn], answers)
     scores_R = torch.tensor(panel.totals(found))
     rows = [one.row for one in drawn]
-    measure_tokens(writer, rows, config, given.pad_id)
+    measure_tokens(writer, rows, config, given.pad_id, always=given.server is not None)
     ends = [one.ended for one in drawn]
     if isinstance(settings, PpoSettings):
         reported = settle_ppo(rows, scores_R, ends, settings)
@@ -90,6 +102,8 @@ def draw_rollout(given: Surroundings, examples: Sequence[Prompt], place: str) ->
     means = {f"reward_{name}": sum(values) / len(values) for name, values in found.items()}
     lengths = sum(row.num_learned for row in rows) / len(rows)
     ended = sum(ends) / len(ends)
+    if given.server is not None:
+        reported["sampling_gap"] = sampling_gap(drawn)
     reported = {"reward": float(scores_R.mean()), **means, "completion_tokens": lengths, "ended": ended, **reported}
     return Rollout(place, rows, reported)
 
@@ -140,6 +154,7 @@ class Trajectory:
     example: Prompt
     ids: list[int] = field(default_factory=list)
     learned: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     text: str = ""
     given: float = 0.0
     ended: bool = False
@@ -160,6 +175,7 @@ class Trajectory:
         before = [*self.prompt, *self.ids]
         self.ids += turn.ids
         self.learned += [True] * len(turn.ids)
+        self.logprobs += turn.logprobs
         self.text, self.ended, self.done = turn.text, turn.stop_reason is StopReason.END, True
         if environment is None:
             return
@@ -179,7 +195,13 @@ class Trajectory:
         row = DrawnRow(self.prompt, self.ids[:last], self.learned[:last])
         whole = (*self.prompt, *row.ids)
         sampled = SampledCompletion(self.text, row.num_learned, whole, str(self.example["question"]), self.given)
-        return DrawnConversation(row, sampled, self.ended)
+        return DrawnConversation(row, sampled, self.ended, self.logprobs)
+
+
+def sampling_gap(drawn: Sequence[DrawnConversation]) -> float:
+    """Mean distance between the log-probabilities of who drew and those of the model that learns from it."""
+    pairs = [pair for one in drawn for pair in zip(one.row.old, one.logprobs, strict=True)]
+    return sum(abs(mine - theirs) for mine, theirs in pairs) / len(pairs)
 
 
 def room_for(wanted: int, longest: int, context: int | None) -> int:
@@ -194,11 +216,16 @@ def room_for(wanted: int, longest: int, context: int | None) -> int:
     return most
 
 
-def measure_tokens(writer: RolloutWriter, rows: Sequence[DrawnRow], config: TrainerConfig, pad_id: int) -> None:
-    """Fill in the log-probabilities and values of every row that the stage needs; similar lengths go together."""
+def measure_tokens(
+    writer: RolloutWriter, rows: Sequence[DrawnRow], config: TrainerConfig, pad_id: int, *, always: bool = False
+) -> None:
+    """Fill in the log-probabilities and values of every row that the stage needs; similar lengths go together.
+
+    `always` asks for the model's own log-probabilities, where another engine has drawn.
+    """
     settings = config.stage
     values = isinstance(settings, PpoSettings) and settings.has_critic
-    old = steps_per_rollout(settings) > 1 or values
+    old = steps_per_rollout(settings) > 1 or values or always
     order = sorted(range(len(rows)), key=lambda at: (len(rows[at].prompt) + len(rows[at].ids), at))
     size = config.hyperparameters.batch_size
     for start in range(0, len(order), size):

@@ -7,9 +7,11 @@ completions in the checkpoint; the order is a pure function of seed and place.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from trainyard.errors import InvalidInput
@@ -17,7 +19,7 @@ from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.batching import BatchPlan, Cursor, Cut, Feed, StepRows
 from trainyard.train.rollouts.buffer import Rollout
-from trainyard.train.rollouts.drawing import Surroundings, draw_rollout, steps_per_rollout
+from trainyard.train.rollouts.drawing import CompletionServer, Surroundings, draw_rollout, steps_per_rollout
 from trainyard.train.rollouts.environments import Environment
 from trainyard.train.rollouts.rewards import RewardPanel
 from trainyard.train.stages.contract import Batch, StageSpec
@@ -81,6 +83,25 @@ def require_prompts(found: int, wanted: int) -> None:
         )
 
 
+HISTORY = "history"
+"""Among what is kept: what each rollout so far has reported."""
+SHARE = 0.1
+
+
+def summarize_rollouts(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What the rollouts of a training have reported: means over the first and the last tenth of them, and all of them.
+
+    Empty where none was drawn.
+    """
+    history: Sequence[Mapping[str, float]] = kept.get(HISTORY, ())
+    if not history:
+        return {}
+    size = math.ceil(SHARE * len(history))
+    ends = {"at_start": history[:size], "at_end": history[-size:]}
+    means = {end: {name: fmean(one[name] for one in some) for name in history[0]} for end, some in ends.items()}
+    return {"count": len(history), **means, "found": [dict(one) for one in history]}
+
+
 @dataclass
 class RolloutFeed(Feed):
     """The batches of a stage that learns from the rewards of what it draws."""
@@ -88,6 +109,8 @@ class RolloutFeed(Feed):
     panel: RewardPanel = field(default_factory=RewardPanel)
     rollout: Rollout | None = None
     environment: Environment | None = None
+    server: CompletionServer | None = None
+    """Who draws in the place of the session."""
 
     def batch(self, rows: Sequence[int], epoch: int | None = None) -> Batch:
         """Prompts alone, where a batch is looked at before any completion is drawn."""
@@ -102,8 +125,10 @@ class RolloutFeed(Feed):
             self.rollout = Rollout.from_values(kept)
         if self.rollout is None or self.rollout.place != place:
             examples = [self.examples[row] for row in plan.prompts_at(cursor)]
-            given = Surroundings(writer, config, self.panel, self.pad_id, self.environment)
+            given = Surroundings(writer, config, self.panel, self.pad_id, self.environment, self.server)
             self.rollout = draw_rollout(given, examples, place)
+            history = [*kept.get(HISTORY, ()), self.rollout.reported]
             kept.clear()
             kept.update(self.rollout.as_values())
+            kept[HISTORY] = history
         return [self.rollout.batch(rows, self.pad_id) for rows in plan.at(cursor)]

@@ -63,10 +63,18 @@ def load_reward_model(source: ScorerSource, device: str, seed: int) -> Any:
     return model.eval().requires_grad_(False)
 
 
+def own_tokenizer(source: ScorerSource) -> PreTrainedTokenizerBase:
+    """The tokenizer with which a reward model was trained, or its base's."""
+    folder = source.folder / "tokenizer" if source.adapter is not None else source.folder
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        str(folder if folder.is_dir() else source.base), trust_remote_code=False
+    )
+    return found
+
+
 def require_same_tokens(source: ScorerSource, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise `InvalidInput` (`E-MODEL-INVALID`) for a reward model that reads other tokens than the policy writes."""
-    folder = source.folder / "tokenizer" if source.adapter is not None else source.folder
-    own = AutoTokenizer.from_pretrained(str(folder if folder.is_dir() else source.base), trust_remote_code=False)
+    own = own_tokenizer(source)
     if own.get_vocab() != tokenizer.get_vocab():
         raise InvalidInput(
             "The reward model has another tokenizer than the model that is trained.",

@@ -8,9 +8,24 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rl.calculator import RENDERER, SETTINGS_OF, TOKENIZER, WORDS, demonstration, example_of, trainer_of
+from benchmarks.rl.calculator import (
+    RENDERER,
+    SETTINGS,
+    SETTINGS_OF,
+    TOKENIZER,
+    WORDS,
+    demonstration,
+    example_of,
+    tokenizer_of_words,
+    trainer_of,
+)
 from benchmarks.rl.toy import Toy, toy_config, toy_policy
-from trainyard.spec.axes.rewards import EnvironmentReward
+from trainyard.api.keys import dependencies
+from trainyard.errors import InvalidInput
+from trainyard.settings import Settings, load_settings
+from trainyard.spec.axes.rewards import EnvironmentReward, EnvironmentSettings
+from trainyard.spec.chain import ResolvedNode
+from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Cursor
 from trainyard.train.head import IGNORED
 from trainyard.train.rollouts.drawing import complete_prompts
@@ -103,3 +118,94 @@ def test_the_tokens_of_an_environment_have_no_labels_and_the_ratio_is_1(tmp_path
     scores = session.engine.stage.score(model, batch, session.engine.head)
     assert len(scores["logprobs_N"]) == len(batch["advantages_N"]) == int((batch["labels"] != IGNORED).sum())
     assert RENDERER.stop_ids == {1}
+
+
+# An operator's own function
+
+FUNCTIONS = """
+def step(messages):
+    said = messages[-1]["content"]
+    messages.clear()                       # a copy: the conversation stays
+    return ([], 1.0, True) if said == "7" else ([{"role": "user", "content": "7"}], 0.25, False)
+
+def knowing(messages, answer):
+    return [], float(messages[-1]["content"] == answer), True
+
+def raising(messages):
+    raise KeyError("table")
+
+def alone(): ...
+def nothing(messages): return None
+def system(messages): return [{"role": "system", "content": "x"}], 0.0, False
+def rich(messages): return [], float("nan"), True
+def silent(messages): return [], 0.0, False
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    path = tmp_path / "house.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+def own(house: Path, function: str) -> Environment:
+    settings = EnvironmentSettings(type="function", name="house", max_turns=3)
+    return Environment.of(settings, TOKENIZER, f"{house}:{function}")
+
+
+def test_a_function_of_the_operator_answers_and_its_rewards_are_added(house: Path) -> None:
+    writer = Scripted(["3 <|im_end|>", *["7 <|im_end|>"] * 7], ["7 <|im_end|>"])
+    first, second, *_ = complete_prompts(writer, [example_of(3, 4)], trainer_of(1, 0), "0", own(house, "step"))
+    assert (first.sampled.given, second.sampled.given) == (1.25, 1.0)
+    assert TOKENIZER.decode(first.row.ids) == (
+        "3 <|im_end|> <|im_start|> user 7 <|im_end|> <|im_start|> assistant 7 <|im_end|>"
+    )
+    assert own(house, "knowing").step(said("7"), "7") == ([], 1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("raising", "raised KeyError: 'table'"), ("nothing", r"returned NoneType, and not \(messages, reward, done\)"),
+        ("system", "Its messages are a list of"), ("rich", "reward is nan"), ("silent", "said nothing"),
+        ("alone", "takes neither"), ("NUMBER", "is not a function"), ("gone", "AttributeError"),
+    ],
+)  # fmt: skip
+def test_a_function_that_cannot_be_used_says_why(function: str, problem: str, house: Path) -> None:
+    with pytest.raises(InvalidInput, match=rf"E-REWARD: The environment 'house' cannot be used.*{problem}"):
+        own(house, function).step(said("5"), "7")
+
+
+def test_only_a_function_has_a_name_and_the_settings_have_its_place(house: Path) -> None:
+    for wrong in ({"type": "function"}, {"type": "calculator", "name": "house"}):
+        with pytest.raises(ValueError, match="An environment of type function, and no other, has a name"):
+            EnvironmentSettings.model_validate(wrong)
+    stage = {**SETTINGS, "type": "grpo", "environment": {"type": "function", "name": "house"}}
+    trainer = resolve_trainer(TrainerConfig.model_validate({"stage": stage}), "starter")
+    node = ResolvedNode(id="trainer", type="trainer", config=trainer, inputs={})
+    settings = load_settings(environments={"house": f"{house}:step"}, home=house.parent)
+
+    def key(settings: Settings) -> list[str]:
+        return [one.digest() for one in dependencies(node, settings, "run") if one.name == "step"]
+
+    before = key(settings)
+    house.write_text(f"{FUNCTIONS}# changed")
+    assert key(settings) != before
+    with pytest.raises(InvalidInput, match=r"trainyard\.toml has no environment 'house'"):
+        key(load_settings(home=house.parent))
+
+
+def test_a_template_that_cannot_continue_is_refused() -> None:
+    forgetful = tokenizer_of_words()
+    forgetful.chat_template = (
+        "{% for m in messages %}{{ m['role'] }} {% if loop.last %}{{ m['content'] }}{% endif %} <|im_end|> {% endfor %}"
+    )
+    with pytest.raises(InvalidInput, match=r"E-CHAT-TEMPLATE: The chat template cannot continue"):
+        Environment.of(EnvironmentSettings(type="guessing"), forgetful)
+
+
+def test_a_game_without_a_number_to_guess_is_said() -> None:
+    with pytest.raises(InvalidInput, match="The game guessing hides a number, and the answer of a row is 'blue'"):
+        guessing(said("I guess 5"), "blue")

@@ -1,0 +1,93 @@
+"""python -m benchmarks.rl TASK [--seed 0] [--share 1.0], or `all` with the bars."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+SEEDS = {"identities": 3, "ppo_toy": 3, "rlhf": 3, "grpo_addition": 1, "calculator": 1, "rollout_speed": 1}
+"""Task -> how many seeds `all` runs; medians are compared with the bars."""
+Results = dict[str, list[dict[str, Any]]]
+
+
+def median(found: Results, task: str, name: str) -> float:
+    values = sorted(one[name] for one in found[task])
+    return float(values[len(values) // 2])
+
+
+def worst(found: Results, task: str, name: str) -> float:
+    return max(float(one[name]) for one in found[task])
+
+
+BARS: dict[str, Callable[[Results], bool]] = {
+    "the first ratio is 1 (1e-4)": lambda found: worst(found, "identities", "ratio") < 1e-4,
+    "advantages are those of brute force (1e-9)": lambda found: worst(found, "identities", "gae") < 1e-9,
+    **{
+        f"PPO with {name} reaches 0.8 of the best reward in 200 updates, at most 3 nats a token away": (
+            lambda found, name=name: median(found, "ppo_toy", name) > 0.8 and median(found, "ppo_toy", f"{name}_kl") < 3
+        )
+        for name in ("gae", "group", "gae_group")
+    },
+    "kl_coef 10 keeps the reward near its start (0.1)": lambda found: (
+        abs(median(found, "ppo_toy", "gae_kl_10") - median(found, "ppo_toy", "gae_kl_10_first")) < 0.1
+    ),
+    "RLHF raises the hidden utility over SFT": lambda found: (
+        median(found, "rlhf", "kl_0.3_utility") > median(found, "rlhf", "sft_utility") + 0.3
+    ),
+    "without the KL term the score rises more, the utility less": lambda found: (
+        median(found, "rlhf", "kl_0_score") > median(found, "rlhf", "kl_0.3_score")
+        and median(found, "rlhf", "kl_0_utility") < median(found, "rlhf", "kl_0.3_utility")
+        and median(found, "rlhf", "kl_0_nats") > median(found, "rlhf", "kl_0.3_nats")
+    ),
+    "GRPO adds (0.9, from at most 0.3)": lambda found: (
+        median(found, "grpo_addition", "sft") <= 0.3 and median(found, "grpo_addition", "grpo") >= 0.9
+    ),
+    "GRPO uses the calculator (0.8, from at most 0.3)": lambda found: (
+        median(found, "calculator", "sft") <= 0.3 and median(found, "calculator", "grpo") >= 0.8
+    ),
+    "rollouts are faster than generate (1.1 each, 1.3 on average)": lambda found: (
+        median(found, "rollout_speed", "least") >= 1.1 and median(found, "rollout_speed", "geometric_mean") >= 1.3
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task", choices=[*SEEDS, "all"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--share", type=float, default=1.0, help="of the optimizer steps, or of the rounds")
+    asked = parser.parse_args()
+    if asked.task == "all":
+        return measure_all()
+    torch.set_num_threads(1)
+    started = time.monotonic()
+    found = importlib.import_module(f"benchmarks.rl.{asked.task}").measure(asked.seed, share=asked.share)
+    print(json.dumps({**found, "seconds": round(time.monotonic() - started, 1)}), flush=True)
+    return 0
+
+
+def measure_all() -> int:
+    """Run each in a process of its own; 1 if a bar is missed."""
+    found: Results = {}
+    for task, seeds in SEEDS.items():
+        for seed in range(seeds):
+            command = [sys.executable, "-m", "benchmarks.rl", task, "--seed", str(seed)]
+            line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            print(line, end="", flush=True)
+            found.setdefault(task, []).append(json.loads(line))
+    met = {name: bar(found) for name, bar in BARS.items()}
+    for name, is_met in met.items():
+        print(f"{'met' if is_met else 'MISSED'}  {name}")
+    return 0 if all(met.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Best-of-n in the generator: how many answers are drawn, what is missing, and how the best ones become the rows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.data.test_generation import accounting, documents_in, rows_of, silent, three_pages
+from trainyard.data.generation.candidates import best_of, keep_best, read_candidates
+from trainyard.data.generation.generate import generate
+from trainyard.serve.client.client import Completer
+from trainyard.spec.axes.data import Port
+from trainyard.spec.nodes import AiGeneratorConfig
+from trainyard.stores.artifacts import Produced
+from trainyard.testing.scripted_server import Behaviour, Exchange, ScriptedServer, ok, status
+
+
+def ask(
+    tmp_path: Path, script: Sequence[Behaviour] = (), *, documents: Path | None = None, **config: Any
+) -> tuple[Produced, ScriptedServer]:
+    given: dict[str, Any] = {"model": "m", "count": 12, "retries": 0, "max_tokens": 400, "best_of": 3, **config}
+    settings = AiGeneratorConfig(**given)
+    with ScriptedServer(script, ok()) as server:
+        complete = Completer(settings, server.url, "m")
+        found = generate(settings, documents or three_pages(tmp_path), tmp_path, complete=complete, report=silent)
+    return found, server
+
+
+def kept(tmp_path: Path) -> list[Any]:
+    return list(read_candidates(tmp_path / "sft" / "candidates.jsonl"))
+
+
+def schemas(server: ScriptedServer) -> list[str]:
+    """The property that each request asked for."""
+    asked = [one["response_format"]["json_schema"]["schema"]["properties"] for one in server.requests]
+    return [next(iter(one)) for one in asked]
+
+
+@pytest.mark.parametrize("template", ["qa", "instruction", "code"])
+def test_each_question_is_answered_n_times(template: str, tmp_path: Path) -> None:
+    produced, server = ask(tmp_path, template=template)
+    pairs = {row.pair for row in rows_of(tmp_path)}
+    candidates = kept(tmp_path)
+    assert {one.pair for one in candidates} == pairs
+    assert {len(one.answers) for one in candidates} == {3}
+    assert produced.facts["candidates"] == {"best_of": 3, "drawn": 3 * len(pairs), "missing": 0}
+    assert schemas(server).count("answers") == 2 * schemas(server).count("pairs")
+    seeds = [one["seed"] for one in server.requests]
+    assert len(set(seeds)) == len(seeds)
+    accounting(tmp_path)
+
+
+def test_the_first_answer_is_not_shown_to_who_answers_again(tmp_path: Path) -> None:
+    _, server = ask(tmp_path, documents=documents_in(tmp_path / "d", ["A page about boxes."]), count=3, concurrency=1)
+    (row, *_) = rows_of(tmp_path)
+    _, *again = server.requests
+    assert len(again) == 2
+    for one in again:
+        said = one["messages"][-1]["content"]
+        assert "A page about boxes." in said
+        assert f"1. {row.messages[0].content}" in said
+        assert row.messages[1].content not in said
+
+
+@pytest.mark.parametrize(
+    "bad", [ok("no JSON"), ok('{"answers": [7]}'), ok('{"answers": []}'), ok('["a"]'), status(400)]
+)
+def test_an_answer_that_is_not_there_costs_no_row(bad: Behaviour, tmp_path: Path) -> None:
+    documents = documents_in(tmp_path / "d", ["One text."])
+    produced, _ = ask(tmp_path, [ok(), bad], documents=documents, count=3, concurrency=1)
+    assert produced.facts["kept"] == 3
+    assert produced.facts["candidates"] == {"best_of": 3, "drawn": 2, "missing": 1}
+    assert [len(one.answers) for one in kept(tmp_path)] == [2]
+
+
+def test_equal_answers_are_scored_once(tmp_path: Path) -> None:
+    def same(exchange: Exchange) -> str:
+        asked = exchange.body["response_format"]["json_schema"]["schema"]["properties"]
+        questions = [f"Why {exchange.number}, {wording}?" for wording in "abc"]
+        pairs = [{"questions": questions, "answer": "So."}]
+        return json.dumps({"answers": ["So."]} if "answers" in asked else {"pairs": pairs})
+
+    documents = documents_in(tmp_path / "d", ["One text."])
+    produced, _ = ask(tmp_path, [ok(same)] * 3, documents=documents, count=3, concurrency=1)
+    assert [one.answers for one in kept(tmp_path)] == [["So."]]
+    assert produced.facts["candidates"]["drawn"] == 3
+
+
+def test_one_answer_leaves_no_trace(tmp_path: Path) -> None:
+    produced, server = ask(tmp_path, best_of=1)
+    assert "candidates" not in produced.facts
+    assert not (tmp_path / "sft" / "candidates.jsonl").exists()
+    assert "best_of" not in AiGeneratorConfig().model_dump()
+    assert set(schemas(server)) == {"pairs"}
+
+
+def test_the_best_answer_takes_the_place_of_the_first_in_every_wording(tmp_path: Path) -> None:
+    ask(tmp_path, count=12)
+    candidates, before = kept(tmp_path), rows_of(tmp_path)
+    scores = itertools.cycle([[0.0, 2.0, 1.0], [5.0, None, 1.0], [None, None, None]])
+    chosen = keep_best(tmp_path / "sft", Port.SFT, itertools.islice(scores, len(candidates)))
+    after = rows_of(tmp_path)
+    assert len(candidates) == 4
+    assert [(row.pair, row.split, row.messages[0]) for row in after] == [
+        (row.pair, row.split, row.messages[0]) for row in before
+    ]
+    wanted = {one.pair: one.answers[place] for one, place in zip(candidates, (1, 0, 0, 1), strict=True)}
+    assert all(row.messages[1].content == wanted[row.pair] for row in after)
+    assert chosen == {
+        "questions": 4, "changed": 2, "unscored": 4, "mean_reward": {"first": pytest.approx(5 / 3), "best": 3.0},
+    }  # fmt: skip
+    assert not list((tmp_path / "sft").glob("*.new"))
+
+
+def test_of_equal_scores_the_first_answer_stays() -> None:
+    assert [best_of(one) for one in ([1.0, 1.0], [None, 0.0], [None], [0.0, 3.0, 3.0])] == [0, 1, 0, 1]

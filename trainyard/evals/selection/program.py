@@ -1,0 +1,106 @@
+"""The scoring child: reads spec.json and the candidates, writes what a reward model says of each (torch).
+
+Started by `python -m trainyard.compute.launch trainyard.evals.selection.program:main FOLDER`. A candidate is rendered
+as the reward model's training rendered answers, and scored at its last token; rows of similar length go together.
+
+scores.jsonl   one line a question: a number for each candidate, null for one that does not fit the model
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import torch
+from jinja2.exceptions import TemplateError
+
+from trainyard.compute.child import SPEC_FILE, Events, Stopped
+from trainyard.data.generation.candidates import Candidates, read_candidates
+from trainyard.data.renderers.rendering import Renderer
+from trainyard.errors import TrainyardError
+from trainyard.evals.model import pick_device
+from trainyard.evals.selection.choosing import SCORES_FILE, SelectionJob
+from trainyard.train.bases.positions import context_of
+from trainyard.train.methods.loading import training_record
+from trainyard.train.rollouts.reward_model import RewardModelScorer, load_reward_model, own_tokenizer, source_of
+
+AT_ONCE = 256
+"""Questions that are read, scored and written together."""
+
+
+def main(folder: Path, events: Events) -> None:
+    """Score the candidates of `folder/spec.json`."""
+    started = time.monotonic()
+    job = SelectionJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    torch.set_num_threads(job.threads)
+    judge = load_judge(job)
+    candidates = Path(job.candidates)
+    with candidates.open("rb") as lines:
+        total = sum(1 for _ in lines)
+    done = 0
+    with (folder / SCORES_FILE).open("wb") as out:
+        for part in batched(read_candidates(candidates)):
+            if events.stop_requested():
+                raise Stopped("asked to stop while answers were scored; that starts over")
+            for scores in judge.score(part):
+                out.write(orjson.dumps(scores) + b"\n")
+            done += len(part)
+            text = f"answers to {done:,} of {total:,} questions scored"
+            events.emit("progress", step=done, total_steps=total, text=text, seconds=time.monotonic() - started)
+
+
+def batched(candidates: Iterator[Candidates]) -> Iterator[list[Candidates]]:
+    while part := list(itertools.islice(candidates, AT_ONCE)):
+        yield part
+
+
+@dataclass(frozen=True)
+class AnswerJudge:
+    """A reward model with its own tokenizer."""
+
+    scorer: RewardModelScorer
+    renderer: Renderer
+    context: int | None
+
+    def score(self, questions: Sequence[Candidates]) -> list[list[float | None]]:
+        """A number for each answer to each question. Raises `TrainyardError` (`E-NON-FINITE`)."""
+        rows = [self.row(one.prompt, answer) for one in questions for answer in one.answers]
+        fitting = [row for row in rows if row is not None]
+        values = iter(self.scorer.score_rows(fitting) if fitting else [])
+        scores = iter([None if row is None else next(values) for row in rows])
+        found = [[next(scores) for _ in one.answers] for one in questions]
+        for value in itertools.chain.from_iterable(found):
+            if value is not None and not math.isfinite(value):
+                raise TrainyardError(
+                    f"The reward model gives {value} to an answer.",
+                    why="Its weights contain NaN or infinite numbers.",
+                    do="Train it again with a lower learning rate or in fp32.",
+                    code="E-NON-FINITE",
+                )
+        return found
+
+    def row(self, question: str, answer: str) -> list[int] | None:
+        """Ids of a question with an answer; None where the template refuses it, or the model does not see so much."""
+        turn = {"role": "assistant", "content": answer}
+        try:
+            asked, (said,) = self.renderer.answered([{"role": "user", "content": question}], [[turn]])
+        except TemplateError:
+            return None
+        ids = [*self.renderer.ids(asked), *self.renderer.learned_ids(said)]
+        return ids if self.context is None or len(ids) <= self.context else None
+
+
+def load_judge(job: SelectionJob) -> AnswerJudge:
+    """The reward model of a job, on its device."""
+    record = training_record(job.reward_model)
+    source = source_of(job.reward_model, str(record.get("base_path", "")), str(record.get("base_sha256", "")))
+    tokenizer = own_tokenizer(source)
+    model = load_reward_model(source, pick_device(job.device), job.seed)
+    return AnswerJudge(
+        RewardModelScorer(model, int(tokenizer.pad_token_id or 0)), Renderer(tokenizer), context_of(model.config)
+    )
