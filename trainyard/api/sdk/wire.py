@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 from urllib.parse import quote
@@ -148,8 +149,13 @@ def response_of(name: str, response: httpx.Response) -> Any:
         raise error_of(response)
     if response.headers.get("content-type", "").partition(";")[0] != "application/json":
         return response.content
-    adapter: TypeAdapter[Any] = TypeAdapter(get_type_hints(implementation_of(name))["return"])
-    return adapter.validate_json(response.content)
+    return response_type(name).validate_json(response.content)
+
+
+@cache
+def response_type(name: str) -> TypeAdapter[Any]:
+    """What reads the response of an operation."""
+    return TypeAdapter(get_type_hints(implementation_of(name))["return"])
 
 
 def error_of(response: httpx.Response) -> TrainyardError:
