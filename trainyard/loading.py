@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
+import importlib
+from operator import attrgetter
 from typing import Any
 
 
 def load(path: str) -> Any:
     """Return the module, or the object at `module:name`. Raises `ImportError` or `AttributeError` if it is missing."""
-    return pkgutil.resolve_name(path if ":" in path else f"{path}:")
+    module, _, name = path.partition(":")
+    found = importlib.import_module(module)
+    return attrgetter(name)(found) if name else found

@@ -191,10 +191,12 @@ def standing(folder: Path, model: Path) -> Iterator[Stack]:
     """A stack that is up and has data for its jobs; in the end nothing that it started is left."""
     stack = Stack(folder, model)
     stack.write_data()
-    up = stack.command("up")
-    assert up.returncode == 0, up.stderr
-    yield stack
-    stack.command("down")
+    try:
+        up = stack.command("up")
+        assert up.returncode == 0, up.stderr
+        yield stack
+    finally:
+        stack.command("down")
     assert not stack.children()
 
 

@@ -7,6 +7,7 @@ changes something into the audit log.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -103,13 +104,15 @@ def require_allowed(name: str, request: Any, context: Context) -> None:
             do="Leave it out.", code="E-LOCAL",
         )  # fmt: skip
     if caller.remote and request.model_fields_set:
-        load("trainyard.api.access.secrets:refuse_secrets")(request)
-        load("trainyard.api.access.reaching:require_reachable")(request, context.settings, caller.tenant)
+        texts = load("trainyard.api.access.secrets:texts_of_request")(request)
+        load("trainyard.api.access.secrets:refuse_secrets")(texts)
+        load("trainyard.api.access.reaching:require_reachable")(texts, context.settings, caller.tenant)
 
 
-def local_fields(request: type[BaseModel]) -> set[str]:
+@cache
+def local_fields(request: type[BaseModel]) -> frozenset[str]:
     """The fields of a request that only a caller on this machine may set."""
-    return {
+    return frozenset(
         name for name, field in request.model_fields.items()
         if any(isinstance(one, Argument | Option) and one.local for one in field.metadata)
-    }  # fmt: skip
+    )  # fmt: skip

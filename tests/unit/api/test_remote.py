@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
@@ -20,7 +21,8 @@ from tests.unit.api.answering import answering
 from trainyard import Chain, DataSource, Trainer, aio, connect, connect_async, here
 from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
 from trainyard.api.sdk import asynchronous, wire
-from trainyard.api.sdk.wire import conversation, error_of, exchange_of
+from trainyard.api.sdk.remote import RemoteSurface
+from trainyard.api.sdk.wire import error_of, exchange_of
 from trainyard.errors import (
     Conflict,
     Denied,
@@ -32,6 +34,7 @@ from trainyard.errors import (
     Unavailable,
 )
 from trainyard.loading import load
+from trainyard.spec.states import NO_TRAINER_DETAIL
 
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 
@@ -252,27 +255,88 @@ def test_a_problem_document_is_the_error_that_was_raised() -> None:
     assert (error.code, error.what, error.why, error.do) == ("E-LIMIT", "Too much.", "w", "d")
 
 
-def test_a_watched_run_is_followed_by_the_client() -> None:
-    talk = conversation("chains run", {"chain": "x", "watch": True})
-    first = next(talk)
-    assert isinstance(first, wire.HttpExchange)
-    assert json.loads(first.content or b"") == {}
-    started = httpx.Response(202, content=RUN, headers={"content-type": "application/json"})
-    states = iter(["running", "completed"])
+# A run that is followed
 
-    def job() -> httpx.Response:
-        value = {
-            "id": "job-1", "run_id": "r", "name": "x", "state": next(states), "detail": "", "message": "done",
-            "parameters": {}, "trainings": [], "nodes": [],
-        }  # fmt: skip
-        return httpx.Response(200, json=value)
 
-    step = talk.send(started)
-    assert isinstance(step, wire.HttpExchange)
-    assert step.path == "/api/v1/jobs/r"
-    assert isinstance(talk.send(job()), wire.Pause)
-    talk.send(None)
-    with pytest.raises(StopIteration) as end:
-        talk.send(job())
-    result = end.value.value
-    assert (result.state.value, result.revision, result.message) == ("completed", 1, "done")
+def job_event(state: str, number: int, detail: str = "") -> bytes:
+    value = {
+        "id": "job-1", "run_id": "r", "name": "x", "state": state, "detail": detail, "message": state,
+        "parameters": {}, "trainings": [], "nodes": [],
+    }  # fmt: skip
+    return f": a comment\n\nevent: job\nid: {number}\ndata: {json.dumps(value)}\n\n".encode()
+
+
+@dataclass
+class Streaming:
+    """Starts a run, and then answers with streams of its state: each is a list of pieces, or a status."""
+
+    streams: list[list[bytes] | int]
+    last_ids: list[str | None] = field(default_factory=list)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            return httpx.Response(202, content=RUN, headers={"content-type": "application/json"})
+        assert (request.url.path, request.headers["accept"]) == ("/api/v1/jobs/r", "text/event-stream")
+        self.last_ids.append(request.headers.get("last-event-id"))
+        stream = self.streams.pop(0)
+        if isinstance(stream, int):
+            return httpx.Response(stream, json={"detail": "Not now."})
+        return httpx.Response(200, stream=Cut(stream), headers={"content-type": "text/event-stream; charset=utf-8"})
+
+
+class Cut(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A stream; where its last piece is empty, the connection breaks there."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self.pieces:
+            if not piece:
+                raise httpx.ReadError("cut off")
+            yield piece
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self:
+            yield piece
+
+
+def watched(streams: list[list[bytes] | int]) -> tuple[Any, list[str | None]]:
+    """What a blocking and an awaited client return for the same streams, and the ids that each sent."""
+    blocking, awaited = Streaming(list(streams)), Streaming(list(streams))
+    options = {"base_url": "http://x"}
+    with RemoteSurface(httpx.Client(transport=httpx.MockTransport(blocking.answer), **options)) as remote:
+        found = remote.chains.run(chain="x", watch=True)
+
+    async def follow() -> Any:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(awaited.answer), **options) as client:
+            return await asynchronous.call_over_http(client, "chains run", {"chain": "x", "watch": True})
+
+    assert anyio.run(follow) == found
+    assert (blocking.last_ids, blocking.streams) == (awaited.last_ids, awaited.streams)
+    return found, blocking.last_ids
+
+
+END = b'event: end\nid: 2\ndata: {"state": "completed"}\n\n'
+
+
+def test_a_watched_run_is_followed_by_the_stream_of_its_state() -> None:
+    running, done = job_event("running", 1), job_event("completed", 2)
+    found, ids = watched([[running[:30], running[30:] + done[:50], done[50:] + END]])
+    assert (found.state.value, found.revision, found.message, ids) == ("completed", 1, "completed", [None])
+    for state in ("paused", "failed", "canceled"):
+        assert watched([[job_event(state, 1), b""]])[0].state.value == state
+    assert watched([[job_event("pending", 1, NO_TRAINER_DETAIL), b""]])[0].state.value == "pending"
+
+
+@pytest.mark.parametrize("end", [[], [b""], [b"event: job\ndata: {", b""]])
+def test_a_stream_that_was_cut_off_is_continued_after_its_last_event(end: list[bytes]) -> None:
+    streams: list[list[bytes] | int] = [[job_event("running", 1), *end], 503, 502, [job_event("completed", 2), END]]
+    found, ids = watched(streams)
+    assert (found.state.value, ids) == ("completed", [None, "1", "1", "1"])
+
+
+def test_a_job_that_cannot_be_followed_is_the_error_of_the_service() -> None:
+    client = httpx.Client(base_url="http://x", transport=httpx.MockTransport(Streaming([404]).answer))
+    with RemoteSurface(client) as remote, pytest.raises(Unavailable, match="answered 404"):
+        remote.chains.run(chain="x", watch=True)

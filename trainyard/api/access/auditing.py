@@ -50,9 +50,21 @@ class AuditEntry:
     begun: float = field(default_factory=time.time)
 
     @cached_property
-    def shown(self) -> Any:
-        """The request as it may be written down."""
-        return redact_value(self.request)
+    def same(self) -> dict[str, Any]:
+        """What both lines have: who asked for it, through what, and the request as it may be written down."""
+        caller, shown = self.context.caller, redact_value(self.request)
+        text = json.dumps(shown, sort_keys=True)
+        return {
+            "id": self.id,
+            "time": round(self.begun, 3),
+            "caller": caller.name,
+            "tenant": caller.tenant,
+            "surface": self.context.surface,
+            "operation": self.operation,
+            "request": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "fields": shown if len(text) <= MAX_FIELDS_BYTES else f"{len(text):,} characters",
+            "trace": cut(self.context.trace),
+        }
 
     def begin(self) -> None:
         """Say that it begins, for a caller over a network. Raises on the disk: then nothing may be done."""
@@ -84,20 +96,7 @@ class AuditEntry:
             self.context.say(f"{self.operation} is not in the audit log: {problem}")
 
     def line(self, phase: str) -> dict[str, Any]:
-        caller, shown = self.context.caller, self.shown
-        text = json.dumps(shown, sort_keys=True)
-        return {
-            "id": self.id,
-            "phase": phase,
-            "time": round(self.begun, 3),
-            "caller": caller.name,
-            "tenant": caller.tenant,
-            "surface": self.context.surface,
-            "operation": self.operation,
-            "request": hashlib.sha256(text.encode()).hexdigest()[:16],
-            "fields": shown if len(text) <= MAX_FIELDS_BYTES else f"{len(text):,} characters",
-            "trace": cut(self.context.trace),
-        }
+        return {**self.same, "phase": phase}
 
     @property
     def is_admins(self) -> bool:

@@ -7,13 +7,10 @@ default base model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
-from trainyard.api.access.secrets import texts_of
 from trainyard.data.paths import data_roots, is_inside, refuse_path
 from trainyard.errors import Denied, InvalidInput, NotFound
 from trainyard.settings import Settings
@@ -23,9 +20,9 @@ MODEL_FIELDS = frozenset({"base_model", "model", "teacher", "tokenizer", "judge"
 """Last names of fields that may name a model's folder."""
 
 
-def require_reachable(request: BaseModel, settings: Settings, tenant: str) -> None:
+def require_reachable(texts: Iterable[tuple[str, str]], settings: Settings, tenant: str) -> None:
     """Refuse a model's folder outside of what chains may read. Raises `Refused` (`R-PATH-ROOT`)."""
-    for place, text in texts_of({name: getattr(request, name) for name in request.model_fields_set}):
+    for place, text in texts:
         if place.rpartition(".")[2] in MODEL_FIELDS:
             require_model(place, text, settings, tenant)
 

@@ -7,7 +7,7 @@ contains ends in Prefect's database, in records and in logs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -29,6 +29,7 @@ USER_INFO = re.compile(r"(?<=://)[^\s/?#@]{1,512}(?=@)")
 MAY_HAVE_KEY = re.compile(r"[A-Za-z0-9_./+-]{16}|PRIVATE KEY|://")
 """What a text with a key has; the table of keys is imported for these only."""
 NUMBERS = {int, float, bool, type(None)}
+DETECTORS = "trainyard.data.quality.detectors:"
 CUT_CHARS, MAX_ITEMS, MAX_DEPTH = 200, 40, 6
 
 
@@ -36,9 +37,10 @@ def find_secrets(text: str) -> list[tuple[int, int]]:
     """The places of keys, tokens and private keys, and of logins in URLs, in order and apart from each other."""
     if not MAY_HAVE_KEY.search(text):
         return []
-    places = [found.span() for found in USER_INFO.finditer(text)]
-    for finder in ("find_keys", "find_private_keys"):
-        places += load(f"trainyard.data.quality.detectors:{finder}")(text)
+    places = [found.span() for found in USER_INFO.finditer(text)] if "://" in text else []
+    if load(DETECTORS + "may_have_key")(text):
+        places += load(DETECTORS + "find_keys")(text)
+    places += load(DETECTORS + "find_private_keys")(text)
     apart: list[tuple[int, int]] = []
     for start, end in sorted(places):
         if apart and start < apart[-1][1]:
@@ -57,7 +59,7 @@ def redact_text(text: str) -> str:
 
 def redact_value(value: Any, name: str = "", depth: int = 0) -> Any:
     """A value as it may be written down: secrets replaced, long texts and lists cut, bytes counted."""
-    if value is None or isinstance(value, bool | int | float):
+    if type(value) in NUMBERS or isinstance(value, bool | int | float):
         return value
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
@@ -93,9 +95,9 @@ def cut(text: str) -> str:
     return text if len(text) <= CUT_CHARS else f"{text[:CUT_CHARS]}…"
 
 
-def refuse_secrets(request: BaseModel) -> None:
-    """Refuse a request that contains a secret. Raises `InvalidInput` (`E-PARAMETER`), which does not repeat it."""
-    for place, text in texts_of({name: getattr(request, name) for name in request.model_fields_set}):
+def refuse_secrets(texts: Iterable[tuple[str, str]]) -> None:
+    """Refuse texts with a secret, given with their places. Raises `InvalidInput` (`E-PARAMETER`) without the secret."""
+    for place, text in texts:
         if find_secrets(text):
             raise InvalidInput(
                 f"{place} contains what looks like a key, a token or a password.",
@@ -106,6 +108,11 @@ def refuse_secrets(request: BaseModel) -> None:
             )  # fmt: skip
 
 
+def texts_of_request(request: BaseModel) -> list[tuple[str, str]]:
+    """(place, text) of every text that a caller gave."""
+    return list(texts_of({name: getattr(request, name) for name in request.model_fields_set}))
+
+
 def texts_of(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
     """(place, text) of every text below a value, names of keys included. Does not call itself: values may be deep."""
     waiting = [(place, value)]
@@ -113,6 +120,10 @@ def texts_of(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
         where, one = waiting.pop()
         if isinstance(one, str):
             yield where or "the request", one
+        elif type(one) in NUMBERS:
+            continue
+        elif isinstance(one, list | tuple):
+            waiting += () if is_numbers(one) else [(where, each) for each in one]
         elif isinstance(one, PurePath):
             yield where, str(one)
         elif isinstance(one, BaseModel):
@@ -120,5 +131,5 @@ def texts_of(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
         elif isinstance(one, Mapping):
             waiting += [(f"{where}.{cut(str(key))}".strip("."), each) for key, each in one.items()]
             waiting += [(f"a key of {where}", key) for key in one if isinstance(key, str)]
-        elif isinstance(one, list | tuple | set | frozenset) and not is_numbers(one):
+        elif isinstance(one, set | frozenset):
             waiting += [(where, each) for each in one]

@@ -25,6 +25,8 @@ TENSORS, IF_MATCH = "tensors", "if_match"
 MAX_BODY_BYTES = 8 << 20
 MAX_TENSORS_BYTES = 256 << 20
 MAX_DEPTH = 100
+NESTED = {dict, list}
+"""What a JSON reader makes of values that contain others."""
 SHOWN = 20
 """Reasons that one answer lists, at most."""
 
@@ -119,9 +121,8 @@ def depth_within(value: Any, left: int) -> None:
     """Raise `ValueError` for a value that is nested more deeply."""
     level = [value]
     while level := [
-        inner for one in level if isinstance(one, dict | list)
-        for inner in (one.values() if isinstance(one, dict) else one)
-    ]:  # fmt: skip
+        inner for one in level if type(one) in NESTED for inner in (one.values() if type(one) is dict else one)
+    ]:
         left -= 1
         if left < 0:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")

@@ -63,13 +63,20 @@ def trace_of(request: Request) -> str:
 
 
 def add_operations(app: FastAPI, service: ApiParts) -> None:
-    """Add every operation; paths without parameters come first, so that `/chains/templates` is not an id."""
-    for name in sorted(OPERATIONS, key=lambda one: path_order(route_of(one)[1])):
+    """Add every operation; paths without parameters come first, so that `/chains/templates` is not an id.
+
+    Before them are the calls of a step session, of which a program makes thousands: routes are tried in their order.
+    """
+    for name in sorted(OPERATIONS, key=lambda one: (not is_session_call(one), path_order(route_of(one)[1]))):
         method, path = route_of(name)
         # Starlette's route: FastAPI's own resolves dependencies of a signature, a millisecond of each request.
         route = Route(path, endpoint(name, OPERATIONS[name], service), methods=[method], name=name)
         route.methods = {method}
         app.router.routes.append(route)
+
+
+def is_session_call(name: str) -> bool:
+    return OPERATIONS[name].keeps_replies
 
 
 def path_order(path: str) -> tuple[bool, ...]:

@@ -5,6 +5,8 @@ In this process an operation runs in a thread, so that the event loop is free.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -13,9 +15,10 @@ import anyio
 import anyio.to_thread
 import httpx
 
-from trainyard.api.sdk.remote import TIMEOUT_S, client_options
+from trainyard.api.sdk.events import NextLine, is_event_stream
+from trainyard.api.sdk.remote import TIMEOUT_S, client_options, request_words, stream_timeout
 from trainyard.api.sdk.surface import Call, Surface, call_here
-from trainyard.api.sdk.wire import Heard, HttpExchange, Pause, conversation
+from trainyard.api.sdk.wire import Heard, HttpExchange, Pause, Step, conversation
 
 
 class AsyncSurface(Surface):
@@ -44,25 +47,44 @@ async def call_in_thread(name: str, fields: dict[str, Any]) -> Any:
 
 async def call_over_http(client: httpx.AsyncClient, name: str, fields: dict[str, Any]) -> Any:
     talk = conversation(name, fields)
-    heard: Heard = None
-    try:
-        step = next(talk)
-        while True:
+    async with AsyncExitStack() as stack:
+        steps = AwaitedSteps(client, stack)
+        try:
+            step = next(talk)
+            while True:
+                step = talk.send(await steps.carry_out(step))
+        except StopIteration as end:
+            return end.value
+
+
+class AwaitedSteps:
+    """Carries out the steps of a conversation; a stream that it opens is closed with `stack`."""
+
+    def __init__(self, client: httpx.AsyncClient, stack: AsyncExitStack) -> None:
+        self.client, self.stack = client, stack
+        self.lines: AsyncIterator[str] | None = None
+
+    async def carry_out(self, step: Step) -> Heard:
+        try:
             if isinstance(step, Pause):
-                await anyio.sleep(step.seconds)
-                heard = None
-            else:
-                heard = await exchange(client, step)
-            step = talk.send(heard)
-    except StopIteration as end:
-        return end.value
+                return await anyio.sleep(step.seconds)
+            if isinstance(step, NextLine):
+                return await anext(self.lines, None) if self.lines is not None else None
+            return await (self.open_stream(step) if step.is_stream else self.client.request(**request_words(step)))
+        except httpx.TransportError as error:
+            return error
 
-
-async def exchange(client: httpx.AsyncClient, one: HttpExchange) -> Heard:
-    try:
-        return await client.request(one.method, one.path, params=one.params, headers=one.headers, content=one.content)
-    except httpx.TransportError as error:
-        return error
+    async def open_stream(self, step: HttpExchange) -> httpx.Response:
+        await self.stack.aclose()  # the stream before it was cut off
+        self.lines = None
+        request = self.client.build_request(**request_words(step), timeout=stream_timeout())
+        response = await self.client.send(request, stream=True)
+        self.stack.push_async_callback(response.aclose)
+        if is_event_stream(response):
+            self.lines = response.aiter_lines()
+        else:
+            await response.aread()
+        return response
 
 
 def connect_async(

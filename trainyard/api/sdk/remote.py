@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from ssl import SSLContext, create_default_context
 from types import TracebackType
 from typing import Any, Self
@@ -13,8 +14,9 @@ import httpx
 
 import trainyard
 from trainyard.api.operations import API
+from trainyard.api.sdk.events import NextLine, is_event_stream
 from trainyard.api.sdk.surface import Surface
-from trainyard.api.sdk.wire import Heard, HttpExchange, Pause, conversation
+from trainyard.api.sdk.wire import STREAM_TIMEOUT_S, Heard, HttpExchange, Pause, Step, conversation
 
 TOKEN_VARIABLE = "TRAINYARD_TOKEN"
 TIMEOUT_S = 600.0
@@ -31,26 +33,14 @@ class RemoteSurface(Surface):
 
     def _carry_out(self, name: str, fields: dict[str, Any]) -> Any:
         talk = conversation(name, fields)
-        heard: Heard = None
-        try:
-            step = next(talk)
-            while True:
-                if isinstance(step, Pause):
-                    time.sleep(step.seconds)
-                    heard = None
-                else:
-                    heard = self._exchange(step)
-                step = talk.send(heard)
-        except StopIteration as end:
-            return end.value
-
-    def _exchange(self, one: HttpExchange) -> Heard:
-        try:
-            return self._client.request(
-                one.method, one.path, params=one.params, headers=one.headers, content=one.content
-            )
-        except httpx.TransportError as error:
-            return error
+        with ExitStack() as stack:
+            steps = BlockingSteps(self._client, stack)
+            try:
+                step = next(talk)
+                while True:
+                    step = talk.send(steps.carry_out(step))
+            except StopIteration as end:
+                return end.value
 
     def close(self) -> None:
         self._client.close()
@@ -60,6 +50,44 @@ class RemoteSurface(Surface):
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         self.close()
+
+
+class BlockingSteps:
+    """Carries out the steps of a conversation; a stream that it opens is closed with `stack`."""
+
+    def __init__(self, client: httpx.Client, stack: ExitStack) -> None:
+        self.client, self.stack = client, stack
+        self.lines: Iterator[str] = iter(())
+
+    def carry_out(self, step: Step) -> Heard:
+        try:
+            if isinstance(step, Pause):
+                return time.sleep(step.seconds)
+            if isinstance(step, NextLine):
+                return next(self.lines, None)
+            return self.open_stream(step) if step.is_stream else self.client.request(**request_words(step))
+        except httpx.TransportError as error:
+            return error
+
+    def open_stream(self, step: HttpExchange) -> httpx.Response:
+        self.stack.close()  # the stream before it was cut off
+        request = self.client.build_request(**request_words(step), timeout=stream_timeout())
+        response = self.stack.enter_context(closing(self.client.send(request, stream=True)))
+        if is_event_stream(response):
+            self.lines = response.iter_lines()
+        else:
+            response.read()
+        return response
+
+
+def request_words(one: HttpExchange) -> dict[str, Any]:
+    """A request as httpx takes it."""
+    words = {"method": one.method, "url": one.path, "params": one.params, "headers": one.headers}
+    return {**words, "content": one.content}
+
+
+def stream_timeout() -> httpx.Timeout:
+    return httpx.Timeout(STREAM_TIMEOUT_S, connect=CONNECT_S)
 
 
 def connect(

@@ -1,8 +1,8 @@
 """An operation over HTTP, without the HTTP: what is sent, what its answer means, what is sent again.
 
-`conversation` is a generator. It yields an `HttpExchange` to carry out, or a `Pause` to wait; it is sent the response,
-or the error of the transport; it returns the operation's response. So the same code speaks for a blocking client
-(`remote.py`) and for one that awaits (`asynchronous.py`).
+`conversation` is a generator. It yields an `HttpExchange` to carry out, a `NextLine` of the stream that one has opened,
+or a `Pause` to wait; it is sent the response, the line, or the error of the transport; it returns the operation's
+response. So the same code speaks for a blocking client (`remote.py`) and for one that awaits (`asynchronous.py`).
 
 What starts something carries an Idempotency-Key, so that a request that is sent again starts nothing twice.
 """
@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 from urllib.parse import quote
@@ -25,6 +26,7 @@ from trainyard.api import planning
 from trainyard.api.invocation import implementation_of
 from trainyard.api.operations import OPERATIONS, Scope, route_of
 from trainyard.api.records import RunResult
+from trainyard.api.sdk.events import EVENTS_TYPE, NextLine, is_event_stream, next_event
 from trainyard.api.sdk.surface import checked_request
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, from_fields
 from trainyard.spec.load.files import load_value
@@ -33,7 +35,10 @@ from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
 TRIES = 4
 RETRIED = (429, 502, 503, 504)
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
-FOLLOW_EVERY_S = 1.0
+AWAY_TRIES = 16
+"""Of a client that follows a run: the service may be away for a minute and a half, as after it was killed."""
+STREAM_TIMEOUT_S = 60.0
+"""A stream of the service has a line every 15 seconds."""
 ENDS = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED, JobState.PAUSED)
 PARAMETER = re.compile(r"\{(\w+)\}")
 TENSORS, TENSORS_TYPE, IF_MATCH = "tensors", "application/x-safetensors", "if_match"
@@ -50,6 +55,8 @@ class HttpExchange:
     params: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
+    is_stream: bool = False
+    """Whether the answer may be a stream of events, which is read line by line."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,10 @@ class Pause:
     seconds: float
 
 
-Heard = httpx.Response | httpx.TransportError | None
-"""What a step brings: the response, why there was none, or nothing after a pause."""
-Talk: TypeAlias = Generator[HttpExchange | Pause, Heard, Any]
+Step = HttpExchange | NextLine | Pause
+Heard = httpx.Response | httpx.TransportError | str | None
+"""What a step brings: the response, a line, why there was none, or nothing after a pause or a stream's last line."""
+Talk: TypeAlias = Generator[Step, Heard, Any]
 
 
 def conversation(name: str, fields: Mapping[str, Any]) -> Talk:
@@ -81,14 +89,14 @@ def ask(name: str, fields: Mapping[str, Any]) -> Talk:
     return response_of(name, response)
 
 
-def send(exchange: HttpExchange) -> Talk:
+def send(exchange: HttpExchange, most_tries: int = TRIES) -> Talk:
     """The response; a request that did not arrive, or came too early, is sent again."""
     wait_s, heard = FIRST_WAIT_S, None
-    for tries in range(1, TRIES + 1):
+    for tries in range(1, most_tries + 1):
         heard = yield exchange
         if isinstance(heard, httpx.Response) and not (heard.status_code in RETRIED or is_busy(heard, tries)):
             return heard
-        if tries < TRIES:
+        if tries < most_tries:
             yield Pause(min(retry_after(heard) or wait_s, LONGEST_WAIT_S))
             wait_s *= 2
     if isinstance(heard, httpx.Response):
@@ -148,8 +156,13 @@ def response_of(name: str, response: httpx.Response) -> Any:
         raise error_of(response)
     if response.headers.get("content-type", "").partition(";")[0] != "application/json":
         return response.content
-    adapter: TypeAdapter[Any] = TypeAdapter(get_type_hints(implementation_of(name))["return"])
-    return adapter.validate_json(response.content)
+    return response_type(name).validate_json(response.content)
+
+
+@cache
+def response_type(name: str) -> TypeAdapter[Any]:
+    """What reads the response of an operation."""
+    return TypeAdapter(get_type_hints(implementation_of(name))["return"])
 
 
 def error_of(response: httpx.Response) -> TrainyardError:
@@ -246,14 +259,29 @@ def store_chain(body: Mapping[str, Any]) -> Talk:
 
 
 def follow(started: Any) -> Talk:
-    """Wait for the end of a run, asking once a second; returns how it ended."""
-    name = getattr(started, "id", "") or started.run_id
-    while True:
-        job = yield from ask("jobs show", {"job": name})
-        if job.state in ENDS or job.detail == NO_TRAINER_DETAIL:
-            break
-        yield Pause(FOLLOW_EVERY_S)
+    """Wait for the end of a run, by the stream of its state; returns how it ended."""
+    job = yield from last_state(getattr(started, "id", "") or started.run_id)
     known = dict(started) if isinstance(started, RunResult) else {"run_id": job.run_id, "id": job.id}
     ended = {key: getattr(job, key) for key in ("name", "state", "message", "nodes", "url", "seconds")}
     kind = type(started) if isinstance(started, RunResult) else RunResult
     return kind(**{**known, **ended})
+
+
+def last_state(name: str) -> Talk:
+    """The job when it has ended, is paused, or needs something to continue. A stream that was cut off is continued."""
+    job, last_id = None, ""
+    while True:
+        headers = {"accept": EVENTS_TYPE, **({"last-event-id": last_id} if last_id else {})}
+        path = PARAMETER.sub(quote(name, safe=""), route_of("jobs show")[1])
+        response = yield from send(HttpExchange("GET", path, headers=headers, is_stream=True), AWAY_TRIES)
+        if not is_event_stream(response):
+            raise error_of(response)
+        while (event := (yield from next_event())) is not None:
+            last_id = event.id or last_id
+            if event.name == "job":
+                job = response_type("jobs show").validate_json(event.data)
+            if job is not None and (
+                event.name == "end" or job.state in ENDS or job.detail == NO_TRAINER_DETAIL
+            ):  # fmt: skip
+                return job
+        yield Pause(FIRST_WAIT_S)

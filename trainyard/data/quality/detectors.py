@@ -157,6 +157,11 @@ KEY_CANDIDATES = (
 """A long run, a change between letters and digits, which words and paths rarely have, and a prefix or a name."""
 
 
+def may_have_key(text: str) -> bool:
+    """Whether a text has everything that a key, token or password has: cheaper than looking for them."""
+    return all(re.search(one, text) for one in KEY_CANDIDATES)
+
+
 def find_keys(text: str) -> Iterator[Span]:
     """Keys and tokens of services, values behind a name such as `api_key`, passwords in URLs."""
     for found in TOKEN.finditer(text):

@@ -50,6 +50,23 @@ class LogVerification:
     problems: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class LogEnd:
+    """Where a log ends: its newest file, how long that is, and number and hash of the last line."""
+
+    path: Path
+    size: int
+    seq: int
+    digest: str
+
+    def is_still(self, max_file_bytes: int) -> bool:
+        """Whether nobody has written since: a line makes this file longer, or begins another where it is full."""
+        try:
+            return os.stat(self.path).st_size == self.size < max_file_bytes
+        except FileNotFoundError:
+            return False
+
+
 @dataclass
 class AuditLog:
     """The log below one folder. Processes and threads that write take turns."""
@@ -58,23 +75,34 @@ class AuditLog:
     max_file_bytes: int = MAX_FILE_BYTES
     flushed: float = field(default=0.0, init=False)
     """When this process flushed last, on the monotonic clock."""
+    known: LogEnd | None = field(default=None, init=False)
+    """The end after this process's last line. Reading it again takes longer than writing a line."""
 
     def append(self, entry: Mapping[str, Any], *, flush: bool = False) -> None:
         """Add a line. Raises on the disk: `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`)."""
         with translate_os_errors("The audit log was not written"):
-            make_folders(DISK, self.folder)
-            if self.folder.stat().st_mode & 0o077:
-                self.folder.chmod(0o700)
+            self.keep_private()
             with DISK.locked(self.folder / "lock"):
                 self._append(entry, flush)
 
+    def keep_private(self) -> None:
+        """Make the folder, or take from it what others may do."""
+        try:
+            mode = os.stat(self.folder).st_mode if self.known is not None else 0o077
+        except FileNotFoundError:
+            mode = 0o077
+        if mode & 0o077:
+            make_folders(DISK, self.folder)
+            self.folder.chmod(0o700)
+
     def _append(self, entry: Mapping[str, Any], flush: bool) -> None:
-        files = log_files(self.folder)
-        path = files[-1] if files else self.folder / log_name(1)
-        seq, previous = last_line(files)
-        if files and path.stat().st_size >= self.max_file_bytes:
-            path = self.folder / log_name(number_of(path) + 1)
-        line = sealed({"seq": seq + 1, **entry, "previous": previous})
+        end = self.known
+        if end is None or not end.is_still(self.max_file_bytes):
+            end = find_end(self.folder)
+        self.known = None
+        is_full = end.size >= self.max_file_bytes
+        path = self.folder / log_name(number_of(end.path) + 1) if is_full else end.path
+        line, digest = sealed({"seq": end.seq + 1, **entry, "previous": end.digest})
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -89,13 +117,13 @@ class AuditLog:
                 self.flushed = now
         finally:
             os.close(descriptor)
-        if path not in files:
+        if is_full or not end.size:
             DISK.fsync_folder(self.folder)
-        self._write_head(line)
+        self._write_head(end.seq + 1, digest)
+        self.known = LogEnd(path, size + len(data), end.seq + 1, digest)
 
-    def _write_head(self, line: bytes) -> None:
-        value = json.loads(line)
-        text = json.dumps({"seq": value["seq"], "hash": value["hash"]}).ljust(HEAD_BYTES - 1) + "\n"
+    def _write_head(self, seq: int, digest: str) -> None:
+        text = json.dumps({"seq": seq, "hash": digest}).ljust(HEAD_BYTES - 1) + "\n"
         descriptor = os.open(self.folder / "head.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(descriptor, text.encode(), 0)
@@ -123,10 +151,10 @@ def log_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("audit-[0-9]*.jsonl"), key=number_of)
 
 
-def sealed(entry: Mapping[str, Any]) -> bytes:
-    """A line with its hash."""
-    text = canonical(entry)
-    return canonical({**entry, "hash": hashlib.sha256(text).hexdigest()})
+def sealed(entry: Mapping[str, Any]) -> tuple[bytes, str]:
+    """A line with its hash, and the hash."""
+    digest = hashlib.sha256(canonical(entry)).hexdigest()
+    return canonical({**entry, "hash": digest}), digest
 
 
 def canonical(entry: Mapping[str, Any]) -> bytes:
@@ -140,6 +168,13 @@ def parsed(data: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) and isinstance(value.get("seq"), int) and "hash" in value else None
+
+
+def find_end(folder: Path) -> LogEnd:
+    """Read where a log ends; a log without files ends before its first. Raises `Corrupt` as `last_line` does."""
+    files = log_files(folder)
+    path = files[-1] if files else folder / log_name(1)
+    return LogEnd(path, path.stat().st_size if files else 0, *last_line(files))
 
 
 def last_line(files: list[Path]) -> tuple[int, str]:

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from trainyard.api.access.secrets import REDACTED, find_secrets, redact_text, redact_value, refuse_secrets
+from trainyard.api.access.secrets import (
+    REDACTED,
+    find_secrets,
+    redact_text,
+    redact_value,
+    refuse_secrets,
+    texts_of_request,
+)
 from trainyard.api.requests.chains import RunInput
 from trainyard.errors import InvalidInput
 from trainyard.stores.access.secret_files import new_secret
@@ -39,7 +46,7 @@ def test_a_secret_is_found_wherever_it_is_and_not_repeated(kind: str) -> None:
     for given in places:
         request = RunInput(**given)
         with pytest.raises(InvalidInput, match="contains what looks like a key, a token or a password") as refused:
-            refuse_secrets(request)
+            refuse_secrets(texts_of_request(request))
         assert hidden not in str(refused.value)
         assert hidden not in str(redact_value(request))
 
@@ -81,4 +88,4 @@ def test_what_is_written_down_has_an_end() -> None:
     assert "bottom" not in str(shown)
     assert redact_value(list(range(100)))[-1] == "… 60 more"
     assert len(redact_value({"text": "word " * 10_000})["text"]) < 300
-    refuse_secrets(Odd(deep=deep))
+    refuse_secrets(texts_of_request(Odd(deep=deep)))
