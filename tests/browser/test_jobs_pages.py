@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +83,51 @@ def test_every_number_of_a_job_is_that_of_rest(
         answers.locator("tbody tr").first.locator("td").first.inner_text().strip()
         == samples["samples"][0]["prompt"].strip()
     )
+
+
+def test_curves_are_zoomed_smoothed_and_logarithmic(
+    page: Page, service: DashboardService, finished_job: dict[str, Any]
+) -> None:
+    job = finished_job["id"]
+    open_page(page, f"/jobs/{job}", finished_job["name"])
+    loss = figure(page, "Loss")
+    expect(loss).to_be_visible()
+    drawn = "(figure) => figure.querySelector('canvas').toDataURL()"
+
+    def redraws(change: Callable[[], object]) -> None:
+        before = loss.evaluate(drawn)
+        change()
+        until(lambda: loss.evaluate(drawn) != before, 10, "another picture")
+
+    redraws(page.get_by_label("Log scale").check)
+    redraws(lambda: page.get_by_label("Smoothing").fill("0.9"))
+    loss.get_by_role("group").focus()
+    redraws(lambda: page.keyboard.press("+"))
+    redraws(loss.get_by_role("button", name="Whole curve").click)
+    page.reload()
+    expect(page.get_by_label("Log scale")).to_be_checked()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    text = Path(download.value.path()).read_text(encoding="utf-8")
+    lines = service.get(f"jobs/{job}/logs", source="trainer", tail=500)["lines"]
+    assert text.splitlines() == [line["text"] for line in lines]
+    expect(page.get_by_role("link", name="in Prefect")).to_have_attribute("href", finished_job["url"])
+    page.get_by_role("link", name="adapter", exact=True).first.click()
+    expect(page.get_by_role("heading", level=1, name="trainer: adapter")).to_be_visible()
+
+
+def test_a_retry_is_a_new_job_with_the_same_parameters(
+    page: Page, service: DashboardService, finished_job: dict[str, Any]
+) -> None:
+    open_page(page, f"/jobs/{finished_job['id']}", finished_job["name"])
+    page.get_by_role("button", name="Retry").click()
+    page.get_by_role("dialog").get_by_role("button", name="Retry").click()
+    page.wait_for_url(lambda url: "/jobs/job-" in url and finished_job["id"] not in url)
+    job = page.url.rpartition("/")[2]
+    assert service.get(f"jobs/{job}")["parameters"] == finished_job["parameters"]
+    page.locator(".page-head").get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    service.wait_for_job(job, "canceled")
 
 
 def test_the_list_filters_and_keeps_its_filters_over_a_reload(

@@ -8,6 +8,7 @@ import type { BackendRow } from "../../api/schema";
 import { ActionButton } from "../../components/action";
 import { formatDuration, formatTime } from "../../components/format";
 import { Page, Queried } from "../../components/page";
+import { Prose } from "../../components/prose";
 import { Facts } from "../../components/table";
 
 const RUNNING_MS = 1500;
@@ -61,12 +62,20 @@ function Backend({ row }: { row: BackendRow }) {
       <Facts
         facts={[
           ["Version", row.version],
-          ["Imports", row.imports],
+          ["Imports", row.available ? row.imports : ""],
           ["Computes on", row.devices.join(", ")],
         ]}
       />
-      {row.why && <p>{row.why}</p>}
-      {row.fix && <p className="quiet">{row.fix}</p>}
+      {row.why && (
+        <p>
+          <Prose text={row.why} />
+        </p>
+      )}
+      {row.fix && (
+        <p className="quiet">
+          <Prose text={row.fix} />
+        </p>
+      )}
       <Installing row={row} />
       {usable && <SmokeTest name={row.name} />}
     </section>

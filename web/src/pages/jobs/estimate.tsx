@@ -87,9 +87,24 @@ export function PlannedNodes({ plan }: { plan: ChainPlan }) {
         ]}
       />
       {plan.decisions.map((one) => (
-        <p key={one.node}>
-          {one.node}: {JSON.stringify(one)}
-        </p>
+        <section key={one.node} aria-label={`Method of ${one.node}`}>
+          <p>
+            {one.node}: method auto is {one.rungs.at(-1)?.method} here, by {formatBytes(one.memory_bytes)} of{" "}
+            {one.device} ({one.memory_from}).
+          </p>
+          <ul>
+            {one.rungs.map((rung, index) => (
+              <li key={index}>
+                {[rung.method, rung.knobs].filter(Boolean).join(", ")}:{" "}
+                {rung.needed_bytes != null && `needs ${formatBytes(rung.needed_bytes)}, `}
+                {rung.fits ? "fits" : rung.why}
+              </li>
+            ))}
+            {one.changes.map((change) => (
+              <li key={change}>changed: {change}</li>
+            ))}
+          </ul>
+        </section>
       ))}
     </div>
   );

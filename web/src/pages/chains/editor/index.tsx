@@ -159,7 +159,8 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
 
   const save = useSave(store, stored, setStored, () => setRestored(false));
   const start = useRun(setSearch, save);
-  const reasons = reasonsOf(check.data);
+  // An empty canvas shows the next step; that it would not run is known.
+  const reasons = draft.nodes.length > 0 ? reasonsOf(check.data) : [];
   const [only] = selected.length === 1 ? selected : [];
   return (
     <Page
@@ -193,7 +194,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           </button>
           <button
             type="button"
-            disabled={readOnly || save.isPending || (stored !== undefined && !state.dirty)}
+            disabled={readOnly || save.isPending || draft.nodes.length === 0 || (stored !== undefined && !state.dirty)}
             aria-busy={save.isPending}
             onClick={() => save.mutate(undefined)}
           >
@@ -220,6 +221,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           isCurrent={check.isCurrent}
           run={run}
           runNodes={runNodes.data}
+          isEmpty={draft.nodes.length === 0}
           onDiscard={() => {
             store.open(draftOf(opened));
             setRestored(false);
