@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.dashboard import Audit, DashboardService, open_page
+from tests.browser.dashboard import Audit, DashboardService, PageWatch, open_page
 from tests.flows.real_stack import until
 
 pytestmark = [pytest.mark.browser]
@@ -114,6 +114,19 @@ def test_curves_are_zoomed_smoothed_and_logarithmic(
     expect(page.get_by_role("link", name="in Prefect")).to_have_attribute("href", finished_job["url"])
     page.get_by_role("link", name="adapter", exact=True).first.click()
     expect(page.get_by_role("heading", level=1, name="trainer: adapter")).to_be_visible()
+
+
+def test_an_answer_that_takes_long_is_not_waited_for(page: Page, watch: PageWatch) -> None:
+    watch.expect("ERR_FAILED")
+    page.route("**/api/v1/plan", lambda _: None)
+    open_page(page, "/jobs/new", "New job")
+    page.get_by_label(re.compile("^Path")).fill("data.jsonl")
+    estimate = page.get_by_role("button", name="Estimate")
+    estimate.click()
+    expect(estimate).to_be_disabled()
+    page.get_by_role("button", name="Cancel").click()
+    expect(estimate).to_be_enabled()
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_a_retry_is_a_new_job_with_the_same_parameters(

@@ -4,10 +4,15 @@ import type { ReactNode } from "react";
 import { Problem } from "../api/client";
 import { Prose } from "./prose";
 
-export function Loading({ what = "Loading" }: { what?: string }) {
+export function Loading({ what = "Loading", onCancel }: { what?: string; onCancel?: () => void }) {
   return (
     <p className="loading" role="status">
-      {what} …
+      {what} …{" "}
+      {onCancel && (
+        <button type="button" onClick={onCancel}>
+          Cancel
+        </button>
+      )}
     </p>
   );
 }

@@ -6,6 +6,7 @@ import { client, dataOf } from "../../api/client";
 import { useLogin } from "../../api/login";
 import type { BackendRow } from "../../api/schema";
 import { ActionButton } from "../../components/action";
+import { useCancelable } from "../../components/cancelable";
 import { formatDuration, formatTime } from "../../components/format";
 import { Page, Queried } from "../../components/page";
 import { Prose } from "../../components/prose";
@@ -22,15 +23,16 @@ export default function BackendsPage() {
     refetchInterval: (query) =>
       query.state.data?.rows.some((row) => row.installation?.state === "running") ? RUNNING_MS : QUIET_MS,
   });
-  const imports = useMutation({
-    mutationFn: () => dataOf(client.GET("/api/v1/backends", { params: { query: { imports: true } } })),
-    onSuccess: (found) => queries.setQueryData(["backends"], found),
+  const imports = useCancelable(async (_: void, signal) => {
+    const found = await dataOf(client.GET("/api/v1/backends", { params: { query: { imports: true } }, signal }));
+    queries.setQueryData(["backends"], found);
+    return found;
   });
   return (
     <Page
       title="Backends"
       actions={
-        <ActionButton mutation={imports} variables={undefined}>
+        <ActionButton mutation={imports} variables={undefined} onCancel={imports.cancel}>
           Test imports
         </ActionButton>
       }
