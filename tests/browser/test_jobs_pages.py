@@ -129,20 +129,6 @@ def test_an_answer_that_takes_long_is_not_waited_for(page: Page, watch: PageWatc
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_a_retry_is_a_new_job_with_the_same_parameters(
-    page: Page, service: DashboardService, finished_job: dict[str, Any]
-) -> None:
-    open_page(page, f"/jobs/{finished_job['id']}", finished_job["name"])
-    page.get_by_role("button", name="Retry").click()
-    page.get_by_role("dialog").get_by_role("button", name="Retry").click()
-    page.wait_for_url(lambda url: "/jobs/job-" in url and finished_job["id"] not in url)
-    job = page.url.rpartition("/")[2]
-    assert service.get(f"jobs/{job}")["parameters"] == finished_job["parameters"]
-    page.locator(".page-head").get_by_role("button", name="Cancel").click()
-    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
-    service.wait_for_job(job, "canceled")
-
-
 def test_the_list_filters_and_keeps_its_filters_over_a_reload(
     page: Page, service: DashboardService, finished_job: dict[str, Any], other_job: dict[str, Any]
 ) -> None:
@@ -215,3 +201,17 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.locator("p .state-canceled")).to_be_visible(timeout=60_000)
     assert service.get(f"jobs/{job}")["state"] == "canceled"
+
+
+def test_a_retry_is_a_new_job_with_the_same_parameters(
+    page: Page, service: DashboardService, finished_job: dict[str, Any]
+) -> None:
+    open_page(page, f"/jobs/{finished_job['id']}", finished_job["name"])
+    page.get_by_role("button", name="Retry").click()
+    page.get_by_role("dialog").get_by_role("button", name="Retry").click()
+    page.wait_for_url(lambda url: "/jobs/job-" in url and finished_job["id"] not in url)
+    job = page.url.rpartition("/")[2]
+    assert service.get(f"jobs/{job}")["parameters"] == finished_job["parameters"]
+    page.locator(".page-head").get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    service.wait_for_job(job, "canceled")

@@ -3,13 +3,13 @@
 
 import { useId, useState, type ReactNode } from "react";
 import type { ProblemReason } from "../api/client";
+import { labelOf } from "./format";
 import { Prose } from "./prose";
 import "./form.css";
 import {
   describeInvalid,
   describeLimits,
   isWordAlone,
-  labelOf,
   resolveSchema,
   textOf,
   wordsOf,

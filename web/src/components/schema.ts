@@ -76,17 +76,11 @@ export function describeInvalid(value: unknown, schema: JsonSchema): string {
 export function describeLimits(schema: JsonSchema): string {
   const low = schema.minimum ?? schema.exclusiveMinimum;
   const high = schema.maximum ?? schema.exclusiveMaximum;
-  const above = schema.exclusiveMinimum != null ? "above " : "";
+  const above = schema.exclusiveMinimum != null ? "Above " : "";
   if (low != null && high != null) return `${above}${low} to ${high}.`;
-  if (low != null) return `${above || "at least "}${low}.`;
+  if (low != null) return `${above || "At least "}${low}.`;
   if (high != null) return `At most ${high}.`;
   return "";
-}
-
-/** `learning_rate` is `Learning rate`. */
-export function labelOf(name: string): string {
-  const words = name.replaceAll("_", " ");
-  return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
 /** A value as a placeholder shows it. */

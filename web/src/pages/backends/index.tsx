@@ -7,7 +7,7 @@ import { useLogin } from "../../api/login";
 import type { BackendRow } from "../../api/schema";
 import { ActionButton } from "../../components/action";
 import { useCancelable } from "../../components/cancelable";
-import { formatDuration, formatTime } from "../../components/format";
+import { formatDuration, formatTime, labelOf } from "../../components/format";
 import { Page, Queried } from "../../components/page";
 import { Prose } from "../../components/prose";
 import { Facts } from "../../components/table";
@@ -78,9 +78,22 @@ function Backend({ row }: { row: BackendRow }) {
           <Prose text={row.fix} />
         </p>
       )}
+      <Options row={row} />
       <Installing row={row} />
       {usable && <SmokeTest name={row.name} />}
     </section>
+  );
+}
+
+/** What a chain may ask of it: the stages, the methods and the settings that it takes. */
+function Options({ row }: { row: BackendRow }) {
+  const { settings, ...axes } = row.options;
+  const facts = [...Object.entries(axes), ...Object.entries(settings)];
+  return (
+    <details>
+      <summary>Options</summary>
+      <Facts facts={facts.map(([name, values]) => [name in settings ? name : labelOf(name), values.join(", ")])} />
+    </details>
   );
 }
 

@@ -248,7 +248,7 @@ export function Canvas({ store, nodes, version, selection, onSelect, onAdd, read
 
 const DELETE_KEYS = ["Delete", "Backspace"];
 const HIDE = { hideAttribution: true };
-const FIT = { padding: 0.15, maxZoom: 1 };
+export const FIT = { padding: 0.05, maxZoom: 1 };
 
 function cached(cache: Map<string, { key: string; data: NodeData }>, node: GraphNode): NodeData {
   const data = dataOf(node);

@@ -10,7 +10,7 @@ import type { ChainDetail, ExpandedChain, Palette } from "../../../api/schema";
 import { dataOf as nodeDataOf, layOut, NODE_WIDTH, type GraphNode, type Place } from "../../../components/graph";
 import { Loading, ProblemNote } from "../../../components/notes";
 import { Page } from "../../../components/page";
-import { Canvas } from "./canvas";
+import { Canvas, FIT } from "./canvas";
 import { copies, DraftStore, freeId, useDraft, without, type Draft, type DraftNode } from "./draft";
 import { Reasons } from "../reasons";
 import { ChainSettings } from "./chain_settings";
@@ -111,7 +111,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const nodes = useMemo(() => graphNodes(draft, check.data, runNodes.data), [draft, check.data, runNodes.data]);
   const layoutAll = useCallback(() => {
     store.place(layoutOf(nodes));
-    window.setTimeout(() => void flow.fitView({ padding: 0.15, maxZoom: 1 }), 60);
+    window.setTimeout(() => void flow.fitView(FIT), 60);
   }, [store, nodes, flow]);
   // A chain without places gets some, once the service has said what ports its nodes have.
   const isUnplaced = draft.nodes.length > 0 && draft.nodes.every((node) => !state.places[node.id]) && check.isCurrent;
@@ -127,7 +127,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
       const place = at ?? nextPlace(places);
       store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: place });
       setSelection(new Set([id]));
-      if (!at) window.setTimeout(() => void flow.fitView({ padding: 0.15, maxZoom: 1 }), 60);
+      if (!at) window.setTimeout(() => void flow.fitView(FIT), 60);
     },
     [store, palette, flow],
   );

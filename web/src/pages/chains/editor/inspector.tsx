@@ -53,8 +53,6 @@ export function Inspector({
         </button>
       )}
       {elsewhere.length > 0 && <Reasons reasons={elsewhere} />}
-      <IdField key={node.id} store={store} node={node} onSelect={onSelect} readOnly={readOnly} />
-      <Links store={store} node={node} readOnly={readOnly} />
       {schema && (
         <section aria-label={`Settings of ${node.id}`}>
           <h3>Settings</h3>
@@ -69,6 +67,8 @@ export function Inspector({
           />
         </section>
       )}
+      <Links store={store} node={node} readOnly={readOnly} />
+      <IdField key={node.id} store={store} node={node} onSelect={onSelect} readOnly={readOnly} />
       {!readOnly && (
         <button
           type="button"
