@@ -1,6 +1,7 @@
 // What a form needs to know of a JSON Schema as pydantic writes it: references, optional values, words with settings.
 
 import { Validator } from "@cfworker/json-schema";
+import { formatNumber } from "./format";
 
 export interface JsonSchema {
   $ref?: string;
@@ -74,8 +75,9 @@ export function describeInvalid(value: unknown, schema: JsonSchema): string {
 
 /** The range of a number or the length of a text, in words. */
 export function describeLimits(schema: JsonSchema): string {
-  const low = schema.minimum ?? schema.exclusiveMinimum;
-  const high = schema.maximum ?? schema.exclusiveMaximum;
+  const [least, most] = [schema.minimum ?? schema.exclusiveMinimum, schema.maximum ?? schema.exclusiveMaximum];
+  const low = least == null ? null : formatNumber(least);
+  const high = most == null ? null : formatNumber(most);
   const above = schema.exclusiveMinimum != null ? "Above " : "";
   if (low != null && high != null) return `${above}${low} to ${high}.`;
   if (low != null) return `${above || "At least "}${low}.`;

@@ -75,12 +75,14 @@ export function StatusLine({
         </span>
       )}
       {run && (
-        <span>
-          Run <Link href={`/jobs/${run}`}>{run}</Link>
-          {isOther && " (of another version of this chain)"}{" "}
-          {runNodes && <StateBadge state={runNodes.state} detail={runNodes.detail} />}{" "}
-          {runNodes?.url && <ExternalLink url={runNodes.url}>Prefect</ExternalLink>}{" "}
-          {runNodes && allows("run") && <JobActions job={run} state={runNodes.state} />}{" "}
+        <span className="actions">
+          <span>
+            Run <Link href={`/jobs/${run}`}>{run}</Link>
+            {isOther && " (of another version of this chain)"}
+          </span>
+          {runNodes && <StateBadge state={runNodes.state} detail={runNodes.detail} />}
+          {runNodes?.url && <ExternalLink url={runNodes.url}>Prefect</ExternalLink>}
+          {runNodes && allows("run") && <JobActions job={run} state={runNodes.state} />}
           <button type="button" onClick={onCloseRun}>
             Hide the run
           </button>
