@@ -53,7 +53,7 @@ def test_every_backend_says_what_it_is_or_what_mends_it(here: Settings) -> None:
         assert (rows[name].available, rows[name].imports) == (False, "-")
         assert rows[name].fix == f"Run `trainyard backends install {name.value}`."
     assert "allow_scripts" in rows[BackendName.SCRIPT].fix
-    assert rows[BackendName.TRL].options.settings["adapter"] == tuple(BackendName.TRL.facts.settings["adapter"])
+    assert rows[BackendName.NATIVE].options.settings["adapter"] == ("continue", "stack", "merge")
     for name, row in rows.items():  # what `check` refuses is not among the options
         assert (row.options.stages, row.options.methods) == (name.facts.stages, name.facts.methods)
     text = render("backends", backend_table(here, imports=False))
