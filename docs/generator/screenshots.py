@@ -30,7 +30,7 @@ SETTLE_MS = 1500
 
 PAGES = {
     "overview": "", "jobs": "/jobs", "job": "/jobs/{job}", "new-job": "/jobs/new", "compare": "/jobs/compare?{pair}",
-    "chains": "/chains", "chain": "/chains/{chain}", "new-chain": "/chains/new", "editor": "/chains/{chain}/edit",
+    "chains": "/chains", "chain": "/chains/{chain}", "new-chain": "/chains/new", "editor": "/chains/{canvas}",
     "data": "/data", "rows": "/data/{artifact}",
     "evaluations": "/evaluations", "evaluation": "/evaluations/{evaluation}",
     "adapters": "/adapters", "adapter": "/adapters/{adapter}", "chat": "/adapters/{adapter}/chat", "nights": "/nights",
@@ -48,6 +48,7 @@ def find_things(client: httpx.Client) -> dict[str, str]:
     found = {"job": [job["id"] for job in jobs], "adapter": [], "chain": [], "artifact": [], "evaluation": []}
     found["pair"] = ["&".join(f"job={job['id']}" for job in jobs[:2])] if len(jobs) > 1 else []
     found["chain"] = [one["id"] for one in client.get("chains").json()["chains"]]
+    found["canvas"] = [f"{chain}/edit{newest_run(client, chain)}" for chain in found["chain"]]
     found["adapter"] = [one["name"] for one in client.get("adapters").json()["rows"]]
     artifacts = client.get("artifacts").json()["artifacts"]
     rows = [one for one in artifacts if one["node_type"] == "validator"] or artifacts
@@ -56,6 +57,12 @@ def find_things(client: httpx.Client) -> dict[str, str]:
     found["night"] = [f"{one['tenant']}/{one['night']}" for one in client.get("nightly/nights").json()["nights"]]
     found["sweep"] = [one["name"] for one in client.get("sweeps").json()["sweeps"]]
     return {name: every[0] for name, every in found.items() if every}
+
+
+def newest_run(client: httpx.Client, chain: str) -> str:
+    """The query that shows the newest run of a chain on its canvas; empty without one."""
+    runs = client.get(f"chains/{chain}/runs").json()["runs"]
+    return f"?run={runs[0]['id']}" if runs else ""
 
 
 def addresses(things: dict[str, str]) -> Iterator[tuple[str, str]]:

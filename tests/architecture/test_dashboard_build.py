@@ -37,7 +37,13 @@ def test_no_text_is_html_and_no_code_is_text() -> None:
 
 def test_every_page_has_a_picture() -> None:
     patterns = re.findall(r'path: "([^"]+)"', (WEB / "src" / "routes.tsx").read_text(encoding="utf-8"))
-    things = {"artifact": "run/node/port", "adapter": "tenant/role/v1", "evaluation": "run/node", "night": "tenant/1"}
+    things = {
+        "artifact": "run/node/port",
+        "adapter": "tenant/role/v1",
+        "evaluation": "run/node",
+        "night": "tenant/1",
+        "canvas": "one/edit",
+    }
     shown = {name: path.partition("?")[0].format_map(defaultdict(lambda: "one", things)) or "/"
              for name, path in PAGES.items()}  # fmt: skip
     for pattern in patterns:

@@ -159,12 +159,13 @@ def context(browser: Browser, service: DashboardService) -> Iterator[BrowserCont
 
 
 @pytest.fixture
-def page(context: BrowserContext, watch: PageWatch, service: DashboardService) -> Page:
+def page(context: BrowserContext, watch: PageWatch, service: DashboardService) -> Iterator[Page]:
     """A page of the owner, who is logged in; `page.goto("/dashboard/jobs")` opens one."""
     log_in(context, service)
     page = context.new_page()
     watch.watch(page)
-    return page
+    yield page
+    page.unroute_all(behavior="ignoreErrors")  # a page asks every few seconds, also at the end of its test
 
 
 @pytest.fixture(scope="session")

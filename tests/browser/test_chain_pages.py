@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 import time
@@ -14,6 +15,7 @@ import yaml
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.dashboard import Audit, DashboardService, PageWatch, open_page
+from tests.flows.real_stack import until
 
 pytestmark = [pytest.mark.browser]
 
@@ -26,7 +28,7 @@ LINKS = (
 REFUSAL = "A deployer publishes an adapter or a model, and it is offered documents."
 CHECKED_MS, RUN_MS = 20_000, 240_000
 DRAG_S, MEDIAN_FRAME_MS, LONGEST_TASK_MS = 3.0, 50.0, 200.0
-WIDE_LINES = 40
+WIDE_LINES, STEPS = 40, 40
 NAMES = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{7*7}}", "javascript:alert(1)", "\u202etxt.exe",
 )  # fmt: skip
@@ -88,6 +90,18 @@ def stored(service: DashboardService, documents: Path) -> dict[str, Any]:
     return service.post("chains", spec)
 
 
+def overlapping(page: Page) -> list[tuple[str, str]]:
+    """The pairs of nodes that cover each other on the canvas."""
+    boxes = page.locator(".react-flow__node").evaluate_all(
+        "(all) => all.map((one) => [one.dataset.id, one.getBoundingClientRect().toJSON()])"
+    )
+    return [
+        (one, other)
+        for (one, a), (other, b) in itertools.combinations(boxes, 2)
+        if a["left"] < b["right"] and b["left"] < a["right"] and a["top"] < b["bottom"] and b["top"] < a["bottom"]
+    ]
+
+
 @pytest.mark.timeout(600)  # it starts the stack, trains and evaluates
 def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: DashboardService, documents: Path) -> None:
     open_page(page, "/chains/new", "New chain")
@@ -117,7 +131,7 @@ def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: Dashboard
     page.get_by_role("textbox", name="count").fill("48")
     node(page, "trainer").click()
     page.get_by_text("hyperparameters", exact=False).first.click()
-    page.get_by_role("textbox", name="max steps").fill("40")
+    page.get_by_role("textbox", name="max steps").fill(str(STEPS))
 
     page.get_by_role("button", name="Save and run").click()
     expect(page).to_have_url(re.compile(r"\?run=."), timeout=CHECKED_MS)
@@ -136,9 +150,32 @@ def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: Dashboard
     page.reload()
     expect(node(page, "trainer").locator(".node-completed")).to_be_visible()
     expect(status(page)).to_contain_text("revision 1")
+    url = service.get(f"jobs/{run}")["url"]
+    expect(status(page).get_by_role("link", name="Prefect")).to_have_attribute("href", url)
     page.get_by_role("link", name=run).click()
     for name in states:
         expect(node(page, name).locator(".node-completed")).to_be_visible()
+    loss = page.get_by_role("figure", name="Loss", exact=True)
+    steps = service.get(f"jobs/{run}/metrics")["trainings"][0]["points"]
+    expect(loss).to_have_attribute("data-points", str(len(steps)))
+    assert len(steps) == STEPS
+    page.go_back()
+    run_again_from(page, service, "deployer")
+
+
+def run_again_from(page: Page, service: DashboardService, name: str) -> None:
+    """Make the result of the last node again: the others are reused, and the canvas shows it."""
+    first = page.url
+    node(page, name).click()
+    page.get_by_role("button", name="Run again from here").click()
+    page.wait_for_url(lambda url: "?run=" in url and url != first)
+    expect(status(page).locator(".state")).to_have_text(re.compile("completed|failed"), timeout=RUN_MS)
+    run = page.url.partition("?run=")[2]
+    states = {one["id"]: one["state"] for one in service.get(f"jobs/{run}/nodes")["nodes"]}
+    assert {state for other, state in states.items() if other != name} == {"reused"}
+    assert states[name] == "completed"
+    expect(node(page, "trainer").locator(".node-reused")).to_be_visible()
+    expect(node(page, name).locator(".node-completed")).to_be_visible()
 
 
 def test_an_unsaved_draft_survives_a_reload_and_undo_takes_it_back(page: Page, stored: dict[str, Any]) -> None:
@@ -167,10 +204,15 @@ def test_an_unsaved_draft_survives_a_reload_and_undo_takes_it_back(page: Page, s
     expect(node(page, "trainer-2")).to_have_count(0)
     page.keyboard.press("Control+y")
     expect(node(page, "trainer-2")).to_be_attached()
+    page.get_by_role("button", name="Arrange").click()
+    until(lambda: not overlapping(page), 10, "places that do not overlap")
 
 
 def test_a_chain_is_built_with_the_keyboard_alone(page: Page, documents: Path) -> None:
     open_page(page, "/chains/new", "New chain")
+    expect(page.get_by_role("heading", name="Build a chain")).to_be_visible()  # the next step, and no problem
+    expect(status(page)).not_to_contain_text("problem")
+    expect(page.get_by_role("button", name="Save", exact=True)).to_be_disabled()
     for kind in ("data_source", "ai_generator"):
         page.get_by_role("button", name=f"+ {kind}").focus()
         page.keyboard.press("Enter")

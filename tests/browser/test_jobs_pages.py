@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.dashboard import Audit, DashboardService, open_page
+from tests.browser.dashboard import Audit, DashboardService, PageWatch, open_page
 from tests.flows.real_stack import until
 
 pytestmark = [pytest.mark.browser]
@@ -83,6 +85,51 @@ def test_every_number_of_a_job_is_that_of_rest(
     )
 
 
+def test_curves_are_zoomed_smoothed_and_logarithmic(
+    page: Page, service: DashboardService, finished_job: dict[str, Any]
+) -> None:
+    job = finished_job["id"]
+    open_page(page, f"/jobs/{job}", finished_job["name"])
+    loss = figure(page, "Loss")
+    expect(loss).to_be_visible()
+    drawn = "(figure) => figure.querySelector('canvas').toDataURL()"
+
+    def redraws(change: Callable[[], object]) -> None:
+        before = loss.evaluate(drawn)
+        change()
+        until(lambda: loss.evaluate(drawn) != before, 10, "another picture")
+
+    redraws(page.get_by_label("Log scale").check)
+    redraws(lambda: page.get_by_label("Smoothing").fill("0.9"))
+    loss.get_by_role("group").focus()
+    redraws(lambda: page.keyboard.press("+"))
+    redraws(loss.get_by_role("button", name="Whole curve").click)
+    page.reload()
+    expect(page.get_by_label("Log scale")).to_be_checked()
+    lines = service.get(f"jobs/{job}/logs", source="trainer", tail=500)["lines"]
+    expect(page.get_by_role("status").filter(has_text=f"{len(lines)} lines, ended")).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    text = Path(download.value.path()).read_bytes().decode()
+    assert text == "".join(f"{line['text']}\n" for line in lines)
+    expect(page.get_by_role("link", name="in Prefect")).to_have_attribute("href", finished_job["url"])
+    page.get_by_role("link", name="adapter", exact=True).first.click()
+    expect(page.get_by_role("heading", level=1, name="trainer: adapter")).to_be_visible()
+
+
+def test_an_answer_that_takes_long_is_not_waited_for(page: Page, watch: PageWatch) -> None:
+    watch.expect("ERR_FAILED")
+    page.route("**/api/v1/plan", lambda _: None)
+    open_page(page, "/jobs/new", "New job")
+    page.get_by_label(re.compile("^Path")).fill("data.jsonl")
+    estimate = page.get_by_role("button", name="Estimate")
+    estimate.click()
+    expect(estimate).to_be_disabled()
+    page.get_by_role("button", name="Cancel").click()
+    expect(estimate).to_be_enabled()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_the_list_filters_and_keeps_its_filters_over_a_reload(
     page: Page, service: DashboardService, finished_job: dict[str, Any], other_job: dict[str, Any]
 ) -> None:
@@ -155,3 +202,17 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.locator("p .state-canceled")).to_be_visible(timeout=60_000)
     assert service.get(f"jobs/{job}")["state"] == "canceled"
+
+
+def test_a_retry_is_a_new_job_with_the_same_parameters(
+    page: Page, service: DashboardService, finished_job: dict[str, Any]
+) -> None:
+    open_page(page, f"/jobs/{finished_job['id']}", finished_job["name"])
+    page.get_by_role("button", name="Retry").click()
+    page.get_by_role("dialog").get_by_role("button", name="Retry").click()
+    page.wait_for_url(lambda url: "/jobs/job-" in url and finished_job["id"] not in url)
+    job = page.url.rpartition("/")[2]
+    assert service.get(f"jobs/{job}")["parameters"] == finished_job["parameters"]
+    page.locator(".page-head").get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    service.wait_for_job(job, "canceled")

@@ -93,8 +93,11 @@ def test_backends_are_rests(page: Page, service: DashboardService) -> None:
         state = "ready" if row["available"] and row["fits"] else "no device" if row["available"] else "not available"
         expect(panel).to_contain_text(state)
         expect(panel).to_contain_text(row["version"])
-        expect(panel).to_contain_text(row["why"])
-        expect(panel).to_contain_text(row["fix"])
+        expect(panel).to_contain_text(row["why"].replace("`", ""))
+        expect(panel).to_contain_text(row["fix"].replace("`", ""))
+        panel.locator("summary", has_text="Options").click()
+        for name in ("stages", "methods", "optimizers", "schedules", "strategies"):
+            expect(panel.locator(".facts").last).to_contain_text(", ".join(row["options"][name]))
 
 
 def test_an_installation_has_progress_and_can_be_stopped(page: Page, service: DashboardService) -> None:

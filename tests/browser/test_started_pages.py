@@ -66,6 +66,22 @@ def test_a_sweep_is_started_followed_and_stopped(
     assert not service.get(f"sweeps/{SWEPT}")["is_running"]
 
 
+def test_a_run_is_paused_and_cancelled_on_the_canvas(page: Page, service: DashboardService, chain: str) -> None:
+    open_page(page, f"/chains/{chain}/edit", SWEPT)
+    page.get_by_role("button", name="Run", exact=True).click()
+    draft = page.get_by_role("status", name="State of the draft")
+    trainer = page.locator('.react-flow__node[data-id="trainer"]')
+    expect(trainer.locator(".node-running")).to_contain_text("%", timeout=SLOW_MS)
+    draft.get_by_role("button", name="Pause").click()
+    expect(draft.locator(".state-paused")).to_be_visible(timeout=SLOW_MS)
+    job = page.url.partition("?run=")[2]
+    assert service.get(f"jobs/{job}")["state"] == "paused"
+    expect(draft.get_by_role("button", name="Resume")).to_be_visible()
+    draft.get_by_role("button", name="Cancel").click()
+    draft.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(draft.locator(".state-canceled")).to_be_visible(timeout=SLOW_MS)
+
+
 def test_a_script_trains(page: Page, service: DashboardService) -> None:
     open_page(page, "/scripts", "Scripts")
     page.get_by_label("Script", exact=True).select_option(label="built-in")

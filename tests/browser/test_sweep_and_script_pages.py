@@ -58,6 +58,7 @@ def lone_page(browser: Browser, address: str, home: Path) -> Iterator[Page]:
     page = context.new_page()
     watch.watch(page)
     yield page
+    page.unroute_all(behavior="ignoreErrors")
     context.close()
     assert watch.problems == []
 

@@ -53,6 +53,9 @@ def test_every_backend_says_what_it_is_or_what_mends_it(here: Settings) -> None:
         assert (rows[name].available, rows[name].imports) == (False, "-")
         assert rows[name].fix == f"Run `trainyard backends install {name.value}`."
     assert "allow_scripts" in rows[BackendName.SCRIPT].fix
+    assert rows[BackendName.NATIVE].options.settings["adapter"] == ("continue", "stack", "merge")
+    for name, row in rows.items():  # what `check` refuses is not among the options
+        assert (row.options.stages, row.options.methods) == (name.facts.stages, name.facts.methods)
     text = render("backends", backend_table(here, imports=False))
     assert text.splitlines()[0].split() == ["backend", "state", "version", "imports", "computes", "on"]
     assert "deepspeed: deepspeed is not installed" in text

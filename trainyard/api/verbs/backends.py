@@ -18,6 +18,23 @@ from trainyard.compute.gpus import devices_here
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.strategies import Strategy
+
+
+class BackendOptions(Response):
+    """What a chain may ask of a trainer; `check` refuses the rest."""
+
+    stages: tuple[Stage, ...]
+    methods: tuple[Method, ...]
+    optimizers: tuple[Optimizer, ...]
+    schedules: tuple[Schedule, ...]
+    strategies: tuple[Strategy, ...]
+    settings: dict[str, tuple[str, ...]]
+    """Setting -> the values that it supports; one that is not named is supported with every value."""
 
 
 class BackendRow(Response):
@@ -36,6 +53,7 @@ class BackendRow(Response):
     fix: str
     installable: bool = False
     """Whether it has an environment of its own, which `backends install` makes."""
+    options: BackendOptions
     installation: Installation | None = None
     """The last one that was started in the background."""
 
@@ -69,7 +87,20 @@ def row(name: BackendName, settings: Settings, here: frozenset[Device], *, impor
         why=why,
         fix=found.fix,
         installable=name in environments.ENVIRONMENTS and not environments.is_named(name, settings),
+        options=options_of(name),
         installation=read_installation(name, settings, available=found.available),
+    )
+
+
+def options_of(name: BackendName) -> BackendOptions:
+    facts = name.facts
+    return BackendOptions(
+        stages=facts.stages,
+        methods=facts.methods,
+        optimizers=tuple(facts.optimizers),
+        schedules=tuple(facts.schedules),
+        strategies=facts.strategies,
+        settings={setting: tuple(map(str, values)) for setting, values in facts.settings.items()},
     )
 
 

@@ -2894,6 +2894,26 @@ export interface components {
          */
         BackendName: "native" | "trl" | "unsloth" | "axolotl" | "deepspeed" | "mlx" | "llamacpp" | "script";
         /**
+         * BackendOptions
+         * @description What a chain may ask of a trainer; `check` refuses the rest.
+         */
+        BackendOptions: {
+            /** Methods */
+            methods: components["schemas"]["Method"][];
+            /** Optimizers */
+            optimizers: components["schemas"]["Optimizer"][];
+            /** Schedules */
+            schedules: components["schemas"]["Schedule"][];
+            /** Settings */
+            settings: {
+                [key: string]: string[];
+            };
+            /** Stages */
+            stages: components["schemas"]["Stage"][];
+            /** Strategies */
+            strategies: components["schemas"]["Strategy"][];
+        };
+        /**
          * BackendRow
          * @description One trainer as this machine sees it.
          */
@@ -2916,6 +2936,7 @@ export interface components {
             /** @default null */
             installation: components["schemas"]["Installation"] | null;
             name: components["schemas"]["BackendName"];
+            options: components["schemas"]["BackendOptions"];
             /** Version */
             version: string;
             /** Why */
@@ -13020,6 +13041,7 @@ export type AuditRows = components['schemas']['AuditRows'];
 export type AutoMethod = components['schemas']['AutoMethod'];
 export type BackedUp = components['schemas']['BackedUp'];
 export type BackendName = components['schemas']['BackendName'];
+export type BackendOptions = components['schemas']['BackendOptions'];
 export type BackendRow = components['schemas']['BackendRow'];
 export type BackendTable = components['schemas']['BackendTable'];
 export type BackendTestInput = components['schemas']['BackendTestInput'];

@@ -12,9 +12,12 @@ interface ActionProps<T, V> {
   confirm?: string;
   danger?: boolean;
   disabled?: boolean;
+  /** Ends the waiting for the answer of an action that only reads. */
+  onCancel?: () => void;
 }
 
-export function ActionButton<T, V>({ mutation, variables, children, confirm, danger, disabled }: ActionProps<T, V>) {
+export function ActionButton<T, V>(props: ActionProps<T, V>) {
+  const { mutation, variables, children, confirm, danger, disabled, onCancel } = props;
   const dialog = useRef<HTMLDialogElement>(null);
   const start = () => mutation.mutate(variables);
   return (
@@ -28,6 +31,11 @@ export function ActionButton<T, V>({ mutation, variables, children, confirm, dan
       >
         {children}
       </button>
+      {onCancel && mutation.isPending && (
+        <button type="button" onClick={onCancel}>
+          Cancel
+        </button>
+      )}
       {confirm && (
         <dialog ref={dialog} aria-label={confirm}>
           <form

@@ -3,12 +3,13 @@
 
 import { useId, useState, type ReactNode } from "react";
 import type { ProblemReason } from "../api/client";
+import { labelOf } from "./format";
+import { Prose } from "./prose";
 import "./form.css";
 import {
   describeInvalid,
   describeLimits,
   isWordAlone,
-  labelOf,
   resolveSchema,
   textOf,
   wordsOf,
@@ -130,10 +131,12 @@ function Labelled({
         {invalid && <p className="invalid">{invalid}</p>}
         {reasons.map((one, index) => (
           <p className="invalid" key={index}>
-            {one.because} {one.instead} {one.code && <code>{one.code}</code>}
+            <Prose text={one.because} /> <Prose text={one.instead} /> {one.code && <code>{one.code}</code>}
           </p>
         ))}
-        <p className="help">{[schema.description, describeLimits(schema)].filter(Boolean).join(" ")}</p>
+        <p className="help">
+          <Prose text={[schema.description, describeLimits(schema)].filter(Boolean).join(" ")} />
+        </p>
       </div>
     </div>
   );
@@ -361,7 +364,11 @@ function Details(props: {
       </summary>
       {(isOpen || isWrong) && (
         <div className="group">
-          {props.help && <p className="field wide help">{props.help}</p>}
+          {props.help && (
+            <p className="field wide help">
+              <Prose text={props.help} />
+            </p>
+          )}
           {props.children}
         </div>
       )}

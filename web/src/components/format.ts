@@ -38,3 +38,9 @@ export function formatNumber(value: number | null | undefined, digits = 4): stri
 
 export const formatPercent = (share: number | null | undefined): string =>
   share == null ? "" : `${(share * 100).toFixed(1)} %`;
+
+/** `learning_rate` is `Learning rate`. */
+export function labelOf(name: string): string {
+  const words = name.replaceAll("_", " ");
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}

@@ -47,7 +47,7 @@ export interface NodeData extends Record<string, unknown> {
 export type FlowNode = Node<NodeData, "chain">;
 export type Place = { x: number; y: number };
 
-export const NODE_WIDTH = 164;
+export const NODE_WIDTH = 152;
 const ROW_HEIGHT = 22;
 const HEAD_HEIGHT = 62;
 const DATASETS = ["sft", "preference", "labelled", "text"];
@@ -192,7 +192,7 @@ export function layOut(
   nodes: readonly { id: string; needs: readonly string[]; takes: number; makes: number }[],
 ): Record<string, Place> {
   const graph = new dagre.graphlib.Graph();
-  graph.setGraph({ rankdir: "LR", nodesep: 36, ranksep: 40 });
+  graph.setGraph({ rankdir: "LR", nodesep: 32, ranksep: 32 });
   graph.setDefaultEdgeLabel(() => ({}));
   const known = new Set(nodes.map((node) => node.id));
   for (const node of nodes) graph.setNode(node.id, { width: NODE_WIDTH, height: heightOf(node) });
@@ -236,7 +236,7 @@ function Graph({ nodes, selected, onSelect, label }: ChainGraphProps) {
     // eslint-disable-next-line
   }, [shape]);
   useEffect(() => {
-    const handle = window.setTimeout(() => void flow.fitView({ padding: 0.1, maxZoom: 1 }), 50);
+    const handle = window.setTimeout(() => void flow.fitView({ padding: 0.05, maxZoom: 1 }), 50);
     return () => window.clearTimeout(handle);
   }, [flow, shape]);
   const shown: FlowNode[] = nodes.map((node) => ({

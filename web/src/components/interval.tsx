@@ -39,12 +39,14 @@ export function Interval({ value, scale }: { value: IntervalValue; scale?: numbe
   return (
     <span className={`interval interval-${verdict}`}>
       <span className="range-text">{intervalText(value)}</span>{" "}
-      <svg width={WIDTH} height={HEIGHT} aria-hidden="true" focusable="false">
-        <line x1={WIDTH / 2} x2={WIDTH / 2} y1="0" y2={HEIGHT} className="zero" />
-        <line x1={x(low)} x2={x(high)} y1={HEIGHT / 2} y2={HEIGHT / 2} className="range" />
-        <circle cx={x(value.mean)} cy={HEIGHT / 2} r="4" className="mean" />
-      </svg>{" "}
-      <span>{WORDS[verdict]}</span>
+      <span className="bar-and-word">
+        <svg width={WIDTH} height={HEIGHT} aria-hidden="true" focusable="false">
+          <line x1={WIDTH / 2} x2={WIDTH / 2} y1="0" y2={HEIGHT} className="zero" />
+          <line x1={x(low)} x2={x(high)} y1={HEIGHT / 2} y2={HEIGHT / 2} className="range" />
+          <circle cx={x(value.mean)} cy={HEIGHT / 2} r="4" className="mean" />
+        </svg>{" "}
+        {WORDS[verdict]}
+      </span>
     </span>
   );
 }

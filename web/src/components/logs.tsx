@@ -88,7 +88,7 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
           Follow
         </button>
         <button type="button" aria-pressed={paused !== null} onClick={() => setPaused(paused ? null : lines)}>
-          {paused ? `Show ${lines.length - paused.length} new` : "Pause"}
+          {paused ? `Show ${lines.length - paused.length} new` : "Pause the log"}
         </button>
         <button type="button" onClick={() => download(fileName, lines)}>
           Download

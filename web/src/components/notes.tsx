@@ -2,11 +2,17 @@
 
 import type { ReactNode } from "react";
 import { Problem } from "../api/client";
+import { Prose } from "./prose";
 
-export function Loading({ what = "Loading" }: { what?: string }) {
+export function Loading({ what = "Loading", onCancel }: { what?: string; onCancel?: () => void }) {
   return (
     <p className="loading" role="status">
-      {what} …
+      {what} …{" "}
+      {onCancel && (
+        <button type="button" onClick={onCancel}>
+          Cancel
+        </button>
+      )}
     </p>
   );
 }
@@ -27,15 +33,22 @@ export function ProblemNote({ error, onRetry }: { error: unknown; onRetry?: () =
   return (
     <div className="problem" role="alert">
       <p>
-        <strong>{problem.what}</strong> {problem.why}
+        <strong>
+          <Prose text={problem.what} />
+        </strong>{" "}
+        <Prose text={problem.why} />
       </p>
-      {problem.remedy && <p>{problem.remedy}</p>}
+      {problem.remedy && (
+        <p>
+          <Prose text={problem.remedy} />
+        </p>
+      )}
       {problem.errors.length > 0 && (
         <ul>
           {problem.errors.map((one, index) => (
             <li key={index}>
-              {[one.node, one.field].filter(Boolean).join(": ")} {one.because} {one.instead}{" "}
-              {one.code && <code>{one.code}</code>}
+              {[one.node, one.field].filter(Boolean).join(": ")} <Prose text={one.because} />{" "}
+              <Prose text={one.instead} /> {one.code && <code>{one.code}</code>}
             </li>
           ))}
         </ul>

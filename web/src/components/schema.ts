@@ -1,6 +1,7 @@
 // What a form needs to know of a JSON Schema as pydantic writes it: references, optional values, words with settings.
 
 import { Validator } from "@cfworker/json-schema";
+import { formatNumber } from "./format";
 
 export interface JsonSchema {
   $ref?: string;
@@ -74,19 +75,14 @@ export function describeInvalid(value: unknown, schema: JsonSchema): string {
 
 /** The range of a number or the length of a text, in words. */
 export function describeLimits(schema: JsonSchema): string {
-  const low = schema.minimum ?? schema.exclusiveMinimum;
-  const high = schema.maximum ?? schema.exclusiveMaximum;
-  const above = schema.exclusiveMinimum != null ? "above " : "";
+  const [least, most] = [schema.minimum ?? schema.exclusiveMinimum, schema.maximum ?? schema.exclusiveMaximum];
+  const low = least == null ? null : formatNumber(least);
+  const high = most == null ? null : formatNumber(most);
+  const above = schema.exclusiveMinimum != null ? "Above " : "";
   if (low != null && high != null) return `${above}${low} to ${high}.`;
-  if (low != null) return `${above || "at least "}${low}.`;
+  if (low != null) return `${above || "At least "}${low}.`;
   if (high != null) return `At most ${high}.`;
   return "";
-}
-
-/** `learning_rate` is `Learning rate`. */
-export function labelOf(name: string): string {
-  const words = name.replaceAll("_", " ");
-  return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
 /** A value as a placeholder shows it. */

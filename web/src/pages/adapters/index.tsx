@@ -3,6 +3,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
+import { formatTime } from "../../components/format";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Table } from "../../components/table";
@@ -65,7 +66,7 @@ function VersionTable({ rows, role }: { rows: readonly AdapterRow[]; role: strin
         { title: "Kind", cell: (row) => row.kind },
         { title: "Base model", cell: (row) => row.base },
         { title: "Evaluated", cell: (row) => (row.evaluated ? "yes" : "no") },
-        { title: "Created", cell: (row) => new Date(row.created).toLocaleString() },
+        { title: "Created", cell: (row) => formatTime(Date.parse(row.created) / 1000) },
         {
           title: "Chat",
           cell: (row) => row.kind === "adapter" && <Link href={`/adapters/${row.name}/chat`}>Chat</Link>,

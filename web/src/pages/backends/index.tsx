@@ -6,8 +6,10 @@ import { client, dataOf } from "../../api/client";
 import { useLogin } from "../../api/login";
 import type { BackendRow } from "../../api/schema";
 import { ActionButton } from "../../components/action";
-import { formatDuration, formatTime } from "../../components/format";
+import { useCancelable } from "../../components/cancelable";
+import { formatDuration, formatTime, labelOf } from "../../components/format";
 import { Page, Queried } from "../../components/page";
+import { Prose } from "../../components/prose";
 import { Facts } from "../../components/table";
 
 const RUNNING_MS = 1500;
@@ -21,15 +23,16 @@ export default function BackendsPage() {
     refetchInterval: (query) =>
       query.state.data?.rows.some((row) => row.installation?.state === "running") ? RUNNING_MS : QUIET_MS,
   });
-  const imports = useMutation({
-    mutationFn: () => dataOf(client.GET("/api/v1/backends", { params: { query: { imports: true } } })),
-    onSuccess: (found) => queries.setQueryData(["backends"], found),
+  const imports = useCancelable(async (_: void, signal) => {
+    const found = await dataOf(client.GET("/api/v1/backends", { params: { query: { imports: true } }, signal }));
+    queries.setQueryData(["backends"], found);
+    return found;
   });
   return (
     <Page
       title="Backends"
       actions={
-        <ActionButton mutation={imports} variables={undefined}>
+        <ActionButton mutation={imports} variables={undefined} onCancel={imports.cancel}>
           Test imports
         </ActionButton>
       }
@@ -61,15 +64,36 @@ function Backend({ row }: { row: BackendRow }) {
       <Facts
         facts={[
           ["Version", row.version],
-          ["Imports", row.imports],
+          ["Imports", row.available ? row.imports : ""],
           ["Computes on", row.devices.join(", ")],
         ]}
       />
-      {row.why && <p>{row.why}</p>}
-      {row.fix && <p className="quiet">{row.fix}</p>}
+      {row.why && (
+        <p>
+          <Prose text={row.why} />
+        </p>
+      )}
+      {row.fix && (
+        <p className="quiet">
+          <Prose text={row.fix} />
+        </p>
+      )}
+      <Options row={row} />
       <Installing row={row} />
       {usable && <SmokeTest name={row.name} />}
     </section>
+  );
+}
+
+/** What a chain may ask of it: the stages, the methods and the settings that it takes. */
+function Options({ row }: { row: BackendRow }) {
+  const { settings, ...axes } = row.options;
+  const facts = [...Object.entries(axes), ...Object.entries(settings)];
+  return (
+    <details>
+      <summary>Options</summary>
+      <Facts facts={facts.map(([name, values]) => [name in settings ? name : labelOf(name), values.join(", ")])} />
+    </details>
   );
 }
 

@@ -27,7 +27,14 @@ export default function ChainsPage() {
     staleTime: Infinity,
   });
   return (
-    <Page title="Chains" actions={<Link href="/chains/new">New chain</Link>}>
+    <Page
+      title="Chains"
+      actions={
+        <Link href="/chains/new" className="button primary">
+          New chain
+        </Link>
+      }
+    >
       <Section
         title="Stored chains"
         actions={
@@ -103,7 +110,9 @@ export default function ChainsPage() {
                   <p>{one.description}</p>
                   <p className="quiet">{one.nodes.join(" → ")}</p>
                   <div className="actions">
-                    <Link href={`/chains/templates/${one.name}`}>Use {one.name}</Link>
+                    <Link href={`/chains/templates/${one.name}`} className="button">
+                      Use {one.name}
+                    </Link>
                   </div>
                 </article>
               ))}

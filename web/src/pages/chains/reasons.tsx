@@ -1,5 +1,6 @@
 // Reasons against a chain, each with the node and the field that it is about.
 
+import { Prose } from "../../components/prose";
 import type { CheckReason } from "./editor/server";
 
 export function Reasons({ reasons, onSelect }: { reasons: readonly CheckReason[]; onSelect?: (node: string) => void }) {
@@ -15,7 +16,8 @@ export function Reasons({ reasons, onSelect }: { reasons: readonly CheckReason[]
             one.node
           )}
           {one.node && ": "}
-          {one.field && <code>{one.field}</code>} {one.because} {one.instead} <code>{one.code}</code>
+          {one.field && <code>{one.field}</code>} <Prose text={one.because} /> <Prose text={one.instead} />{" "}
+          <code>{one.code}</code>
         </li>
       ))}
     </ul>

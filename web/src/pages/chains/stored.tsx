@@ -39,7 +39,9 @@ export default function StoredChainPage({ chain }: { chain: string }) {
       title={stored.data ? `Chain ${stored.data.name}` : "Chain"}
       actions={
         <>
-          <Link href={`/chains/${chain}/edit`}>Open in the editor</Link>
+          <Link href={`/chains/${chain}/edit`} className="button">
+            Open in the editor
+          </Link>
           {allows("run") && (
             <>
               <ActionButton mutation={start} variables={undefined}>

@@ -1,4 +1,4 @@
-// One result: its account (read = kept + held out + dropped), its rows part by part, its files.
+// One result: where its rows are (read = kept + held out + dropped), its rows part by part, its files.
 
 import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
@@ -77,7 +77,7 @@ function Account({ facts }: { facts: Record<string, unknown> }) {
     ]),
   ];
   return (
-    <Section title="Account">
+    <Section title="Where every row is">
       <Table
         caption="Where every row is"
         rows={rows}

@@ -1,9 +1,10 @@
 // The checkpoints of a job, and whether their bytes are those that were written.
 
-import { useMutation, useQuery } from "@tanstack/react-query";
+import { useQuery } from "@tanstack/react-query";
 import { client, dataOf } from "../../api/client";
 import type { JobDetail } from "../../api/schema";
 import { ActionButton } from "../../components/action";
+import { useCancelable } from "../../components/cancelable";
 import { formatBytes, formatNumber, formatTime } from "../../components/format";
 import { Queried, Section } from "../../components/page";
 import { Table } from "../../components/table";
@@ -48,16 +49,19 @@ export function Checkpoints({ job }: { job: JobDetail }) {
 }
 
 function Verify({ job, node, checkpoint }: { job: string; node: string; checkpoint: string }) {
-  const verify = useMutation({
-    mutationFn: () =>
-      dataOf(
-        client.POST("/api/v1/jobs/{job}/verify", { params: { path: { job } }, body: { node, checkpoint } as never }),
-      ),
-  });
+  const verify = useCancelable((_: void, signal) =>
+    dataOf(
+      client.POST("/api/v1/jobs/{job}/verify", {
+        params: { path: { job } },
+        body: { node, checkpoint } as never,
+        signal,
+      }),
+    ),
+  );
   const damage = verify.data?.checkpoints[0]?.damage;
   return (
     <>
-      <ActionButton mutation={verify} variables={undefined}>
+      <ActionButton mutation={verify} variables={undefined} onCancel={verify.cancel}>
         Verify
       </ActionButton>{" "}
       <span role="status">

@@ -1,7 +1,7 @@
 // One job: state and actions, curves as they grow, logs, checkpoints, samples, results, and what it was started with.
 
 import { lazy, Suspense, useEffect } from "react";
-import { useLocation } from "wouter";
+import { Link, useLocation } from "wouter";
 import type { JobDetail } from "../../api/schema";
 import { useLogin } from "../../api/login";
 import { ActionButton } from "../../components/action";
@@ -11,13 +11,15 @@ import { Empty, Loading } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
 import { Facts, Table } from "../../components/table";
+import { hrefOf } from "../data";
+import { JobActions } from "./actions";
 import { Checkpoints } from "./checkpoints";
 import { Provenance } from "./provenance";
 import { Samples } from "./samples";
 import { Charts, useCurveStyle } from "./charts";
 import { useCurves } from "./curves";
 import { JobLog } from "./log";
-import { isOver, stepsOf, useJob, useJobAction, useJobEvents, useRetry, verbsOf, type JobVerb } from "./queries";
+import { isOver, stepsOf, useJob, useJobEvents, useRetry } from "./queries";
 import "./jobs.css";
 
 const RunGraph = lazy(() => import("../chains/run_graph"));
@@ -60,20 +62,12 @@ export default function JobPage({ job }: { job: string }) {
   );
 }
 
-const QUESTIONS: Record<JobVerb, string> = {
-  pause: "",
-  resume: "",
-  cancel: "Cancel this job? Its training saves first, so that it can be resumed.",
-};
-
 function Actions({ job }: { job: JobDetail }) {
   const { allows } = useLogin();
   if (!allows("run")) return null;
   return (
     <>
-      {verbsOf(job.state).map((verb) => (
-        <Action key={verb} job={job.id} verb={verb} />
-      ))}
+      <JobActions job={job.id} state={job.state} />
       {isOver(job.state) && <Retry job={job} />}
     </>
   );
@@ -88,20 +82,6 @@ function Retry({ job }: { job: JobDetail }) {
   return (
     <ActionButton mutation={retry} variables={undefined} confirm="Start a new job with the same parameters?">
       Retry
-    </ActionButton>
-  );
-}
-
-function Action({ job, verb }: { job: string; verb: JobVerb }) {
-  const mutation = useJobAction(job, verb);
-  return (
-    <ActionButton
-      mutation={mutation}
-      variables={undefined}
-      confirm={QUESTIONS[verb] || undefined}
-      danger={verb === "cancel"}
-    >
-      {verb.charAt(0).toUpperCase() + verb.slice(1)}
     </ActionButton>
   );
 }
@@ -198,7 +178,8 @@ function Results({ job }: { job: JobDetail }) {
             cell: (node) =>
               Object.entries(node.outputs ?? {}).map(([port, output]) => (
                 <div key={port}>
-                  {port}: {output.rows != null && `${output.rows} rows, `}
+                  <Link href={hrefOf({ run_id: job.run_id, node: node.id, port })}>{port}</Link>:{" "}
+                  {output.rows != null && `${output.rows} rows, `}
                   {formatBytes(output.bytes)} <code title={output.sha256}>{output.sha256.slice(0, 12)}</code>
                 </div>
               )),

@@ -1,21 +1,20 @@
 // What the job would do, before it starts: rows, steps, memory, time, reused results, and why it would be refused.
 
-import { useMutation, type UseMutationResult } from "@tanstack/react-query";
 import { client, dataOf } from "../../api/client";
 import type { ChainPlan } from "../../api/schema";
+import { useCancelable, type Cancelable } from "../../components/cancelable";
 import { formatBytes, formatDuration, formatNumber } from "../../components/format";
 import { Loading, ProblemNote } from "../../components/notes";
 import { Section } from "../../components/page";
 import { Table } from "../../components/table";
 
 type Values = Record<string, unknown>;
-export type Planning = UseMutationResult<ChainPlan, Error, Values>;
+export type Planning = Cancelable<ChainPlan, Values>;
 
 export const usePlan = (): Planning =>
-  useMutation({
-    mutationFn: (draft: Values) =>
-      dataOf(client.POST("/api/v1/plan", { body: { target: "training-job", parameters: draft } as never })),
-  });
+  useCancelable((draft: Values, signal) =>
+    dataOf(client.POST("/api/v1/plan", { body: { target: "training-job", parameters: draft } as never, signal })),
+  );
 
 export function Estimate({ draft, plan }: { draft: Values; plan: Planning }) {
   return (
@@ -33,7 +32,7 @@ export function Estimate({ draft, plan }: { draft: Values; plan: Planning }) {
       }
     >
       {plan.isPending ? (
-        <Loading what="Planning" />
+        <Loading what="Planning" onCancel={plan.cancel} />
       ) : plan.error ? (
         <ProblemNote error={plan.error} />
       ) : plan.data ? (
@@ -87,9 +86,24 @@ export function PlannedNodes({ plan }: { plan: ChainPlan }) {
         ]}
       />
       {plan.decisions.map((one) => (
-        <p key={one.node}>
-          {one.node}: {JSON.stringify(one)}
-        </p>
+        <section key={one.node} aria-label={`Method of ${one.node}`}>
+          <p>
+            {one.node}: method auto is {one.rungs.at(-1)?.method} here, by {formatBytes(one.memory_bytes)} of{" "}
+            {one.device} ({one.memory_from}).
+          </p>
+          <ul>
+            {one.rungs.map((rung, index) => (
+              <li key={index}>
+                {[rung.method, rung.knobs].filter(Boolean).join(", ")}:{" "}
+                {rung.needed_bytes != null && `needs ${formatBytes(rung.needed_bytes)}, `}
+                {rung.fits ? "fits" : rung.why}
+              </li>
+            ))}
+            {one.changes.map((change) => (
+              <li key={change}>changed: {change}</li>
+            ))}
+          </ul>
+        </section>
       ))}
     </div>
   );

@@ -1,8 +1,8 @@
 // A data set as the training would see it: its rows through the chat template, what is learned, lengths, problems.
 
-import { useMutation } from "@tanstack/react-query";
 import { client, dataOf } from "../../api/client";
 import type { DataPreview as Preview } from "../../api/schema";
+import { useCancelable } from "../../components/cancelable";
 import { formatDuration, formatNumber, formatPercent } from "../../components/format";
 import { Loading, ProblemNote } from "../../components/notes";
 import { Section } from "../../components/page";
@@ -28,10 +28,9 @@ function queryOf(draft: Values): Record<string, string | number> | null {
 
 export function DataPreview({ draft }: { draft: Values }) {
   const query = queryOf(draft);
-  const preview = useMutation({
-    mutationFn: (given: Record<string, string | number>) =>
-      dataOf(client.GET("/api/v1/data/preview", { params: { query: given as never } })),
-  });
+  const preview = useCancelable((given: Record<string, string | number>, signal) =>
+    dataOf(client.GET("/api/v1/data/preview", { params: { query: given as never }, signal })),
+  );
   return (
     <Section
       title="Data"
@@ -47,7 +46,7 @@ export function DataPreview({ draft }: { draft: Values }) {
       }
     >
       {preview.isPending ? (
-        <Loading what="Reading and rendering the rows" />
+        <Loading what="Reading and rendering the rows" onCancel={preview.cancel} />
       ) : preview.error ? (
         <ProblemNote error={preview.error} />
       ) : preview.data ? (

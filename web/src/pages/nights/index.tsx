@@ -118,7 +118,7 @@ function Corpora() {
                 cell: (one) => <Against value={one.valid} of={one.threshold} label={one.bucket} unit={formatNumber} />,
               },
               { title: "Invalid", numeric: true, cell: (one) => formatNumber(one.invalid) },
-              { title: "Twice", numeric: true, cell: (one) => formatNumber(one.duplicates) },
+              { title: "Duplicates", numeric: true, cell: (one) => formatNumber(one.duplicates) },
             ]}
           />
         )}

@@ -143,7 +143,7 @@ function Buckets({ report }: { report: Report }) {
             },
             { title: "Valid", numeric: true, cell: (one) => formatNumber(one.valid) },
             { title: "Invalid", numeric: true, cell: (one) => formatNumber(one.invalid) },
-            { title: "Twice", numeric: true, cell: (one) => formatNumber(one.duplicates) },
+            { title: "Duplicates", numeric: true, cell: (one) => formatNumber(one.duplicates) },
             { title: "Marker or note", cell: (one) => one.marker || one.note || one.failure?.what },
           ]}
         />

@@ -98,7 +98,10 @@ function LiveAdapters() {
               rows={live}
               rowKey={(row) => String(row.name)}
               columns={[
-                { title: "Version", cell: (row) => <Link href="/adapters">{String(row.name)}</Link> },
+                {
+                  title: "Version",
+                  cell: (row) => <Link href={`/adapters/${String(row.name)}`}>{String(row.name)}</Link>,
+                },
                 { title: "Base", cell: (row) => String(row.base ?? "") },
                 { title: "Evaluated", cell: (row) => (row.evaluated ? "yes" : "no") },
               ]}

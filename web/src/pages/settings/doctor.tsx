@@ -5,6 +5,7 @@ import { client, dataOf } from "../../api/client";
 import type { Check } from "../../api/schema";
 import { formatTime } from "../../components/format";
 import { Queried, Section } from "../../components/page";
+import { Prose } from "../../components/prose";
 
 export function useDoctor() {
   return useQuery({
@@ -53,8 +54,15 @@ export function Checks({ checks }: { checks: Check[] }) {
             <span className={`check-${word}`}>
               <span aria-hidden="true">{mark}</span> {word}
             </span>
-            <strong>{check.name}</strong> {check.detail}
-            {isProblem(check) && <em>{check.do}</em>}
+            <strong>{check.name}</strong>{" "}
+            <span>
+              <Prose text={check.detail} />{" "}
+              {isProblem(check) && (
+                <em>
+                  <Prose text={check.do} />
+                </em>
+              )}
+            </span>
           </li>
         );
       })}

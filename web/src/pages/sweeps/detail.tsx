@@ -58,7 +58,7 @@ export default function SweepPage({ name }: { name: string }) {
           <>
             <Section title="Progress">
               <Facts facts={factsOf(found)} />
-              <Progress value={found.trials.length} max={found.num_trials} label="Trials" />
+              {found.is_running && <Progress value={found.trials.length} max={found.num_trials} label="Trials" />}
             </Section>
             <Trials sweep={found} />
             {found.best && <BestChain name={name} />}

@@ -33,8 +33,11 @@ export default function SweepsPage() {
         {({ sweeps: found }) =>
           found.length === 0 ? (
             <Empty title="No sweep yet">
-              <p>A sweep trains one chain with many sets of values, and continues the best. In a terminal:</p>
-              <pre>trainyard sweep chain.yaml -p 'trainer.learning_rate=loguniform(1e-5,1e-3)'</pre>
+              <p>A sweep trains one chain with many sets of values, and continues the best.</p>
+              <p>
+                Press <Link href="/sweeps/new">New sweep</Link>, or start one in a terminal:{" "}
+                <code>trainyard sweep chain.yaml -p 'trainer.learning_rate=loguniform(1e-5,1e-3)'</code>
+              </p>
             </Empty>
           ) : (
             <Table

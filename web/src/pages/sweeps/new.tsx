@@ -134,6 +134,7 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
               <input
                 id={`sweep-path-${index}`}
                 list="sweep-paths"
+                size={40}
                 required
                 value={one.path}
                 onChange={(event) => change(index, { path: event.target.value })}

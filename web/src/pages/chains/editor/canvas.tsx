@@ -17,8 +17,10 @@ import {
   type OnConnectStartParams,
 } from "@xyflow/react";
 import { useCallback, useEffect, useRef, useState, type DragEvent } from "react";
+import { Link } from "wouter";
 import type { LinkAnswer } from "../../../api/schema";
 import { dataOf, edgesOf, NODE_TYPES, type FlowNode, type GraphNode, type NodeData } from "../../../components/graph";
+import { Prose } from "../../../components/prose";
 import { linked, unlinked, without, type DraftStore } from "./draft";
 import { askLinks } from "./server";
 
@@ -213,12 +215,24 @@ export function Canvas({ store, nodes, version, selection, onSelect, onAdd, read
         <Background />
         <Controls showInteractive={false} fitViewOptions={FIT} />
         {nodes.length > 12 && <MiniMap pannable zoomable ariaLabel="The whole chain, small" />}
+        {nodes.length === 0 && (
+          <Panel position="top-center" className="editor-start">
+            <h2>Build a chain</h2>
+            <p>
+              Drag a node from the list above to here, or press its button. Then drag from a port on the right of a node
+              to the next node.
+            </p>
+            <p>
+              Or begin with a template: <Link href="/chains">Chains</Link> lists them, and each opens here.
+            </p>
+          </Panel>
+        )}
         <LinkHint linking={linking} hint={hint} setHint={setHint} />
         <Panel position="top-center">
           <div aria-live="assertive">
             {refusal && (
               <div className="link-hint is-refused" role="status">
-                <strong>The link is refused.</strong> {refusal.because} {refusal.instead}{" "}
+                <strong>The link is refused.</strong> <Prose text={refusal.because} /> <Prose text={refusal.instead} />{" "}
                 {refusal.code && <code>{refusal.code}</code>}{" "}
                 <button type="button" onClick={() => setRefusal(null)}>
                   Close
@@ -234,7 +248,7 @@ export function Canvas({ store, nodes, version, selection, onSelect, onAdd, read
 
 const DELETE_KEYS = ["Delete", "Backspace"];
 const HIDE = { hideAttribution: true };
-const FIT = { padding: 0.15, maxZoom: 1 };
+export const FIT = { padding: 0.05, maxZoom: 1 };
 
 function cached(cache: Map<string, { key: string; data: NodeData }>, node: GraphNode): NodeData {
   const data = dataOf(node);
@@ -282,7 +296,8 @@ function LinkHint({ linking, hint, setHint }: LinkHintProps) {
       <div className={`link-hint${hint.text ? " is-refused" : ""}`} role="status">
         {hint.text ? (
           <>
-            <strong>✕ {hint.target}:</strong> {hint.text.because} {hint.text.instead} <code>{hint.text.code}</code>
+            <strong>✕ {hint.target}:</strong> <Prose text={hint.text.because} /> <Prose text={hint.text.instead} />{" "}
+            <code>{hint.text.code}</code>
           </>
         ) : (
           <>

@@ -1,16 +1,16 @@
 // What a run of the draft would do: rows, tokens, steps, memory and time of each node, and what is reused.
 
-import { useMutation } from "@tanstack/react-query";
 import { client, dataOf } from "../../../api/client";
+import { useCancelable } from "../../../components/cancelable";
 import { Loading, ProblemNote } from "../../../components/notes";
 import { Section } from "../../../components/page";
 import { PlannedNodes } from "../../jobs/estimate";
 import type { Draft } from "./draft";
 
 export function ChainEstimate({ draft }: { draft: Draft }) {
-  const plan = useMutation({
-    mutationFn: (target: Draft) => dataOf(client.POST("/api/v1/plan", { body: { target } as never })),
-  });
+  const plan = useCancelable((target: Draft, signal) =>
+    dataOf(client.POST("/api/v1/plan", { body: { target } as never, signal })),
+  );
   return (
     <Section
       title="Estimate"
@@ -26,7 +26,7 @@ export function ChainEstimate({ draft }: { draft: Draft }) {
       }
     >
       {plan.isPending ? (
-        <Loading what="Planning" />
+        <Loading what="Planning" onCancel={plan.cancel} />
       ) : plan.error ? (
         <ProblemNote error={plan.error} />
       ) : plan.data ? (

@@ -10,7 +10,7 @@ import type { ChainDetail, ExpandedChain, Palette } from "../../../api/schema";
 import { dataOf as nodeDataOf, layOut, NODE_WIDTH, type GraphNode, type Place } from "../../../components/graph";
 import { Loading, ProblemNote } from "../../../components/notes";
 import { Page } from "../../../components/page";
-import { Canvas } from "./canvas";
+import { Canvas, FIT } from "./canvas";
 import { copies, DraftStore, freeId, useDraft, without, type Draft, type DraftNode } from "./draft";
 import { Reasons } from "../reasons";
 import { ChainSettings } from "./chain_settings";
@@ -111,7 +111,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const nodes = useMemo(() => graphNodes(draft, check.data, runNodes.data), [draft, check.data, runNodes.data]);
   const layoutAll = useCallback(() => {
     store.place(layoutOf(nodes));
-    window.setTimeout(() => void flow.fitView({ padding: 0.15, maxZoom: 1 }), 60);
+    window.setTimeout(() => void flow.fitView(FIT), 60);
   }, [store, nodes, flow]);
   // A chain without places gets some, once the service has said what ports its nodes have.
   const isUnplaced = draft.nodes.length > 0 && draft.nodes.every((node) => !state.places[node.id]) && check.isCurrent;
@@ -127,7 +127,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
       const place = at ?? nextPlace(places);
       store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: place });
       setSelection(new Set([id]));
-      if (!at) window.setTimeout(() => void flow.fitView({ padding: 0.15, maxZoom: 1 }), 60);
+      if (!at) window.setTimeout(() => void flow.fitView(FIT), 60);
     },
     [store, palette, flow],
   );
@@ -159,7 +159,8 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
 
   const save = useSave(store, stored, setStored, () => setRestored(false));
   const start = useRun(setSearch, save);
-  const reasons = reasonsOf(check.data);
+  // An empty canvas shows the next step; that it would not run is known.
+  const reasons = draft.nodes.length > 0 ? reasonsOf(check.data) : [];
   const [only] = selected.length === 1 ? selected : [];
   return (
     <Page
@@ -193,7 +194,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           </button>
           <button
             type="button"
-            disabled={readOnly || save.isPending || (stored !== undefined && !state.dirty)}
+            disabled={readOnly || save.isPending || draft.nodes.length === 0 || (stored !== undefined && !state.dirty)}
             aria-busy={save.isPending}
             onClick={() => save.mutate(undefined)}
           >
@@ -220,6 +221,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           isCurrent={check.isCurrent}
           run={run}
           runNodes={runNodes.data}
+          isEmpty={draft.nodes.length === 0}
           onDiscard={() => {
             store.open(draftOf(opened));
             setRestored(false);

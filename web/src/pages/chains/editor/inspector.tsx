@@ -5,6 +5,7 @@ import { useEffect, useId, useState } from "react";
 import type { ProblemReason } from "../../../api/client";
 import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
 import { SchemaForm } from "../../../components/form";
+import { Prose } from "../../../components/prose";
 import type { JsonSchema } from "../../../components/schema";
 import { NodeResult } from "../node_result";
 import { Reasons } from "../reasons";
@@ -42,7 +43,9 @@ export function Inspector({
   return (
     <>
       <h2>{node.id}</h2>
-      <p className="quiet">{entry?.text ?? `${node.type} is not a type of node.`}</p>
+      <p className="quiet">
+        <Prose text={entry?.text ?? `${node.type} is not a type of node.`} />
+      </p>
       {run && <NodeResult run={run} node={node.id} />}
       {run && !readOnly && (
         <button type="button" onClick={() => onRunFrom(node.id)} disabled={isStarting} aria-busy={isStarting}>
@@ -50,8 +53,6 @@ export function Inspector({
         </button>
       )}
       {elsewhere.length > 0 && <Reasons reasons={elsewhere} />}
-      <IdField key={node.id} store={store} node={node} onSelect={onSelect} readOnly={readOnly} />
-      <Links store={store} node={node} readOnly={readOnly} />
       {schema && (
         <section aria-label={`Settings of ${node.id}`}>
           <h3>Settings</h3>
@@ -66,6 +67,8 @@ export function Inspector({
           />
         </section>
       )}
+      <Links store={store} node={node} readOnly={readOnly} />
+      <IdField key={node.id} store={store} node={node} onSelect={onSelect} readOnly={readOnly} />
       {!readOnly && (
         <button
           type="button"
@@ -176,7 +179,7 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
           </select>
           {refused && (
             <p className="wrong" role="alert">
-              {refused.because} {refused.instead} <code>{refused.code}</code>
+              <Prose text={refused.because} /> <Prose text={refused.instead} /> <code>{refused.code}</code>
             </p>
           )}
         </div>

@@ -4,9 +4,11 @@ import { ExternalLink } from "../../../components/external";
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";
 import { client, dataOf, Problem } from "../../../api/client";
-import type { ChainDetail, ExpandedChain } from "../../../api/schema";
+import { useLogin } from "../../../api/login";
+import type { ChainDetail, ExpandedChain, RunNodes } from "../../../api/schema";
 import { ProblemNote } from "../../../components/notes";
 import { StateBadge } from "../../../components/state";
+import { JobActions } from "../../jobs/actions";
 
 const countOf = (problems: number) => (problems === 1 ? "1 problem" : `${problems} problems`);
 
@@ -17,7 +19,8 @@ interface StatusLineProps {
   check: ExpandedChain | undefined;
   isCurrent: boolean;
   run: string;
-  runNodes: { state: string; detail: string; message: string; url: string; digest: string } | undefined;
+  runNodes: RunNodes | undefined;
+  isEmpty: boolean;
   onDiscard: () => void;
   onCloseRun: () => void;
 }
@@ -30,9 +33,11 @@ export function StatusLine({
   isCurrent,
   run,
   runNodes,
+  isEmpty,
   onDiscard,
   onCloseRun,
 }: StatusLineProps) {
+  const { allows } = useLogin();
   const isOther = isCurrent && runNodes?.digest && check?.check.digest && runNodes.digest !== check.check.digest;
   return (
     <div className="actions" role="status" aria-label="State of the draft">
@@ -60,19 +65,24 @@ export function StatusLine({
           </button>
         </span>
       )}
-      <span className={check?.check.ok ? "state-completed" : "state-failed"}>
-        {!isCurrent
-          ? "checking …"
-          : check?.check.ok
-            ? "✓ would run here"
-            : `✕ ${countOf(check?.check.reasons?.length ?? 0)}`}
-      </span>
+      {!isEmpty && (
+        <span className={check?.check.ok ? "state-completed" : "state-failed"}>
+          {!isCurrent
+            ? "checking …"
+            : check?.check.ok
+              ? "✓ would run here"
+              : `✕ ${countOf(check?.check.reasons?.length ?? 0)}`}
+        </span>
+      )}
       {run && (
-        <span>
-          Run <Link href={`/jobs/${run}`}>{run}</Link>
-          {isOther && " (of another version of this chain)"}{" "}
-          {runNodes && <StateBadge state={runNodes.state} detail={runNodes.detail} />}{" "}
-          {runNodes?.url && <ExternalLink url={runNodes.url}>Prefect</ExternalLink>}{" "}
+        <span className="actions">
+          <span>
+            Run <Link href={`/jobs/${run}`}>{run}</Link>
+            {isOther && " (of another version of this chain)"}
+          </span>
+          {runNodes && <StateBadge state={runNodes.state} detail={runNodes.detail} />}
+          {runNodes?.url && <ExternalLink url={runNodes.url}>Prefect</ExternalLink>}
+          {runNodes && allows("run") && <JobActions job={run} state={runNodes.state} />}
           <button type="button" onClick={onCloseRun}>
             Hide the run
           </button>
