@@ -51,14 +51,13 @@ def test_thoughts_after_words_become_a_version_that_is_live(
     latent = {"type": "coconut", "max_stage": 2, "epochs_per_stage": 1, "first_stage": 1}
     trainer = {"stage": {"type": "sft", "latent": latent}, "hyperparameters": hyper}
     control = {"control": "pauses"}
-    listed = [{"name": name, "max_rows": 1} for name in ("heldout_loss", "answer_tokens")]
     result = carried_out(
         {"type": "data_source", "config": {"path": "data.jsonl"}},
         {"type": "validator", "config": {"near_duplicates": None}},
         {"type": "trainer", "config": {"stage": "sft", "hyperparameters": {**hyper, "max_steps": 5}}},
         {"type": "trainer", "id": "thoughts", "needs": ["trainer", "validator"], "config": trainer},
         {"type": "trainer", "id": "pauses", "needs": ["trainer", "validator"], "config": {**trainer, **control}},
-        {"type": "evaluator", "needs": ["thoughts", "pauses"], "config": {"benchmarks": listed}},
+        {"type": "evaluator", "needs": ["thoughts", "pauses"], "config": {"quotes": 0}},
         {"type": "deployer", "config": {"role": "thinker"}},
     )
     (output,) = result.node("thoughts").outputs.values()
@@ -71,7 +70,6 @@ def test_thoughts_after_words_become_a_version_that_is_live(
     report = json.loads((judged.path / "report.json").read_text())
     lines = {line["name"]: line for line in report["benchmarks"]}
     assert lines["heldout_loss"]["control"] != pytest.approx(lines["heldout_loss"]["candidate"], abs=1e-6)
-    assert lines["answer_tokens"]["control"] >= 5 <= lines["answer_tokens"]["candidate"]
     assert not any("`control: pauses`" in note for note in report["notes"])
     registry = AdapterRegistry(settings().adapters)
     version = registry.show("default/thinker")
