@@ -29,7 +29,7 @@ TOKENIZER = toy_tokenizer(WORDS)
 DIGIT = {str(digit): 4 + digit for digit in range(10)}
 LONGEST = 4
 """Three digits and the end."""
-STEPS, RATE = 1200, 1e-3
+STEPS, RATE = 1500, 3e-4
 SHAPE = {"hidden": 128, "layers": 3, "context": 32}
 
 

@@ -40,11 +40,14 @@ def toy_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token=words[0], eos_token=words[1])
 
 
-def toy_config(vocabulary: int, *, hidden: int = 32, layers: int = 2, context: int = 64) -> LlamaConfig:
+def toy_config(
+    vocabulary: int, *, hidden: int = 32, layers: int = 2, context: int = 64, init: float = 0.02
+) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=context, pad_token_id=0, eos_token_id=1,
         bos_token_id=None, num_labels=1, attention_dropout=0.1,
+        initializer_range=init,
     )  # fmt: skip
 
 

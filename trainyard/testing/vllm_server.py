@@ -28,8 +28,36 @@ from trainyard.testing.loopback import LoopbackHandler, answering
 Answer = tuple[int, Any]
 
 
+@dataclass(kw_only=True)
+class SleepingEngine:
+    """vLLM's sleep mode, as its endpoints show it."""
+
+    sleep_mode: bool = False
+    """Started with --enable-sleep-mode in the development mode."""
+    awake: set[str] = field(default_factory=lambda: {"weights", "kv_cache"})
+    """What is in the memory of the device."""
+    stale: bool = False
+    """Weights that level 2 has dropped, and that nothing has read again."""
+
+    def sleep(self, body: dict[str, Any]) -> Answer:
+        """Level 1 keeps the weights in the memory of the host, level 2 drops them."""
+        self.awake, self.stale = set(), self.stale or body.get("level") == "2"
+        return 200, ""
+
+    def wake_up(self, body: dict[str, Any]) -> Answer:
+        self.awake |= {body["tags"]} if "tags" in body else {"weights", "kv_cache"}
+        return 200, ""
+
+    def collective_rpc(self, body: dict[str, Any]) -> Answer:
+        """Only `reload_weights`, for which the memory of the weights has to be there."""
+        if body.get("method") != "reload_weights" or "weights" not in self.awake:
+            return failure(500, "InternalServerError", f"{body.get('method')} failed: the weights are asleep.")
+        self.stale = False
+        return 200, {"results": [None]}
+
+
 @dataclass
-class VllmDouble:
+class VllmDouble(SleepingEngine):
     """State of a running double; tests read and set it while it serves."""
 
     base: str
@@ -49,12 +77,6 @@ class VllmDouble:
     logprobs: Callable[[list[int]], list[list[float]]] | None = None
     """Row of token ids -> at each place the log-probabilities of all tokens; without it there are no completions."""
     max_logprobs: int = 20
-    sleep_mode: bool = False
-    """Started with --enable-sleep-mode in the development mode."""
-    awake: set[str] = field(default_factory=lambda: {"weights", "kv_cache"})
-    """What is in the memory of the device."""
-    stale: bool = False
-    """Weights that level 2 has dropped, and that nothing has read again."""
     requests: list[tuple[str, Any]] = field(default_factory=list)
     """(path, body) of every request, in order."""
 
@@ -83,22 +105,6 @@ class VllmDouble:
         plain = urlsplit(path)
         route = routes.get((method, plain.path))
         return route((body or {}) | dict(parse_qsl(plain.query))) if route else (404, {"detail": "Not Found"})
-
-    def sleep(self, body: dict[str, Any]) -> Answer:
-        """Level 1 keeps the weights in the memory of the host, level 2 drops them."""
-        self.awake, self.stale = set(), self.stale or body.get("level") == "2"
-        return 200, ""
-
-    def wake_up(self, body: dict[str, Any]) -> Answer:
-        self.awake |= {body["tags"]} if "tags" in body else {"weights", "kv_cache"}
-        return 200, ""
-
-    def collective_rpc(self, body: dict[str, Any]) -> Answer:
-        """Only `reload_weights`, for which the memory of the weights has to be there."""
-        if body.get("method") != "reload_weights" or "weights" not in self.awake:
-            return failure(500, "InternalServerError", f"{body.get('method')} failed: the weights are asleep.")
-        self.stale = False
-        return 200, {"results": [None]}
 
     def models(self) -> dict[str, Any]:
         base = {"id": self.base, "object": "model", "owned_by": "vllm", "root": self.root, "parent": None, **self.card}

@@ -5,7 +5,7 @@
                 a step
     cache       keys and values of all completions of a step on a device, drawn at once:
                 2 e · blocks · key-value heads · head size · length · batch_size · gradient_accumulation;
-                the native engine draws those of one micro-batch after the other
+                the native engine draws at most 64 together, or those of one micro-batch where it has more
 
 The cache is gone before the backward pass begins, so only what of it is more than activations and logits counts. TRL
 computes the logits of a step in chunks; they are estimated as if it did not.
@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
+from trainyard.spec.axes.stages import DrawnSettings, GrpoSettings, PpoSettings
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
+
+DRAWN_AT_ONCE = 64
+"""Completions that the native engine draws together at least, where a rollout has so many."""
 
 
 def drawn_length(config: TrainerConfig) -> int:
@@ -36,12 +39,23 @@ def rows_seen(config: TrainerConfig, rows: int) -> int:
     return rows // prompts * prompts * rollouts.num_generations * rollouts.num_iterations
 
 
+def drawn_at_once(config: TrainerConfig) -> int:
+    """Completions that are drawn together, on one device."""
+    hyper, native = config.hyperparameters, config.backend is BackendName.NATIVE
+    step = hyper.batch_size * hyper.gradient_accumulation
+    if not isinstance(config.stage, DrawnSettings):
+        return hyper.batch_size if native else step
+    minibatches = config.stage.minibatches if isinstance(config.stage, PpoSettings) else 1
+    return min(step * minibatches, max(hyper.batch_size, DRAWN_AT_ONCE)) if native else step
+
+
 def cache_bytes(shape: ModelShape, config: TrainerConfig, device: Device) -> int:
     """The keys and values of the completions of a step, on one device."""
     if not drawn_length(config):
         return 0
+    if isinstance(config.stage, DrawnSettings) and config.stage.rollouts.engine == "vllm":
+        return 0  # the server has its own, in its share of the memory
     hyper = config.hyperparameters
     number = 2 if device.facts.is_gpu and config.method.facts.adapter else 4
-    at_once = 1 if config.backend is BackendName.NATIVE else hyper.gradient_accumulation  # micro-batches
-    positions = hyper.batch_size * at_once * (hyper.max_length + drawn_length(config))
+    positions = drawn_at_once(config) * (hyper.max_length + drawn_length(config))
     return 2 * number * shape.layers * shape.key_value_heads * shape.head_size * positions

@@ -18,6 +18,7 @@ import torch
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
+from trainyard.spec.estimate.rollouts import DRAWN_AT_ONCE
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.rollouts.advantages import (
     center_groups,
@@ -35,8 +36,6 @@ from trainyard.train.stages.contract import Batch, CompletionWriter, Scores
 
 Prompt = dict[str, Any]
 """A row of `encode_prompts`."""
-DRAWN_AT_ONCE = 64
-"""Completions that are drawn together at least, where a rollout has so many."""
 
 
 class RolloutWriter(CompletionWriter, Protocol):
@@ -64,7 +63,7 @@ class DrawnConversation:
     sampled: SampledCompletion
     ended: bool
     logprobs: list[float]
-    """Of its learned tokens, as whoever drew them says."""
+    """Of its learned tokens, as the engine that drew them reports them."""
 
 
 @dataclass(frozen=True)

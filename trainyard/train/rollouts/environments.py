@@ -160,7 +160,7 @@ class OperatorStep:
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
             raise self.broken(f"Its reward is {reward!r}, and not a number.")
         if not done and not said:
-            raise self.broken("It said nothing, and that the conversation goes on.")
+            raise self.broken("It said nothing, and that the conversation is not done.")
         return [dict(one) for one in said], float(reward), bool(done)
 
     def broken(self, why: str) -> InvalidInput:
