@@ -1,6 +1,6 @@
 """Send thousands of paths to every text parameter of the API in this process, and watch what is opened.
 
-    python -m tests.path_program FOLDER COUNT
+    python -m tests.path_program FOLDER FIRST COUNT
 
 Prints one JSON object: {requests, statuses, escapes, leaks, connections}. An audit hook of the interpreter sees every
 file that is opened, listed, made, renamed or removed, and every connection; children get a strict environment and are
@@ -15,6 +15,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import quote
@@ -185,7 +186,7 @@ def given_with(field: str, text: str) -> Any:
     return shapes.get(field, text)
 
 
-async def attack(folder: Path, count: int) -> dict[str, Any]:
+async def attack(folder: Path, first: int, count: int) -> dict[str, Any]:
     settings = load_settings(
         home=folder / "home", working_folder=folder / "work" / "data", api_requests_per_s=1e9, api_heavy_calls=64
     )
@@ -200,7 +201,7 @@ async def attack(folder: Path, count: int) -> dict[str, Any]:
         transport=httpx.ASGITransport(app, raise_app_exceptions=False),
         base_url="http://127.0.0.1:8898", headers={"authorization": f"Bearer {token}"}, timeout=60,
     ) as client:  # fmt: skip
-        for number, text in enumerate(mutations(folder, count)):
+        for number, text in islice(enumerate(mutations(folder, first + count)), first, None):
             name, field = fields[number % len(fields)]
             watch.now, watch.on = f"{name} {field} {text[:120]!r}", True
             try:
@@ -241,8 +242,8 @@ def request_of(name: str, field: str, text: str) -> tuple[str, httpx.URL, str]:
 
 
 def main() -> None:
-    folder, count = Path(sys.argv[1]), int(sys.argv[2])
-    print(json.dumps(anyio.run(attack, folder, count)))
+    folder, first, count = Path(sys.argv[1]), *map(int, sys.argv[2:4])
+    print(json.dumps(anyio.run(attack, folder, first, count)))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,10 @@ PASSED = (
         "where spans go, without the headers, which may contain a key",
     ),
     Passed("SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE", "certificates"),
-    Passed("DO_NOT_TRACK TRAINYARD_*", "this product's own, but for TRAINYARD_TOKEN"),
+    Passed(
+        "DO_NOT_TRACK TRAINYARD_* TRAINYARD_ALLOW_PRIVATE_URLS TRAINYARD_CHECKPOINT_KEY",
+        "this product's own, but for TRAINYARD_TOKEN; the last names a file or a variable, and is not a key",
+    ),
 )
 """The table: what every child may see."""
 INSTALLED = Passed("PIP_* UV_* GIT_* SSH_AUTH_SOCK PIP_INDEX_URL PIP_EXTRA_INDEX_URL", "the installation of a backend")

@@ -18,9 +18,9 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.launching import environment
 from trainyard.compute.supervise import Status, supervise
 from trainyard.data.prompts import PromptChild
-from trainyard.inherited import UMASK, child_environment, close_to_others, installer_environment
+from trainyard.inherited import UMASK, child_environment, close_to_others, installer_environment, server_environment
 from trainyard.serve.chat_templates import check_chat_template
-from trainyard.settings import load_settings
+from trainyard.settings import Settings, load_settings, settings
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.graph.addresses import open_graph
 
@@ -43,6 +43,15 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = os.umask(UMASK)
     yield
     os.umask(before)
+
+
+@pytest.mark.parametrize("field", Settings.model_fields)
+def test_every_setting_reaches_services_and_children(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, known = f"TRAINYARD_{field.upper()}", settings()  # read before the variable has a value that may not fit
+    monkeypatch.setenv(name, "1")
+    services = [service_environment(known, "http://127.0.0.1:1", one) for one in ("api", "worker", "watchdog")]
+    for found in (child_environment(), server_environment(speaks_with_prefect=True), *services):
+        assert name in found
 
 
 def environ_of(process: psutil.Process) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,9 @@ class ChainPlan(Response):
 
 def existing(target: str) -> Path:
     """The file of that name. Raises `NotFound` (`E-PARAMETER`)."""
-    if Path(target).is_file():
-        return Path(target)
+    with suppress(OSError, ValueError):  # a name that no file can have, such as a very long one
+        if Path(target).is_file():
+            return Path(target)
     raise NotFound(
         f"There is neither a template nor a file {target!r}.",
         why=f"Templates are {', '.join(NAMES)}.",

@@ -67,7 +67,8 @@ class AwaitedSteps:
     async def carry_out(self, step: Step) -> Heard:
         try:
             if isinstance(step, Pause):
-                return await anyio.sleep(step.seconds)
+                await anyio.sleep(step.seconds)
+                return None
             if isinstance(step, NextLine):
                 return await anext(self.lines, None) if self.lines is not None else None
             return await (self.open_stream(step) if step.is_stream else self.client.request(**request_words(step)))

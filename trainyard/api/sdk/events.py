@@ -25,7 +25,8 @@ class ReadEvent:
 
 
 def is_event_stream(response: httpx.Response) -> bool:
-    return response.headers.get("content-type", "").partition(";")[0].strip() == EVENTS_TYPE
+    kind: str = response.headers.get("content-type", "")
+    return kind.partition(";")[0].strip() == EVENTS_TYPE
 
 
 def next_event() -> Generator[NextLine, str | httpx.Response | httpx.TransportError | None, ReadEvent | None]:

@@ -62,7 +62,8 @@ class BlockingSteps:
     def carry_out(self, step: Step) -> Heard:
         try:
             if isinstance(step, Pause):
-                return time.sleep(step.seconds)
+                time.sleep(step.seconds)
+                return None
             if isinstance(step, NextLine):
                 return next(self.lines, None)
             return self.open_stream(step) if step.is_stream else self.client.request(**request_words(step))

@@ -34,6 +34,8 @@ def ask(operation: str, context: Context, /, **fields: Any) -> Any:
         ("check", {"files": ["/etc/passwd"]}),
         ("check", {"files": [CHAIN, "chain.yaml"]}),
         ("plan", {"target": "chain.yaml"}),
+        ("scripts draft", {"target": "chain.yaml"}),
+        ("scripts draft", {"target": "/" + "x" * 5000}),
         ("plan", {"target": "qa-pipeline", "measure": True}),
         ("run", {"target": "../chain.yaml"}),
         ("run", {"target": "qa-pipeline", "watch": True}),
@@ -59,7 +61,7 @@ def test_files_and_addresses_are_for_the_machine_s_user(name: str, fields: dict[
 
 def test_a_name_that_is_neither_template_nor_file_does_not_exist(context: Context) -> None:
     (context.settings.working_folder / "nothing").write_text("nodes: []")
-    for name in ("plan", "run"):
+    for name in ("plan", "run", "scripts draft"):
         with pytest.raises(NotFound, match="E-PARAMETER: There is no template 'nothing'"):
             ask(name, context, target="nothing")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.api import planning
+from trainyard.api.access.reaching import require_template
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.trainers import DraftScriptInput, SaveScriptInput, ScriptNameInput
@@ -149,8 +150,11 @@ def require_python(text: str) -> None:
 def draft_script(given: DraftScriptInput, context: Context) -> ScriptDraft:
     """The script of a trainer and its spec; the rows are read when it runs.
 
-    Raises `NotFound` (`E-NODE`), `Refused` (the built-in script does not carry out this training).
+    Raises `NotFound` (`E-NODE`), `Refused` (the built-in script does not carry out this training); over a network also
+    `Denied` (`E-LOCAL`) for a file, which is not looked for.
     """
+    if context.caller.remote:
+        require_template(given.target, planning.NAMES)
     chain = planning.resolved(planning.asked(given.target, given.parameters).spec, context.settings)
     node = trainer_of(chain, given.node)
     config = node.config
