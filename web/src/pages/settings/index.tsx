@@ -8,6 +8,7 @@ import { ActionButton } from "../../components/action";
 import { formatTime } from "../../components/format";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
+import { Prose } from "../../components/prose";
 import { Table } from "../../components/table";
 import { AuditLog } from "./audit";
 import { Doctor } from "./doctor";
@@ -57,7 +58,7 @@ function MachineSettings() {
                 { title: "Setting", cell: (one) => <code title={one.variable}>{one.name}</code> },
                 { title: "Value", cell: (one) => <span className="value">{shown(one.value)}</span> },
                 { title: "From", cell: (one) => one.source },
-                { title: "Meaning", cell: (one) => one.text },
+                { title: "Meaning", cell: (one) => <Prose text={one.text} /> },
               ]}
             />
           </>
