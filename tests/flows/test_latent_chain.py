@@ -57,7 +57,7 @@ def test_thoughts_after_words_become_a_version_that_is_live(
         {"type": "trainer", "config": {"stage": "sft", "hyperparameters": {**hyper, "max_steps": 5}}},
         {"type": "trainer", "id": "thoughts", "needs": ["trainer", "validator"], "config": trainer},
         {"type": "trainer", "id": "pauses", "needs": ["trainer", "validator"], "config": {**trainer, **control}},
-        {"type": "evaluator", "needs": ["thoughts", "pauses"], "config": {"quotes": 0}},
+        {"type": "evaluator", "needs": ["thoughts", "pauses"], "config": {"benchmarks": [{"name": "heldout_loss"}]}},
         {"type": "deployer", "config": {"role": "thinker"}},
     )
     (output,) = result.node("thoughts").outputs.values()
