@@ -31,7 +31,7 @@ from trainyard.train.rollouts.rewards import RewardPanel
 from trainyard.train.session.sampling import Generated, Sampling, sample
 
 LARGEST, MOST_TOKENS = 100, 8
-STEPS, RATE = 150, 1e-3
+STEPS, RATE = 300, 1e-3
 EARLIEST = 64
 """Imitation steps before the success is looked at, which takes longer than a step."""
 INIT = 0.1
