@@ -97,7 +97,8 @@ def require_allowed(name: str, request: Any, context: Context) -> None:
             f"{name} can only be asked for on the machine itself.", why=operation.local,
             do=f"Run `trainyard {name}` there.", code="E-LOCAL",
         )  # fmt: skip
-    if caller.remote and (named := sorted(request.model_fields_set & local_fields(type(request)))):
+    kind: type[BaseModel] = type(request)
+    if caller.remote and (named := sorted(request.model_fields_set & local_fields(kind))):
         raise Denied(
             f"{named[0]} of {name} can only be given on the machine itself.",
             why="It names an address or a file that only the machine's user may choose, or prints in a terminal.",
