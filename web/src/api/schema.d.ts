@@ -2263,6 +2263,12 @@ export interface components {
              */
             base_url: string | null;
             /**
+             * Best Of
+             * @description Answers to each question, of which the one that a reward model scores best stays.
+             * @default 1
+             */
+            best_of: number;
+            /**
              * Concurrency
              * @description Requests at a time.
              * @default 8
@@ -4952,11 +4958,17 @@ export interface components {
              */
             max_turns: number;
             /**
+             * Name
+             * @description Of the function, in the setting `environments`.
+             * @default null
+             */
+            name: string | null;
+            /**
              * Type
              * @description What answers.
              * @enum {string}
              */
-            type: "calculator" | "python" | "guessing";
+            type: "calculator" | "python" | "guessing" | "function";
         };
         /**
          * Estimate
@@ -6154,6 +6166,8 @@ export interface components {
              * @default []
              */
             rewards: (components["schemas"]["ExactMatchReward"] | components["schemas"]["ContainsReward"] | components["schemas"]["RegexReward"] | components["schemas"]["LengthReward"] | components["schemas"]["JsonSchemaReward"] | components["schemas"]["PythonReward"] | components["schemas"]["ModelReward"] | components["schemas"]["EnvironmentReward"] | components["schemas"]["JudgeReward"])[];
+            /** @description Who draws the completions. */
+            rollouts?: components["schemas"]["RolloutSettings"];
             /**
              * Scale Rewards
              * @description Whose deviation divides the rewards.
@@ -9081,6 +9095,8 @@ export interface components {
              * @default []
              */
             rewards: (components["schemas"]["ExactMatchReward"] | components["schemas"]["ContainsReward"] | components["schemas"]["RegexReward"] | components["schemas"]["LengthReward"] | components["schemas"]["JsonSchemaReward"] | components["schemas"]["PythonReward"] | components["schemas"]["ModelReward"] | components["schemas"]["EnvironmentReward"] | components["schemas"]["JudgeReward"])[];
+            /** @description Who draws the completions. */
+            rollouts?: components["schemas"]["RolloutSettings"];
             /**
              * Temperature
              * @description Of the sampling, and of the probabilities.
@@ -9949,6 +9965,25 @@ export interface components {
              * @default []
              */
             targets: string[];
+        };
+        /**
+         * RolloutSettings
+         * @description Who draws the completions: the engine that trains, or a vLLM server next to it on the same device.
+         */
+        RolloutSettings: {
+            /**
+             * Engine
+             * @description Who draws.
+             * @default native
+             * @enum {string}
+             */
+            engine: "native" | "vllm";
+            /**
+             * Memory
+             * @description Share of the device's memory that vLLM takes while it draws; default 0.4.
+             * @default null
+             */
+            memory: number | null;
         };
         /**
          * RopeScaling
@@ -12228,10 +12263,10 @@ export interface components {
             budget_s: number | null;
             /**
              * Control
-             * @description Train on permuted answers: an adapter that can learn the format but no facts.
+             * @description What an evaluator compares with: permuted answers, from which the format can be learned but no facts; or, for latent coconut, the same curriculum with pauses in place of its thoughts.
              * @default null
              */
-            control: "shuffled_answers" | "pauses" | null;
+            control: ("shuffled_answers" | "pauses") | null;
             /** @default auto */
             device: components["schemas"]["Device"];
             engine?: components["schemas"]["EngineSettings"];
@@ -13336,6 +13371,7 @@ export type RevisionDiff = components['schemas']['RevisionDiff'];
 export type RevokeTokenInput = components['schemas']['RevokeTokenInput'];
 export type RewardStage = components['schemas']['RewardStage'];
 export type RollbackInput = components['schemas']['RollbackInput'];
+export type RolloutSettings = components['schemas']['RolloutSettings'];
 export type RopeScaling = components['schemas']['RopeScaling'];
 export type RunBody = components['schemas']['RunBody'];
 export type RunChainInput = components['schemas']['RunChainInput'];
