@@ -35,6 +35,9 @@ SPELLINGS = (
     "sql://127.0.0.1:{0}/rows", "postgresql://127.0.0.1:{0}/rows", "file://127.0.0.1:{0}/rows.jsonl",
 )  # fmt: skip
 
+AT_ONCE = 4
+"""Spellings of the default tests. Each takes seconds, most of them waiting for names that nobody resolves."""
+
 
 @dataclass
 class InnerServer:
@@ -128,7 +131,9 @@ def bodies(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "/runs", {"target": "qa-pipeline", "parameters": {"documents": url}}
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(
+    "spelling", [*SPELLINGS[:AT_ONCE], *(pytest.param(one, marks=pytest.mark.slow) for one in SPELLINGS[AT_ONCE:])]
+)
 def test_no_address_of_this_machine_is_asked(spelling: str, place: Place) -> None:
     url = spelling.format(place.inner.port)
     for path, body in bodies(url):
