@@ -39,7 +39,7 @@ def test_a_sweep_is_started_followed_and_stopped(
 ) -> None:
     watch.expect("status of 4")  # the first start, which the server refuses
     open_page(page, "/sweeps", "Sweeps")
-    page.get_by_role("link", name="New sweep").click()
+    page.get_by_role("link", name="New sweep").first.click()
     expect(page.get_by_role("heading", level=1, name="New sweep")).to_be_visible()
     page.get_by_label("Chain", exact=True).select_option(chain)
     page.get_by_label("Range A").fill("loguniform(1e-3)")

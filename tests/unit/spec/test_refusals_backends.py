@@ -32,6 +32,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "stage.loss": tuple(PreferenceLoss),
     "stage.centering": (0.0, 0.01),
     "stage.environment": (None, EnvironmentSettings(type="calculator")),
+    "stage.rollouts.engine": ("native", "vllm"),
     "method.modules_to_save": ((), ("lm_head",)),
     "launch.strategy": tuple(Strategy),
     "launch.launcher": ("auto", "torchrun", "accelerate", "deepspeed"),
@@ -67,7 +68,7 @@ def with_setting(config: TrainerConfig, setting: str, value: Any) -> TrainerConf
     if not group:
         return config.model_copy(update={name: value.settings() if isinstance(value, Method | Stage) else value})
     changed = reduce(getattr, group.split("."), config).model_copy(update={name: value})
-    return config.model_copy(update={group: changed})
+    return with_setting(config, group, changed)
 
 
 STAGES_OF = [(backend, stage) for backend in BackendName for stage in backend.facts.stages]

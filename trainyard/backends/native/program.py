@@ -9,6 +9,7 @@ the first number is drawn.
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,12 @@ from trainyard.backends.native.assembly import (
     save_trained,
     set_determinism,
 )
-from trainyard.backends.native.policy_server import PolicyServer, serving_policy
 from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, RUNG, log_restart
 from trainyard.backends.trl.loading import pick_device, template_sha256
 from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import Corrupt
-from trainyard.serve.inference_server.life import InferenceServer
+from trainyard.loading import load
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import EvalMetric
@@ -68,6 +68,7 @@ from trainyard.train.session.session import Session
 
 SERVER_FOLDER = "rollouts"
 """Where a server that draws completions has its log and the weights that it is given."""
+POLICY_SERVER = "trainyard.backends.native.policy_server"
 
 
 def train(folder: Path, events: Events, team: Team | None = None) -> None:
@@ -81,9 +82,23 @@ def train(folder: Path, events: Events, team: Team | None = None) -> None:
     with (
         frame.lock_devices(job, folder, events, device),
         frame.memory_errors_in_words(),
-        serving_policy(job.base, job.config, folder / SERVER_FOLDER, settings()) as server,
+        policy_server(job, folder) as server,
     ):
         train_on(job, folder, events, device, team=team, server=server)
+
+
+def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[Any]:
+    """The server that draws completions, where the stage asks for one, else None.
+
+    Its module is loaded then: it brings an HTTP client, which a bare machine with a card does not have.
+    """
+    rollouts = getattr(job.config.stage, "rollouts", None)
+    if rollouts is None or rollouts.engine == "native":
+        return nullcontext()
+    started: AbstractContextManager[Any] = load(f"{POLICY_SERVER}:serving_policy")(
+        job.base, job.config, folder / SERVER_FOLDER, settings()
+    )
+    return started
 
 
 def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str) -> TrainingJob:
@@ -129,7 +144,7 @@ def train_on(
     device: str,
     *,
     team: Team | None = None,
-    server: InferenceServer | None = None,
+    server: Any = None,
 ) -> None:
     mirror = mirror_of(job)
     found = find_newest(folder / CHECKPOINT_FOLDER, mirror)
@@ -360,7 +375,7 @@ def evaluation_record(run: NativeRun) -> dict[str, Any]:
     }
 
 
-def draw_by(run: NativeRun, server: InferenceServer, folder: Path) -> None:
+def draw_by(run: NativeRun, server: Any, folder: Path) -> None:
     """Let a server draw the completions of a run, with its weights as they are at each rollout."""
     assert isinstance(run.feed, RolloutFeed), "asked by a stage that draws completions"
 
@@ -376,7 +391,8 @@ def draw_by(run: NativeRun, server: InferenceServer, folder: Path) -> None:
                 attach_critic(run.policy.model, critic)
 
     adapter = run.job.output is Port.ADAPTER
-    run.feed.server = PolicyServer(server, save, folder, run.prepared.tokenizer, run.policy.model, adapter)
+    draws = load(f"{POLICY_SERVER}:PolicyServer")
+    run.feed.server = draws(server, save, folder, run.prepared.tokenizer, run.policy.model, adapter)
 
 
 def write_result(run: NativeRun, target: Path) -> None:
