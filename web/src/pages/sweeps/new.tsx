@@ -134,7 +134,6 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
               <input
                 id={`sweep-path-${index}`}
                 list="sweep-paths"
-                size={40}
                 required
                 value={one.path}
                 onChange={(event) => change(index, { path: event.target.value })}
