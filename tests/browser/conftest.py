@@ -28,14 +28,11 @@ JOB_STEPS = 12
 expect.set_options(timeout=PAGE_MS)
 
 
-ORDER = {"test_records_pages.py": -2, "test_sweep_and_script_pages.py": -1, "test_first_paint.py": 1,
-         "test_large_files.py": 2, "test_outages.py": 3}  # fmt: skip
-"""First what needs no job, while the jobs of the session are trained; then what measures times, when they have ended;
-last what kills services, because a stack that has just been started again is slow."""
+ORDER = {"test_records_pages.py": -2, "test_sweep_and_script_pages.py": -1, "test_outages.py": 1}
+"""First what needs no job, while the jobs of the session are trained; last what kills services: a stack that was
+started again is slow."""
 PAGES_GROUP = {"test_sweep_and_script_pages.py", "test_pages.py", "test_untrusted_text.py"}
 """They only look at pages: a second process runs them over a stack of its own, next to the others (`-n 2`)."""
-FRAMES = "test_two_hundred_nodes_are_dragged_smoothly"
-"""It measures times, too."""
 OTHER = {
     "name": "other", "hyperparameters": {"max_steps": JOB_STEPS, "gradient_accumulation": 1, "learning_rate": 0.003},
     "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
@@ -43,7 +40,7 @@ OTHER = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: 1 if item.name == FRAMES else ORDER.get(item.path.name, 0))
+    items.sort(key=lambda item: ORDER.get(item.path.name, 0))
     for item in items:
         item.add_marker(pytest.mark.xdist_group("pages" if item.path.name in PAGES_GROUP else "actions"))
 

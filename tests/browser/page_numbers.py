@@ -150,6 +150,10 @@ def list_numbers(page: Page) -> list[str]:
 
 
 def list_made_up(page: Page, answers: Answers) -> list[str]:
-    """The numbers on the page that no answer explains."""
+    """The numbers on the page that no answer explains.
+
+    They are read first: a page asks again every few seconds, also while the answers are gone through.
+    """
+    shown = list_numbers(page)
     allowed = explained(answers.found)
-    return [text for text in list_numbers(page) if read(text) not in allowed]
+    return [text for text in shown if read(text) not in allowed]

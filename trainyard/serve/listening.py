@@ -1,7 +1,9 @@
 """What every Trainyard server does before a request reaches it: a socket, and limits on connections and time.
 
-uvicorn waits for ever for a client that sends half a request. `BoundedProtocol` gives a request's head ten seconds and
-its body a minute, and keeps at most 512 connections: beyond them the oldest that has sent no whole head gives way.
+uvicorn waits for ever for a client that sends half a request, and keeps all of it. `BoundedProtocol` gives a request's
+head ten seconds and 64 KiB and its body a minute, and keeps at most 512 connections: beyond them the oldest that has
+sent no whole head gives way. It parses with httptools and runs on uvloop, because h11 and asyncio's own loop take half of
+the time of a small request.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, Literal
 
 import uvicorn
 from starlette.requests import Request
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trainyard.compute.services import EMBEDDED, Service, write_record
 from trainyard.errors import InvalidInput, LimitExceeded
@@ -29,7 +31,10 @@ from trainyard.stores.processes import process_start
 MAX_CONNECTIONS = 512
 HEAD_S = 10.0
 BODY_S = 60.0
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request line and its headers, as long as they are not whole; h11 has the same limit, httptools none."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 Phase = Literal["head", "body", "answer"]
 
@@ -127,11 +132,12 @@ class AnnouncedServer(uvicorn.Server):
             write_record(self.folder / f"{EMBEDDED}.json", record)
 
 
-class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with deadlines for head and body, and a cap on connections."""
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 with deadlines for head and body, a cap on heads and one on connections."""
 
     phase: Phase = "head"
     since = 0.0
+    head_bytes = 0
     deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -144,6 +150,11 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
         if (phase := self.phase_now()) != self.phase:
             self.enter(phase)
+        if phase == "head" and not self.transport.is_closing():
+            self.head_bytes += len(data)
+            if self.head_bytes > MAX_HEAD_BYTES:
+                self.transport.write(TOO_LONG)
+                self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -158,7 +169,7 @@ class BoundedProtocol(H11Protocol):
 
     def enter(self, phase: Phase) -> None:
         """Start a phase, and its deadline."""
-        self.phase, self.since = phase, self.loop.time()
+        self.phase, self.since, self.head_bytes = phase, self.loop.time(), 0
         if self.deadline is not None:
             self.deadline.cancel()
         allowed_s = {"head": HEAD_S, "body": BODY_S}.get(phase)
