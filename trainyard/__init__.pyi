@@ -11,4 +11,9 @@ from trainyard.api.sdk.remote import connect as connect
 from trainyard.api.sdk.surface import here as here
 from trainyard.errors import TrainyardError as TrainyardError
 
+adapters = here.adapters
+check = here.check
+jobs = here.jobs
+plan = here.plan
+run = here.run
 __version__: str

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import trainyard
 from docs.generator.sdk import sdk_types
-from trainyard import AiGenerator, Chain, DataSource, Deployer, Evaluator, Trainer, TrainyardError, Validator, here
+from trainyard import (
+    AiGenerator,
+    Chain,
+    DataSource,
+    Deployer,
+    Evaluator,
+    Trainer,
+    TrainyardError,
+    Validator,
+    adapters,
+    check,
+    here,
+    jobs,
+    plan,
+    run,
+)
 from trainyard.api import planning
 from trainyard.api.operations import OPERATIONS, REQUESTS
 from trainyard.api.sdk import surface
@@ -31,6 +48,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):
         monkeypatch.delenv(name, raising=False)
+
+
+def names_bound_by(tree: ast.Module) -> set[str]:
+    found = set[str]()
+    for one in tree.body:
+        if isinstance(one, ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in one.names}
+        elif isinstance(one, ast.AnnAssign):
+            found.add(ast.unparse(one.target))
+        elif isinstance(one, ast.Assign):
+            found |= {ast.unparse(target) for target in one.targets}
+    return found
 
 
 def method_of(operation: str) -> Surface:
@@ -63,6 +92,32 @@ def test_importing_trainyard_imports_nothing_heavy() -> None:
     assert all(getattr(trainyard, name) for name in names.split())
     with pytest.raises(AttributeError, match="no attribute 'Chian'"):
         _ = trainyard.Chian
+
+
+def test_the_public_names_are_these() -> None:
+    assert trainyard.__all__ == [
+        "AiGenerator", "Chain", "DataSource", "Deployer", "Evaluator", "Trainer", "TrainyardError", "Validator",
+        "adapters", "aio", "check", "connect", "connect_async", "here", "jobs", "plan", "run",
+    ]  # fmt: skip
+    typed = names_bound_by(ast.parse(Path(str(trainyard.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")))
+    assert typed == {*trainyard.__all__, "__version__"}
+
+
+def test_check_plan_run_jobs_and_adapters_are_those_of_here(tmp_path: Path) -> None:
+    chain = {"name": "c", "nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer"}]}
+    (tmp_path / "chain.yaml").write_text(yaml.safe_dump(chain))
+    found = check(files=(tmp_path / "chain.yaml",)).files[0]
+    assert found.ok, found.reasons
+    assert plan(target="chain.yaml").digest == found.digest == here.plan(target="chain.yaml").digest
+    assert adapters.list() == here.adapters.list()
+    for refused in (lambda: run(target="chain.yaml"), jobs.list):
+        with pytest.raises(Unavailable, match="E-NO-SERVER"):
+            refused()
+    for name in ("check", "plan", "run", "jobs list", "adapters list"):
+        method: Any = trainyard
+        for word in name.split():
+            method = getattr(method, word)
+        assert inspect.signature(method) == inspect.signature(method_of(name)), name
 
 
 def test_an_operation_answers_what_the_command_prints() -> None:
