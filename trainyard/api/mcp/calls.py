@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +29,7 @@ from trainyard.compute.events import Event
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, NotFound, TrainyardError
 from trainyard.loading import load
 from trainyard.settings import Settings
+from trainyard.tracing import new_traceparent, span, trace_id
 
 LOG = logging.getLogger("trainyard.mcp")
 MAX_CALLS = 32
@@ -75,15 +75,21 @@ async def call_tool(
     caller: Caller,
     send: Callable[[float, float | None, str], Any],
     limiter: anyio.CapacityLimiter,
+    traceparent: str = "",
 ) -> types.CallToolResult:
-    """Carry out the operation of a tool for a caller. An error is a result too, with code, what, why and do."""
+    """Carry out the operation of a tool for a caller. An error is a result too, with code, what, why and do.
+
+    What the operation starts belongs to the trace of `traceparent`, or to a new one.
+    """
     sender = ProgressSender(send, NAMES.get(tool, ""))
+    own = new_traceparent(traceparent)
     context = Context(
-        settings, sender.say, sender.event, sender.part, caller=caller, trace=secrets.token_hex(16), surface="mcp"
-    )
+        settings, sender.say, sender.event, sender.part, caller=caller, trace=trace_id(own), surface="mcp"
+    )  # fmt: skip
     try:
         work = partial(perform, tool, arguments, context)
-        result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+        with span(NAMES.get(tool, "mcp"), own):
+            result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
         return succeeded(result, sender.parts)
     except TrainyardError as error:
         return failed(error)

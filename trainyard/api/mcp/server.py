@@ -26,6 +26,7 @@ from trainyard.api.mcp.tools import list_tools
 from trainyard.api.rest.problems import answer_problem
 from trainyard.errors import NotFound, TrainyardError
 from trainyard.settings import Settings
+from trainyard.tracing import is_traceparent
 
 INSTRUCTIONS = """Trainyard trains, evaluates and serves language models as chains of nodes on Prefect.
 Start with `doctor` and `backends`; read trainyard://schema/chain and trainyard://docs/chains before you write a chain.
@@ -34,6 +35,7 @@ Start with `doctor` and `backends`; read trainyard://schema/chain and trainyard:
 An error says what to do: code, what, why, do."""
 CALLER = "trainyard.caller"
 """Key of a request's scope: who has authenticated."""
+TRACEPARENT = "traceparent"
 Handling = ServerRequestContext[Any, Any]
 
 
@@ -47,7 +49,7 @@ def build_server(settings: Settings, owner: Caller | None = None) -> Server[Any]
     async def on_call_tool(handling: Handling, params: types.CallToolRequestParams) -> types.CallToolResult:
         return await call_tool(
             params.name, params.arguments or {}, settings=settings, caller=owner or caller_of(handling),
-            send=handling.session.report_progress, limiter=limiter,
+            send=handling.session.report_progress, limiter=limiter, traceparent=traceparent_of(handling, params),
         )  # fmt: skip
 
     async def on_list_resources(_: Handling, __: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
@@ -69,6 +71,14 @@ def caller_of(handling: Handling) -> Caller:
     assert handling.request is not None, "a request over HTTP has one"
     found: Caller = handling.request.scope[CALLER]
     return found
+
+
+def traceparent_of(handling: Handling, params: types.CallToolRequestParams) -> str:
+    """The trace context (W3C) of a call: in its `_meta`, or as a header of the request that brought it."""
+    given = (params.meta or {}).get(TRACEPARENT)
+    if isinstance(given, str) and is_traceparent(given):
+        return given
+    return "" if handling.request is None else str(handling.request.headers.get(TRACEPARENT, ""))
 
 
 def serve_stdio(settings: Settings, caller: Caller) -> None:
