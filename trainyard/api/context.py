@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -49,3 +50,14 @@ class Context:
     """Through what the caller asks: cli, python, rest or mcp."""
     trace: str = ""
     """The correlation id of the request; it goes with what the request starts."""
+
+
+def key_of(context: Context, purpose: str = "") -> str:
+    """The idempotency key for Prefect's server; two tenants may choose the same one. Empty without a key.
+
+    Operations that start runs of one flow for different purposes name theirs.
+    """
+    if not context.idempotency_key:
+        return ""
+    words = (context.caller.tenant, context.idempotency_key, *([purpose] if purpose else []))
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()

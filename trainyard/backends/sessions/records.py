@@ -9,6 +9,7 @@ checkpoints/    its own, by the number of operations;  saved/    those that call
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import shutil
 import time
@@ -82,8 +83,9 @@ class SessionStatus(BaseModel):
     updated: float = 0.0
 
 
-def new_session_id() -> str:
-    return f"session-{secrets.token_hex(6)}"
+def new_session_id(key: str = "") -> str:
+    """A new id; with the same key, the same one."""
+    return f"session-{hashlib.sha256(key.encode()).hexdigest()[:12] if key else secrets.token_hex(6)}"
 
 
 def sessions_folder(settings: Settings) -> Path:

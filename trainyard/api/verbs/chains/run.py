@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 
 from trainyard.api import planning
 from trainyard.api.access.reaching import refuse_whole_chain, require_template
-from trainyard.api.context import Context
+from trainyard.api.context import Context, key_of
 from trainyard.api.live.found import note_started
 from trainyard.api.records import REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.api.requests.chains import RunInput
@@ -83,13 +82,6 @@ def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
     tags = [f"{TENANT_TAG}{chain.tenant}"]
     tags += [f"{TRACE_TAG}{context.trace}"] if context.trace else []
     return tags + ([JOB_TAG, draw_job_id()] if any(node.type == "trainer" for node in chain.nodes) else [])
-
-
-def key_of(context: Context) -> str:
-    """The idempotency key for the server; two tenants may choose the same one. Empty without a key."""
-    if not context.idempotency_key:
-        return ""
-    return hashlib.sha256(f"{context.caller.tenant}\n{context.idempotency_key}".encode()).hexdigest()
 
 
 def continued(given: RunInput, context: Context) -> RunResult:

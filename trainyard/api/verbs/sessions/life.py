@@ -9,7 +9,7 @@ import shutil
 import time
 from typing import Any
 
-from trainyard.api.context import Context
+from trainyard.api.context import Context, key_of
 from trainyard.api.planning import merged
 from trainyard.api.requests.sessions import life as requests
 from trainyard.api.responses import Response
@@ -24,6 +24,7 @@ from trainyard.backends.sessions.records import (
     folder_of_session,
     is_running,
     list_records,
+    new_session_id,
     read_record,
     read_status,
     write_record,
@@ -83,16 +84,42 @@ class SessionList(Response):
 
 
 def create_session(given: requests.CreateSessionInput, context: Context) -> SessionInfo:
-    """Check the settings, and let a worker open the session. Raises `Refused` with every reason."""
-    record = accept_session(body_of(given), context.settings, context.caller, context.trace)
+    """Check the settings, and let a worker open the session. The same idempotency key is the same session.
+
+    Raises `Refused` with every reason, `Conflict` (`E-CONFLICT`) for a key that belongs to another session.
+    """
+    accepted = accept_session(body_of(given), context.settings, context.caller, context.trace)
+    record = accepted.model_copy(update={"id": new_session_id(key_of(context))})
     import_prefect_client(context.settings, "watching")  # without a server nothing is written
-    folder = write_record(context.settings, record)
-    try:
-        start(record, context)
-    except TrainyardError:
-        shutil.rmtree(folder)
-        raise
+    earlier = find_earlier(record, context)
+    if earlier is None:
+        folder = write_record(context.settings, record)
+        try:
+            start(record, context, key=key_of(context))
+        except TrainyardError:
+            shutil.rmtree(folder)
+            raise
+    elif not read_status(context.settings, earlier.id).run:  # its service was killed before it was started
+        start(earlier, context, key=key_of(context))
+    record = earlier or record
     return opened(record, context) if given.wait else info_of(record, context.settings)
+
+
+def find_earlier(record: SessionRecord, context: Context) -> SessionRecord | None:
+    """The session that the key of this call has created before; None where there is none.
+
+    Raises `Conflict` (`E-CONFLICT`) if that one has other settings.
+    """
+    try:
+        earlier = read_record(context.settings, record.id)
+    except NotFound:
+        return None
+    if earlier != record.model_copy(update={"created": earlier.created, "trace": earlier.trace}):
+        raise Conflict(
+            "The idempotency key belongs to a session that was created with other settings.",
+            do="Use a new key for a new session.", code="E-CONFLICT",
+        )  # fmt: skip
+    return earlier
 
 
 def list_sessions(given: requests.SessionsInput, context: Context) -> SessionList:
@@ -137,20 +164,25 @@ def resume_session(given: requests.ResumeSessionInput, context: Context) -> Sess
     import_prefect_client(settings, "watching")
     found = newest_valid(folder_of_session(settings, record.id) / CHECKPOINT_FOLDER)
     context.say(f"continues after operation {found.step}" if found.path else "has no checkpoint: it begins again")
-    start(record, context, found.step)
+    start(record, context, found.step, key=key_of(context, "resume"))
     return opened(record, context) if given.wait else info_of(record, settings)
 
 
 # Its process
 
 
-def start(record: SessionRecord, context: Context, saved: int | None = None) -> None:
-    """Create the flow run of a session, and note that nobody has taken it, and after which operation it continues."""
+def start(record: SessionRecord, context: Context, saved: int | None = None, key: str = "") -> None:
+    """Create the flow run of a session, and note that nobody has taken it, and after which operation it continues.
+
+    A second call with the same `key` creates no other run.
+    """
     watching = import_prefect_client(context.settings, "watching")
     tags: tuple[str, ...] = (SESSION_TAG, record.id, f"{TENANT_TAG}{record.tenant}")
     tags += (f"{TRACE_TAG}{context.trace}",) if context.trace else ()
     parameters = {"session_id": record.id}
-    run = watching.start_run(DEPLOYMENT, parameters, settings=context.settings, tags=tags, called=record.id)
+    run = watching.start_run(
+        DEPLOYMENT, parameters, settings=context.settings, tags=tags, called=record.id, key=key
+    )  # fmt: skip
     folder = folder_of_session(context.settings, record.id)
     if not is_running(context.settings, record.id):
         last = {} if saved is None else {"op_seq": saved, "saved_op_seq": saved, "next_op_seq": saved + 1}
