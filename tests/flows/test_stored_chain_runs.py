@@ -17,6 +17,7 @@ from trainyard.api.invocation import carry_out, request_of
 from trainyard.api.runs import server
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings, settings
+from trainyard.spec.states import JobState
 
 pytestmark = pytest.mark.usefixtures("prefect")
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
@@ -50,6 +51,7 @@ def test_runs_of_a_stored_chain(deployed: Settings, tiny_model: Path, monkeypatc
         return {"name": "guide", "nodes": [source, {"type": "trainer", "config": config}]}
 
     stored = do("chains create", spec=body(1))
+    assert do("chains show", chain="guide").last_run is None
     first = do("chains run", chain="guide")
     newer = do("chains update", chain="guide", spec=body(2), if_match=stored.etag)
     second, old = do("chains run", chain=stored.id, tags=("mine",)), do("chains run", chain=stored.id, revision=1)
@@ -57,6 +59,8 @@ def test_runs_of_a_stored_chain(deployed: Settings, tiny_model: Path, monkeypatc
     assert stored.digest != newer.digest
     assert found_ids(do("chains runs", chain="guide")) == {first.id, second.id, old.id}
     assert (second.chain_id, second.chain, second.revision) == (stored.id, "guide", 2)
+    last = do("chains show", chain="guide").last_run
+    assert (last.id, last.revision, last.state) == (old.id, 1, JobState.PENDING)
     with get_client(sync_client=True) as prefect:
         run = prefect.read_flow_run(UUID(old.run_id))
         assert {stored.id, "revision-1"} <= set(run.tags)

@@ -16,8 +16,11 @@ from trainyard import here
 from trainyard.api.context import Caller, Context
 from trainyard.api.invocation import carry_out, request_of
 from trainyard.api.requests.fields import FieldError
+from trainyard.api.terminal.chains import stored_chain_text
 from trainyard.errors import Conflict, Denied, InvalidInput, NotFound, Refused, TrainyardError, Unavailable
 from trainyard.settings import settings
+from trainyard.spec.states import JobState
+from trainyard.stores.live.job_index import JobIndex
 
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 BODIES = REPOSITORY / "tests" / "resources" / "bodies"
@@ -181,3 +184,32 @@ def test_a_run_from_a_node_that_the_chain_lacks_is_not_started(do: Do) -> None:
     with pytest.raises(NotFound, match="no node 'nobody'") as refused:
         do("chains run", chain=stored.id, refresh_from="nobody")
     assert "data-source, trainer" in str(refused.value)
+
+
+def test_the_last_run_is_that_of_the_index(do: Do) -> None:
+    stored = do("chains create", spec=body())
+    index = JobIndex(settings().home / "live" / "jobs.sqlite3")
+
+    def put(number: int, state: JobState, *tags: str, tenant: str = "default") -> None:
+        run_id = f"{number:08x}-0000-4000-8000-{number:012x}"
+        row = {"run_id": run_id, "id": f"job-{run_id[-12:]}", "name": "guide", "tenant": tenant, "state": state}
+        index.put(
+            [{**row, "created": 1000.0 + number, "message": "", "base_model": "", "tags": list(tags)}], time.time()
+        )
+
+    def last_run() -> Any:
+        index.note_try(time.time())
+        index.note_success(time.time())
+        return do("chains show", chain="guide").last_run
+
+    assert last_run() is None
+    put(1, JobState.COMPLETED, stored.id, "revision-1")
+    put(2, JobState.RUNNING, stored.id, "revision-2")
+    put(3, JobState.FAILED, f"{stored.id}-other")
+    put(4, JobState.FAILED, stored.id, "revision-1", tenant="acme")
+    found = last_run()
+    assert (found.id, found.state, found.revision) == ("job-000000000002", JobState.RUNNING, 2)
+    assert "last run: job-000000000002, revision 2, running" in stored_chain_text(do("chains show", chain="guide"))
+    index.note_try(time.time())
+    index.note_success(time.time() - 60)
+    assert do("chains show", chain="guide").last_run is None, "Prefect is away: nobody knows"

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import trainyard
+from trainyard.api.live.workers import WorkerWatch
 from trainyard.api.mcp.server import HttpApp
 from trainyard.api.operations import API
 from trainyard.api.rest.bodies import InvalidFields
@@ -38,12 +39,14 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
     replays = Replays(settings.services / "replays.sqlite3")
     add_operations(app, ApiParts(settings, authenticate, replays, anyio.CapacityLimiter(MAX_WORKING)))
     document: dict[str, Any] = {}
+    workers = WorkerWatch(settings)
     measured = ApiMetrics((partial(read_jobs, settings), read_memory))
     app.add_middleware(MeasuredRequests, metrics=measured)
 
     @app.get("/health")
     async def health() -> Response:
-        return JSONResponse({"status": "ok", "version": trainyard.__version__})
+        worker = await anyio.to_thread.run_sync(workers.state)
+        return JSONResponse({"status": "ok", "version": trainyard.__version__, "worker": worker})
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:

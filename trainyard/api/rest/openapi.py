@@ -10,6 +10,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 import trainyard
 from trainyard.api.invocation import implementation_of
+from trainyard.api.live.workers import WorkerState
 from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS, Operation, route_of
 from trainyard.api.responses import Blob
 from trainyard.api.rest.bodies import IF_MATCH, JSON_TYPE, TENSORS, TENSORS_TYPE
@@ -202,9 +203,15 @@ def responses(row: Operation, found: Json) -> Json:
 
 def health_operation() -> Json:
     text = {"type": "string"}
-    schema = {"type": "object", "required": ["status"], "properties": {"status": text, "version": text}}
+    worker = {
+        "type": "string", "enum": [one.value for one in WorkerState],
+        "description": "Whether a worker takes runs, as it was a moment ago; unknown while Prefect does not answer.",
+    }  # fmt: skip
+    fields = {"status": text, "version": text, "worker": worker}
+    schema = {"type": "object", "required": list(fields), "properties": fields, "additionalProperties": False}
     good = {"200": {"description": "The service answers.", "content": {JSON_TYPE: {"schema": schema}}}}
-    return {"operationId": "health", "summary": "Whether the service answers.", "security": [], "responses": good}
+    summary = "Whether the service answers, and whether a worker takes runs."
+    return {"operationId": "health", "summary": summary, "security": [], "responses": good}
 
 
 def models_of(name: str) -> tuple[type[BaseModel], Any]:

@@ -193,6 +193,9 @@ def stored_chain_text(result: Any) -> str:
         return "\n".join(lines)
     rows = [(str(one.revision), one.digest[:12], minute_text(one.created), one.author) for one in result.revisions]
     header = ("revision", "digest", "stored", "author")
+    if result.last_run is not None:
+        last = result.last_run
+        lines += [f"last run: {last.id}, revision {last.revision}, {last.state.value}"]
     return "\n".join([*lines, table(rows, header), "", *body_lines(result.body)])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic_core import to_jsonable_python
 from trainyard.api import planning
 from trainyard.api.acceptance import reason_of
 from trainyard.api.context import Context
+from trainyard.api.live.found import age_of, open_index
 from trainyard.api.records import RunResult
 from trainyard.api.requests import chains as requests
 from trainyard.api.responses import Response
@@ -25,6 +27,7 @@ from trainyard.spec.load.files import load_value
 from trainyard.spec.states import JobState
 from trainyard.stores.chains.revisions import ChainStore, StoredChain, nodes_by_id
 from trainyard.stores.live.job_ids import REVISION_TAG
+from trainyard.stores.live.job_index import JobQuery
 
 MOST_CHANGES = 20
 """Changed settings that a conflict lists one by one."""
@@ -60,12 +63,23 @@ class ChainList(Response):
     total: int
 
 
+class LastRun(Response):
+    """The newest run of a stored chain."""
+
+    id: str
+    """The job's id, or the run's own where no trainer is part of it."""
+    state: JobState
+    revision: int
+
+
 class ChainDetail(ChainSummary):
     body: dict[str, Any]
     """As a file has it: a chain, a job, or the call of a template."""
     revisions: tuple[Revision, ...]
     check: FileCheck | None = None
     """Whether it would run here and now; only when it is stored."""
+    last_run: LastRun | None = None
+    """When it is shown; None where there is no run yet, and while Prefect does not answer."""
 
 
 class DeletedChain(Response):
@@ -119,7 +133,35 @@ def create_chain(given: requests.StoreChainInput, context: Context) -> ChainDeta
 
 
 def show_chain(given: requests.ShowChainInput, context: Context) -> ChainDetail:
-    return detail_of(found_revision(given, context), context)
+    chain = found_revision(given, context)
+    return detail_of(chain, context).model_copy(update={"last_run": find_last_run(chain, context)})
+
+
+def find_last_run(chain: StoredChain, context: Context) -> LastRun | None:
+    """The newest run of a chain: from an index of jobs that is in step with Prefect, else from Prefect."""
+    index = open_index(context.settings)
+    if index.is_kept(time.time()):
+        if age_of(index) is not None:
+            return None
+        found = index.select(JobQuery(tenant=chain.tenant, text=chain.id)).rows
+        if any(chain.id in row["tags"] for row in found) or has_trainer(chain):
+            return last_of(chain, found)
+    try:
+        return last_of(chain, import_prefect_client(context.settings, "listing").list_tagged(chain.id, 1))
+    except TrainyardError:
+        return None
+
+
+def last_of(chain: StoredChain, rows: Iterable[Mapping[str, Any]]) -> LastRun | None:
+    """The first of some rows that is a run of the chain."""
+    own = (row for row in rows if chain.id in row["tags"])
+    return next((LastRun(id=row["id"], state=row["state"], revision=revision_of(row["tags"])) for row in own), None)
+
+
+def has_trainer(chain: StoredChain) -> bool:
+    """Whether every run of a chain is a job; the index has no other runs."""
+    nodes = chain.body.get("nodes")
+    return not isinstance(nodes, list) or any(node.get("type") == "trainer" for node in nodes)
 
 
 def update_chain(given: requests.UpdateChainInput, context: Context) -> ChainDetail:
