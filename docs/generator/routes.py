@@ -6,6 +6,7 @@ from itertools import groupby
 
 from docs.generator.markdown import cell, code, page, table
 from trainyard.api.operations import OPERATIONS, REQUESTS, Operation, route_of
+from trainyard.api.rest.openapi import SERVICE_ROUTES
 from trainyard.api.rest.problems import STATUS, STATUS_OF_CODE
 from trainyard.loading import load
 
@@ -21,7 +22,17 @@ def routes_page() -> str:
         "`/api/v1/openapi.json`. Fields in braces are part of the path; those of a GET are in the query, those of "
         "other methods in a JSON object. The [REST API](../rest-api.md) page explains tokens, errors and streams."
     )
-    return page("Routes", introduction, [*parts, statuses()])
+    return page("Routes", introduction, [*parts, service_routes(), statuses()])
+
+
+def service_routes() -> str:
+    """What is no operation of the table."""
+    rows = [
+        [code(f"{method} {path}"), ", ".join(map(code, route.body.model_fields)) if route.body else "none",
+         "none" if route.open else "any", cell(route.summary)]
+        for (method, path), route in SERVICE_ROUTES.items()
+    ]  # fmt: skip
+    return "## The service itself\n\n" + table(["route", "fields", "scope", "what it does"], rows)
 
 
 def row_of(name: str, operation: Operation) -> list[str]:

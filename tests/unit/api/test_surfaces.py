@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 from trainyard import aio, connect, here
 from trainyard.api.mcp.tools import NAMES, list_tools, tool_name
 from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
-from trainyard.api.rest.openapi import openapi_document
+from trainyard.api.rest.openapi import SERVICE_ROUTES, openapi_document
 from trainyard.api.rest.routes import operation_id
 from trainyard.api.sdk.surface import Surface, attribute_of, words_after
 from trainyard.cli import app
@@ -53,7 +53,8 @@ def document() -> Json:
 
 def operations_of(document: Json) -> dict[str, Json]:
     found = [one for path in document["paths"].values() for one in path.values()]
-    return {one["operationId"]: one for one in found if one["operationId"] != "health"}
+    own = {route.id for route in SERVICE_ROUTES.values()}
+    return {one["operationId"]: one for one in found if one["operationId"] not in own}
 
 
 def resolved(schema: Json, document: Json) -> Json:

@@ -1,18 +1,23 @@
-"""The OpenAPI document (3.1): one operation of HTTP for each operation of the table, from the same models."""
+"""The OpenAPI document (3.1): one operation of HTTP for each operation of the table, from the same models.
+
+The routes of the service itself, which log a browser in or say how it is, are in `SERVICE_ROUTES`.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
 import trainyard
+from trainyard.api.access.browser import LOGOUT, LoginInput
+from trainyard.api.access.entrance import LOGIN
 from trainyard.api.invocation import implementation_of
 from trainyard.api.live.workers import WorkerState
-from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS, Operation, route_of
-from trainyard.api.responses import Blob
+from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS, Operation, Scope, route_of
+from trainyard.api.responses import Blob, Response
 from trainyard.api.rest.bodies import IF_MATCH, JSON_TYPE, TENSORS, TENSORS_TYPE
 from trainyard.api.rest.problems import MEDIA_TYPE, ProblemDocument
 from trainyard.api.rest.routes import EVENTS_TYPE, operation_id
@@ -38,6 +43,52 @@ PROBLEMS = {
 Json = dict[str, Any]
 
 
+class ServiceHealth(Response):
+    """Whether the service answers."""
+
+    status: Literal["ok"]
+    version: str
+    worker: WorkerState
+    """Whether a worker takes runs, as it was a moment ago; unknown while Prefect does not answer."""
+
+
+class LoggedIn(Response):
+    """Who is logged in, and what that allows."""
+
+    caller: str
+    scope: Scope
+    tenant: str
+    """Empty: every tenant."""
+    csrf: str
+    """For the header X-CSRF-Token of what changes something; empty for a caller with a token."""
+
+
+class ServiceRoute(NamedTuple):
+    """A route of the service itself, which is no operation of the table."""
+
+    id: str
+    summary: str
+    open: bool = False
+    """Whether it needs no caller."""
+    body: type[BaseModel] | None = None
+    found: type[BaseModel] | None = None
+    """None: an answer without content, or a text."""
+    media_type: str = ""
+
+
+SERVICE_ROUTES = {
+    ("GET", "/health"): ServiceRoute(
+        "health", "Whether the service answers, and whether a worker takes runs.", open=True, found=ServiceHealth
+    ),
+    ("GET", "/metrics"): ServiceRoute("metrics", "Metrics for Prometheus.", media_type="text/plain"),
+    ("POST", LOGIN): ServiceRoute(
+        "login", "Log a browser in: a token once, then a cookie.", open=True, body=LoginInput, found=LoggedIn
+    ),
+    ("GET", LOGIN): ServiceRoute("logged_in", "Who is logged in.", found=LoggedIn),
+    ("POST", LOGOUT): ServiceRoute("logout", "End the login of a browser."),
+}
+
+
 def response_type(name: str) -> Any:
     """What an operation returns: a model, or a union of models."""
     return get_type_hints(implementation_of(name))["return"]
@@ -53,6 +104,8 @@ def openapi_document() -> Json:
             for name, row in OPERATIONS.items() if row.body_schema
         ),
         ("problem", "serialization", TypeAdapter(ProblemDocument)),
+        *((route.id, "validation", TypeAdapter(route.body)) for route in SERVICE_ROUTES.values() if route.body),
+        *((route.id, "serialization", TypeAdapter(route.found)) for route in SERVICE_ROUTES.values() if route.found),
     ]  # fmt: skip
     schemas, shared = TypeAdapter.json_schemas(models, ref_template=REFERENCE)
     components: Json = dict(shared.get("$defs", {}))
@@ -64,7 +117,8 @@ def openapi_document() -> Json:
         if body := body_of(name, row, given, schemas.get((f"{name} body", "validation")), components):
             document["requestBody"] = body
         paths.setdefault(path, {})[method.lower()] = document
-    paths["/health"] = {"get": health_operation()}
+    for (method, path), route in SERVICE_ROUTES.items():
+        paths.setdefault(path, {})[method.lower()] = describe_service(route, schemas)
     drop_object_defaults(paths)
     drop_object_defaults({"schemas": components})
     return {
@@ -201,17 +255,23 @@ def responses(row: Operation, found: Json) -> Json:
     return {**good, **{str(status): {"$ref": f"#/components/responses/{status}"} for status in PROBLEMS}}
 
 
-def health_operation() -> Json:
-    text = {"type": "string"}
-    worker = {
-        "type": "string", "enum": [one.value for one in WorkerState],
-        "description": "Whether a worker takes runs, as it was a moment ago; unknown while Prefect does not answer.",
+def describe_service(route: ServiceRoute, schemas: Any) -> Json:
+    """A route of the service itself. What needs no caller may still be refused for its address or its rate."""
+    content: Json = {}
+    if route.found:
+        content = {JSON_TYPE: {"schema": schemas[(route.id, "serialization")]}}
+    elif route.media_type:
+        content = {route.media_type: {"schema": {"type": "string"}}}
+    status, words = ("200", "What it found.") if content else ("204", "Done.")
+    good: Json = {"description": words, **({"content": content} if content else {})}
+    found: Json = {
+        "operationId": route.id, "summary": route.summary, "parameters": [],
+        "responses": {status: good, **{str(one): {"$ref": f"#/components/responses/{one}"} for one in PROBLEMS}},
     }  # fmt: skip
-    fields = {"status": text, "version": text, "worker": worker}
-    schema = {"type": "object", "required": list(fields), "properties": fields, "additionalProperties": False}
-    good = {"200": {"description": "The service answers.", "content": {JSON_TYPE: {"schema": schema}}}}
-    summary = "Whether the service answers, and whether a worker takes runs."
-    return {"operationId": "health", "summary": summary, "security": [], "responses": good}
+    if route.body:
+        schema = schemas[(route.id, "validation")]
+        found["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": schema}}}
+    return {**found, "security": []} if route.open else found
 
 
 def models_of(name: str) -> tuple[type[BaseModel], Any]:

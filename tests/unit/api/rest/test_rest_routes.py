@@ -17,12 +17,14 @@ import trainyard
 from trainyard.api.context import OWNER, Caller
 from trainyard.api.operations import OPERATIONS, REQUESTS, Scope, route_of
 from trainyard.api.rest.app import build_app
-from trainyard.api.rest.openapi import openapi_document
+from trainyard.api.rest.openapi import SERVICE_ROUTES, openapi_document
 from trainyard.api.rest.problems import MEDIA_TYPE, STATUS, status_of
 from trainyard.api.rest.routes import operation_id, path_order
+from trainyard.api.rest.service import guarded_app
 from trainyard.errors import Denied, InvalidInput, TrainyardError, Unavailable
 from trainyard.loading import load
 from trainyard.settings import settings
+from trainyard.stores.auth_string import keep_auth
 
 CALLERS = {
     "owner": OWNER,
@@ -76,7 +78,7 @@ def test_the_document_is_openapi_and_has_every_operation() -> None:
     document = openapi_document()
     openapi_spec_validator.validate(document)
     found = {one["operationId"]: one for path in document["paths"].values() for one in path.values()}
-    assert found.keys() == {*map(operation_id, OPERATIONS), "health"}
+    assert found.keys() == {*map(operation_id, OPERATIONS), *(route.id for route in SERVICE_ROUTES.values())}
     for name, row in OPERATIONS.items():
         assert found[operation_id(name)]["summary"] == row.summary
         assert found[operation_id(name)]["x-scope"] == row.scope.value
@@ -103,6 +105,29 @@ def test_health_needs_no_token(app: FastAPI) -> None:
     answer = ask(app, "GET", "/health", caller="")
     assert answer.status_code == 200
     assert answer.json() == {"status": "ok", "version": trainyard.__version__, "worker": "unknown"}
+
+
+def test_the_routes_of_the_service_answer_as_the_document_says() -> None:
+    document = openapi_document()
+    app = guarded_app(settings())
+    token = keep_auth(settings()).partition(":")[2]
+    bodies: dict[str, dict[str, Any]] = {"login": {"json": {"token": token}}, "logout": {}}
+    assert {route.id for route in SERVICE_ROUTES.values() if route.open} == {"health", "login"}
+    for (method, path), route in SERVICE_ROUTES.items():
+        described = document["paths"][path][method.lower()]["responses"]
+        nobody = ask(app, method, path, caller="", **bodies.get(route.id, {}))
+        assert (nobody.status_code == 401) is not route.open, path
+        answer = ask(app, method, path, caller=token, **bodies.get(route.id, {}))
+        assert str(answer.status_code) == next(iter(described)), path
+        content = described[str(answer.status_code)].get("content", {})
+        kind = answer.headers.get("content-type", "").partition(";")[0]
+        assert [kind] * len(content) == list(content), path
+        if route.found:
+            route.found.model_validate_json(answer.content)
+        else:
+            assert bool(answer.content) is bool(content), path
+    wrong = ask(app, "POST", "/api/v1/login", json={"token": ""})
+    assert (wrong.status_code, wrong.headers["content-type"]) == (422, MEDIA_TYPE)
 
 
 def test_an_operation_answers_with_its_response(app: FastAPI) -> None:
