@@ -19,7 +19,7 @@ from trainyard.api.live.workers import WorkerWatch
 from trainyard.api.mcp.server import HttpApp
 from trainyard.api.operations import API
 from trainyard.api.rest.bodies import InvalidFields
-from trainyard.api.rest.gauges import read_jobs, read_memory
+from trainyard.api.rest.gauges import read_gpus, read_jobs, read_trainings
 from trainyard.api.rest.measured import ApiMetrics, MeasuredRequests
 from trainyard.api.rest.openapi import openapi_document
 from trainyard.api.rest.pages import add_pages
@@ -40,7 +40,7 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
     add_operations(app, ApiParts(settings, authenticate, replays, anyio.CapacityLimiter(MAX_WORKING)))
     document: dict[str, Any] = {}
     workers = WorkerWatch(settings)
-    measured = ApiMetrics((partial(read_jobs, settings), read_memory))
+    measured = ApiMetrics((partial(read_jobs, settings), partial(read_trainings, settings), read_gpus))
     app.add_middleware(MeasuredRequests, metrics=measured)
 
     @app.get("/health")

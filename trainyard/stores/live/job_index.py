@@ -157,6 +157,11 @@ class JobIndex:
         """How many jobs are in each state that any is in."""
         return dict(self.query("select state, count(*) from jobs group by state"))
 
+    def oldest_created(self, state: JobState) -> float | None:
+        """When the oldest job in a state was created (seconds of the epoch); None where none is in it."""
+        rows = self.query("select min(created) from jobs where state = ? and created > 0", state)
+        return rows[0][0] if rows else None
+
     def find(self, word: str, tenant: str = "") -> list[Row]:
         """The jobs that a word names: an id, the beginning of one, or a name. At most `MOST_MATCHES`."""
         if not word:
