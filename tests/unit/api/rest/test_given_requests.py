@@ -67,14 +67,38 @@ def test_what_is_wrong_is_refused_quickly_and_not_stored(client: httpx.Client) -
     ring = [{"id": f"n{at}", "type": "validator", "needs": [f"n{at - 1}"]} for at in range(1, 10_000)]
     many = [{"type": "validator"}] * 10_001
     begun = time.monotonic()
-    for nodes in (cycle, [*ring, {"id": "n0", "type": "validator", "needs": ["n9999"]}], many, [{"type": "traner"}]):
+    ring.append({"id": "n0", "type": "validator", "needs": ["n9999"]})
+    named = {"type": "trainer", "config": {"stage": "sfft"}}
+    expected: list[tuple[list[dict[str, Any]], str, str | None, str]] = [
+        (cycle, "E-SPEC-GRAPH", "b", "needs"),
+        (ring, "E-SPEC-GRAPH", "n2", "needs"),
+        (many, "E-SPEC-SYNTAX", None, "nodes"),
+        ([{"type": "traner"}], "E-SPEC-TYPE", "traner", "type"),
+        ([{"type": "data_source", "config": {"path": "a"}}, named], "E-SPEC-VALUE", "trainer", "config.stage"),
+    ]
+    for nodes, code, node, field in expected:
         answer = client.post("/chains", json={"nodes": nodes})
         assert answer.status_code == 422, answer.text
-        assert answer.json()["errors"]
+        reasons = {(one["code"], one["node"], one["field"]) for one in answer.json()["errors"]}
+        assert (code, node, field) in reasons, sorted(reasons)[:5]
     assert time.monotonic() - begun < 30
     twice = client.post("/chains", content=b'{"nodes": [], "nodes": []}', headers=JSON)
     assert (twice.status_code, twice.json()["code"]) == (400, "E-JSON")
     assert client.get("/chains").json() == {"chains": [], "total": 0}
+
+
+def test_the_longest_chain_is_stored_shown_and_planned_in_time(client: httpx.Client, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"messages": [{"role": "user", "content": "a?"}]}\n')
+    source = {"type": "data_source", "config": {"path": "rows.jsonl"}}
+    begun = time.monotonic()
+    stored = client.post("/chains", json={"name": "long", "nodes": [source, *[{"type": "validator"}] * 9_999]})
+    assert stored.status_code == 201, stored.text[:1000]
+    assert stored.json()["nodes"] == 10_000
+    assert time.monotonic() - begun < 30
+    shown = client.get(f"/chains/{stored.json()['id']}")
+    assert len(shown.json()["body"]["nodes"]) == 10_000
+    assert time.monotonic() - begun < 40
+    assert client.delete(f"/chains/{stored.json()['id']}").status_code == 503, "whether it runs, only Prefect knows"
 
 
 def test_a_run_takes_no_graph(client: httpx.Client) -> None:
