@@ -19,7 +19,11 @@ from tests.flows.real_stack import Stack, until
 from trainyard import Chain, connect
 from trainyard.api.records import REFRESH_TAG, read_result
 from trainyard.api.stack import running
+from trainyard.api.training_logs import training_logs_of
+from trainyard.compute.events import read_events
+from trainyard.stores.access.audit import AuditLog
 from trainyard.stores.auth_string import read_auth
+from trainyard.tracing import new_traceparent, trace_id
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -78,8 +82,11 @@ def by_rest(stack: Stack, body: dict[str, Any]) -> str:
     with httpx.Client(base_url=f"{address(stack)}/api/v1", headers=headers, timeout=60) as client:
         stored = client.post("/chains", json={**body, "description": "by REST"})
         assert stored.status_code == 201, stored.text
-        started = client.post(f"/chains/{stored.json()['id']}/run", json={"refresh": True})
+        given = new_traceparent()
+        run = f"/chains/{stored.json()['id']}/run"
+        started = client.post(run, json={"refresh": True}, headers={"traceparent": given})
         assert started.status_code == 202, started.text
+        assert started.headers["x-trace-id"] == trace_id(given)
         found = started.json()
 
         def ended() -> bool:
@@ -87,12 +94,28 @@ def by_rest(stack: Stack, body: dict[str, Any]) -> str:
 
         until(ended, 240, "the run")
         assert client.delete(f"/chains/{stored.json()['id']}").status_code == 200
+    require_one_trace(stack, str(found["run_id"]), trace_id(given), "rest")
     return str(found["run_id"])
 
 
+def require_one_trace(stack: Stack, run_id: str, trace: str, surface: str) -> None:
+    """The correlation id of a request is that of the audit log, of the run's tags and of its trainer's events."""
+    assert [tag for tag in stack.asked(f"flow_runs/{run_id}")["tags"] if tag.startswith("trace:")] == [f"trace:{trace}"]
+    lines = [line for line in AuditLog(stack.settings.home / "audit").lines() if line["trace"] == trace]
+    started = [line for line in lines if line["operation"] == "chains run" and line["phase"] == "ended"]
+    assert [(line["surface"], line["outcome"], line["targets"]["run_id"]) for line in started] == [
+        (surface, "done", run_id)
+    ]
+    (log,) = training_logs_of(stack.settings.runs / run_id)
+    begun = [event for event in read_events(log.folder / "events.jsonl") if event.get("run") == run_id]
+    assert {event["trace"] for event in begun} == {trace}
+
+
 def by_mcp(stack: Stack, body: dict[str, Any]) -> str:
+    given = new_traceparent()
+
     async def call() -> str:
-        headers = {"authorization": f"Bearer {token(stack)}"}
+        headers = {"authorization": f"Bearer {token(stack)}", "traceparent": given}
         async with (
             httpx.AsyncClient(headers=headers, timeout=300) as http,
             Client(streamable_http_client(f"{address(stack)}/mcp", http_client=http)) as client,
@@ -108,7 +131,9 @@ def by_mcp(stack: Stack, body: dict[str, Any]) -> str:
                 state = job.structured_content["state"]
             return str(started.structured_content["run_id"])
 
-    return anyio.run(call)
+    run_id = anyio.run(call)
+    require_one_trace(stack, run_id, trace_id(given), "mcp")
+    return run_id
 
 
 def by_prefect(stack: Stack, body: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import re
 import shlex
@@ -142,3 +143,55 @@ def test_it_runs_in_a_home_of_its_own(path: Path, tmp_path: Path, monkeypatch: p
     executed = tmp_path / path.name
     nbformat.write(notebook, executed)
     test_its_output_is_stored_whole_and_names_no_machine(executed)
+
+
+LIVE = """
+from trainyard import Chain, DataSource, Trainer
+
+words = {"max_steps": 60, "precision": "fp32", "batch_size": 2}
+run = Chain([DataSource(path="rows.jsonl"), Trainer(stage="sft", hyperparameters=words)], name="live").run(watch=True)
+print(run.state.value)
+"""
+
+
+class CountingClient(NotebookClient):
+    """Executes a notebook, and keeps what its outputs are replaced with."""
+
+    replaced: list[str]
+
+    def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+        if msg["msg_type"] == "update_display_data":
+            self.replaced.append(msg["content"]["data"].get("text/markdown", ""))
+        return super().process_message(msg, cell, cell_index)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_that_is_watched_is_drawn_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("PREFECT_", "TRAINYARD_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    row = {"messages": [{"role": "user", "content": "What is a node?"}, {"role": "assistant", "content": "A box."}]}
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 16)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(LIVE)])
+    client = CountingClient(notebook, timeout=MAX_SECONDS, resources={"metadata": {"path": str(tmp_path)}})
+    client.replaced = []
+    command = [sys.executable, "-m", "trainyard.cli"]
+    subprocess.run([*command, "up"], check=True, capture_output=True, timeout=240, cwd=tmp_path)
+    try:
+        client.execute()
+    finally:
+        subprocess.run([*command, "down"], check=True, capture_output=True, timeout=120)
+    shown = [output for output in notebook.cells[0].outputs if output.output_type == "display_data"]
+    assert [output.get("text") for output in notebook.cells[0].outputs if output.output_type == "stream"] == [
+        "completed\n"
+    ]
+    assert len(shown) == 1
+    last = shown[0]["data"]["text/markdown"]
+    assert "completed" in last
+    assert "data:image/svg+xml" in last
+    curves = [text for text in client.replaced if "data:image/svg+xml" in text]
+    assert len(set(curves)) >= 2, "the curve was drawn while the training ran"
+    assert any("| trainer | running |" in text for text in curves)

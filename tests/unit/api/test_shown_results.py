@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.unit.api.test_compare import run as make_run
 from trainyard import Chain, DataSource, Trainer
-from trainyard.api.records import RunResult, read_result
-from trainyard.api.verbs.jobs import Job, JobMetrics, TrainingCurve
+from trainyard.api.records import NodeResult, NodeState, RunResult, read_events, read_result
+from trainyard.api.sdk.live_output import open_live
+from trainyard.api.sdk.live_runs import LiveRun
+from trainyard.api.verbs.jobs import Job, JobDetail, JobMetrics, Training, TrainingCurve
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
@@ -67,3 +70,74 @@ def test_metrics_are_drawn_anywhere() -> None:
     points = tuple(Point(step=step, loss=5.0 - step) for step in range(1, 4))
     picture = JobMetrics(id="job-1", trainings=(TrainingCurve(node="trainer", points=points),))._repr_svg_()
     assert "trainer: from 4.000 to 2.000 in 3 steps" in picture
+
+
+class Output:
+    """An output of a cell, with everything that it has shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def update(self, value: Any) -> None:
+        self.shown.append(value._repr_markdown_())
+
+
+def described(text: str) -> str:
+    """What the picture of some Markdown says."""
+    found = re.search(r"data:image/svg\+xml;base64,([^)]*)", text)
+    return base64.b64decode(found[1]).decode() if found else ""
+
+
+def test_a_watched_run_is_drawn_again_as_its_events_come() -> None:
+    make_run(settings(), "aaaa1111", "tuned")
+    clock, output = iter(range(1000)), Output()
+    live = LiveRun(output, now=lambda: next(clock))
+    live.note_event({"node": "", "event": "state", "time": 0.0, "text": "running", "name": "tuned-2"})
+    live.note_event({"node": "trainer", "event": "started", "time": 0.0})
+    assert output.shown[-1].startswith("**tuned-2**: running")
+    assert "| trainer | running |" in output.shown[-1]
+    assert described(output.shown[-1]) == ""
+    for event in read_events(settings().runs / "aaaa1111"):
+        live.note_event(event)
+    live.note_event({"node": "trainer", "event": "progress", "time": 1.0, "fraction": 0.5, "text": "step 2 | 3"})
+    assert "| trainer | running | step 2 \\| 3 |" in output.shown[-1]
+    assert "trainer: from 4.900 to 4.700 in 3 steps" in described(output.shown[-1])
+    result = read_result(settings().runs / "aaaa1111")
+    live.end(result)
+    assert output.shown[-1].startswith("**tuned**: completed.")
+
+
+def test_many_events_are_few_pictures() -> None:
+    output, clock = Output(), iter([number / 100 for number in range(301)])
+    live = LiveRun(output, now=lambda: next(clock))
+    for number in range(300):
+        live.note_event({"node": "a", "event": "progress", "time": 0.0, "text": f"step {number}"})
+    assert len(output.shown) == 3
+
+
+def test_a_watched_run_of_a_service_is_drawn_from_its_stream() -> None:
+    clock, output = iter(range(1000)), Output()
+    live = LiveRun(output, now=lambda: next(clock))
+    words = {"id": "job-1", "run_id": "r", "name": "far", "message": "", "parameters": {}}
+    one = {
+        "node": "trainer",
+        "epoch": None,
+        "total_epochs": None,
+        "learning_rate": None,
+        "checkpoints": (),
+        "folder": "",
+    }
+    for step in (1, 2, 2, 3):
+        training = Training(**one, checkpoints=(), folder="", step=step, total_steps=3, loss=5.0 - step)
+        job = JobDetail(**words, state=JobState.RUNNING, detail="", trainings=(training,), nodes=())
+        live.note_job(job)
+    assert output.shown[-1].startswith("**far**: running")
+    assert "| trainer | running | step 3 of 3 |" in output.shown[-1]
+    assert "trainer: from 4.000 to 2.000 in 3 steps" in described(output.shown[-1])
+    ended = NodeResult(id="trainer", type="trainer", state=NodeState.COMPLETED, seconds=1.0, message="done")
+    live.note_job(job.model_copy(update={"state": JobState.COMPLETED, "nodes": (ended,)}))
+    assert "| trainer | completed | done |" in output.shown[-1]
+
+
+def test_nothing_is_shown_outside_of_a_notebook() -> None:
+    assert open_live("run", {"watch": True}) is None

@@ -16,9 +16,11 @@ import anyio.to_thread
 import httpx
 
 from trainyard.api.sdk.events import NextLine, is_event_stream
+from trainyard.api.sdk.live_output import open_live
 from trainyard.api.sdk.remote import TIMEOUT_S, client_options, request_words, stream_timeout
 from trainyard.api.sdk.surface import Call, Surface, call_here
 from trainyard.api.sdk.wire import Heard, HttpExchange, Pause, Step, conversation
+from trainyard.callbacks import ignore
 
 
 class AsyncSurface(Surface):
@@ -46,7 +48,8 @@ async def call_in_thread(name: str, fields: dict[str, Any]) -> Any:
 
 
 async def call_over_http(client: httpx.AsyncClient, name: str, fields: dict[str, Any]) -> Any:
-    talk = conversation(name, fields)
+    live = open_live(name, fields)
+    talk = conversation(name, fields, live.note_job if live else ignore)
     async with AsyncExitStack() as stack:
         steps = AwaitedSteps(client, stack)
         try:
@@ -54,6 +57,8 @@ async def call_over_http(client: httpx.AsyncClient, name: str, fields: dict[str,
             while True:
                 step = talk.send(await steps.carry_out(step))
         except StopIteration as end:
+            if live:
+                live.end(end.value)
             return end.value
 
 

@@ -15,8 +15,10 @@ import httpx
 import trainyard
 from trainyard.api.operations import API
 from trainyard.api.sdk.events import NextLine, is_event_stream
+from trainyard.api.sdk.live_output import open_live
 from trainyard.api.sdk.surface import Surface
 from trainyard.api.sdk.wire import STREAM_TIMEOUT_S, Heard, HttpExchange, Pause, Step, conversation
+from trainyard.callbacks import ignore
 
 TOKEN_VARIABLE = "TRAINYARD_TOKEN"
 TIMEOUT_S = 600.0
@@ -32,7 +34,8 @@ class RemoteSurface(Surface):
         super().__init__(self._carry_out)
 
     def _carry_out(self, name: str, fields: dict[str, Any]) -> Any:
-        talk = conversation(name, fields)
+        live = open_live(name, fields)
+        talk = conversation(name, fields, live.note_job if live else ignore)
         with ExitStack() as stack:
             steps = BlockingSteps(self._client, stack)
             try:
@@ -40,6 +43,8 @@ class RemoteSurface(Surface):
                 while True:
                     step = talk.send(steps.carry_out(step))
             except StopIteration as end:
+                if live:
+                    live.end(end.value)
                 return end.value
 
     def close(self) -> None:

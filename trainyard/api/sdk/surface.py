@@ -15,6 +15,7 @@ from trainyard.api.context import Context
 from trainyard.api.invocation import carry_out, request_of
 from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS
 from trainyard.api.requests.fields import FieldError
+from trainyard.api.sdk.live_output import open_live
 from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput
 from trainyard.inherited import keep_files_private
@@ -82,12 +83,19 @@ def attribute_of(word: str) -> str:
 
 
 def call_here(name: str, fields: dict[str, Any]) -> Any:
-    """Carry out an operation in this process, with the settings of this machine. Progress is not printed.
+    """Carry out an operation in this process, with the settings of this machine. Progress is not printed; a notebook
+    shows a run that is watched.
 
     Raises `InvalidInput` (`E-PARAMETER`) for a field that the operation does not take, and what the operation raises.
     """
     keep_files_private()
-    return carry_out(name, checked_request(name, fields), Context(settings(), say=ignore))
+    request = checked_request(name, fields)
+    live = open_live(name, fields)
+    context = Context(settings(), say=ignore, on_progress=live.note_event if live else ignore)
+    result = carry_out(name, request, context)
+    if live:
+        live.end(result)
+    return result
 
 
 def checked_request(name: str, fields: dict[str, Any]) -> Any:

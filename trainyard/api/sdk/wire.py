@@ -28,6 +28,7 @@ from trainyard.api.operations import OPERATIONS, Scope, route_of
 from trainyard.api.records import RunResult
 from trainyard.api.sdk.events import EVENTS_TYPE, NextLine, is_event_stream, next_event
 from trainyard.api.sdk.surface import checked_request
+from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, from_fields
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
@@ -70,8 +71,8 @@ Heard = httpx.Response | httpx.TransportError | str | None
 Talk: TypeAlias = Generator[Step, Heard, Any]
 
 
-def conversation(name: str, fields: Mapping[str, Any]) -> Talk:
-    """Everything that a call of an operation takes; returns its response.
+def conversation(name: str, fields: Mapping[str, Any], note: Callable[[Any], None] = ignore) -> Talk:
+    """Everything that a call of an operation takes; returns its response. `note` gets each state of a watched job.
 
     Raises the errors of the operation, and `Unavailable` (`E-SERVER-UNREACHABLE`) where nothing answers.
     """
@@ -81,7 +82,7 @@ def conversation(name: str, fields: Mapping[str, Any]) -> Talk:
         started = yield from start_run(given)
     else:
         started = yield from ask(name, READ_HERE[name](given) if name in READ_HERE else given)
-    return (yield from follow(started)) if watch else started
+    return (yield from follow(started, note)) if watch else started
 
 
 def ask(name: str, fields: Mapping[str, Any]) -> Talk:
@@ -258,16 +259,16 @@ def store_chain(body: Mapping[str, Any]) -> Talk:
     return (yield from ask("chains update", {"chain": known.id, "spec": dict(body), "if_match": known.etag}))
 
 
-def follow(started: Any) -> Talk:
+def follow(started: Any, note: Callable[[Any], None] = ignore) -> Talk:
     """Wait for the end of a run, by the stream of its state; returns how it ended."""
-    job = yield from last_state(getattr(started, "id", "") or started.run_id)
+    job = yield from last_state(getattr(started, "id", "") or started.run_id, note)
     known = dict(started) if isinstance(started, RunResult) else {"run_id": job.run_id, "id": job.id}
     ended = {key: getattr(job, key) for key in ("name", "state", "message", "nodes", "url", "seconds")}
     kind = type(started) if isinstance(started, RunResult) else RunResult
     return kind(**{**known, **ended})
 
 
-def last_state(name: str) -> Talk:
+def last_state(name: str, note: Callable[[Any], None]) -> Talk:
     """The job when it has ended, is paused, or needs something to continue. A stream that was cut off is continued."""
     job, last_id = None, ""
     while True:
@@ -280,6 +281,7 @@ def last_state(name: str) -> Talk:
             last_id = event.id or last_id
             if event.name == "job":
                 job = response_type("jobs show").validate_json(event.data)
+                note(job)
             if job is not None and (
                 event.name == "end" or job.state in ENDS or job.detail == NO_TRAINER_DETAIL
             ):  # fmt: skip
