@@ -128,7 +128,7 @@ def test_a_watched_run_of_a_service_is_drawn_from_its_stream() -> None:
         "folder": "",
     }
     for step in (1, 2, 2, 3):
-        training = Training(**one, checkpoints=(), folder="", step=step, total_steps=3, loss=5.0 - step)
+        training = Training(**one, step=step, total_steps=3, loss=5.0 - step)
         job = JobDetail(**words, state=JobState.RUNNING, detail="", trainings=(training,), nodes=())
         live.note_job(job)
     assert output.shown[-1].startswith("**far**: running")
