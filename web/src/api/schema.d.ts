@@ -1226,6 +1226,41 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/login": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Who is logged in. */
+        get: operations["logged_in"];
+        put?: never;
+        /** Log a browser in: a token once, then a cookie. */
+        post: operations["login"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/logout": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** End the login of a browser. */
+        post: operations["logout"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/mcp": {
         parameters: {
             query?: never;
@@ -1969,8 +2004,25 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Whether the service answers. */
+        /** Whether the service answers, and whether a worker takes runs. */
         get: operations["health"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/metrics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Metrics for Prometheus. */
+        get: operations["metrics"];
         put?: never;
         post?: never;
         delete?: never;
@@ -3276,6 +3328,8 @@ export interface components {
             etag: string;
             /** Id */
             id: string;
+            /** @default null */
+            last_run: components["schemas"]["LastRun"] | null;
             /** Name */
             name: string;
             /** Nodes */
@@ -7286,6 +7340,17 @@ export interface components {
             undesirable_weight: number;
         };
         /**
+         * LastRun
+         * @description The newest run of a stored chain.
+         */
+        LastRun: {
+            /** Id */
+            id: string;
+            /** Revision */
+            revision: number;
+            state: components["schemas"]["JobState"];
+        };
+        /**
          * Latent
          * @description A technique of latent reasoning.
          * @enum {string}
@@ -7538,6 +7603,27 @@ export interface components {
              * @default null
              */
             time: number | null;
+        };
+        /**
+         * LoggedIn
+         * @description Who is logged in, and what that allows.
+         */
+        LoggedIn: {
+            /** Caller */
+            caller: string;
+            /** Csrf */
+            csrf: string;
+            scope: components["schemas"]["Scope"];
+            /** Tenant */
+            tenant: string;
+        };
+        /**
+         * LoginInput
+         * @description What logs a browser in.
+         */
+        LoginInput: {
+            /** Token */
+            token: string;
         };
         /** LogprobsInput */
         LogprobsInput: {
@@ -10797,6 +10883,20 @@ export interface components {
          */
         ServerName: "vllm";
         /**
+         * ServiceHealth
+         * @description Whether the service answers.
+         */
+        ServiceHealth: {
+            /**
+             * Status
+             * @constant
+             */
+            status: "ok";
+            /** Version */
+            version: string;
+            worker: components["schemas"]["WorkerState"];
+        };
+        /**
          * SessionCompletion
          * @description One completion of a prompt.
          */
@@ -12912,6 +13012,12 @@ export interface components {
             preset: string | null;
         };
         /**
+         * WorkerState
+         * @description Whether something takes the runs of this home's pool.
+         * @enum {string}
+         */
+        WorkerState: "running" | "absent" | "unknown";
+        /**
          * ZeroGradInput
          * @description Nothing but the session.
          */
@@ -13250,6 +13356,7 @@ export type KeptResult = components['schemas']['KeptResult'];
 export type KeyRow = components['schemas']['KeyRow'];
 export type KeyStatus = components['schemas']['KeyStatus'];
 export type KtoStage = components['schemas']['KtoStage'];
+export type LastRun = components['schemas']['LastRun'];
 export type Latent = components['schemas']['Latent'];
 export type LaunchSettings = components['schemas']['LaunchSettings'];
 export type Layout = components['schemas']['Layout'];
@@ -13264,6 +13371,8 @@ export type LinksInput = components['schemas']['LinksInput'];
 export type LoadInput = components['schemas']['LoadInput'];
 export type LoadReply = components['schemas']['LoadReply'];
 export type LogLine = components['schemas']['LogLine'];
+export type LoggedIn = components['schemas']['LoggedIn'];
+export type LoginInput = components['schemas']['LoginInput'];
 export type LogprobsInput = components['schemas']['LogprobsInput'];
 export type LogprobsReply = components['schemas']['LogprobsReply'];
 export type LogsInput = components['schemas']['LogsInput'];
@@ -13401,6 +13510,7 @@ export type ServeBody = components['schemas']['ServeBody'];
 export type ServeInput = components['schemas']['ServeInput'];
 export type Served = components['schemas']['Served'];
 export type ServerName = components['schemas']['ServerName'];
+export type ServiceHealth = components['schemas']['ServiceHealth'];
 export type SessionCompletion = components['schemas']['SessionCompletion'];
 export type SessionInfo = components['schemas']['SessionInfo'];
 export type SessionInput = components['schemas']['SessionInput'];
@@ -13481,6 +13591,7 @@ export type VerifiedCheckpoints = components['schemas']['VerifiedCheckpoints'];
 export type VerifyInput = components['schemas']['VerifyInput'];
 export type Worked = components['schemas']['Worked'];
 export type WorkerInput = components['schemas']['WorkerInput'];
+export type WorkerState = components['schemas']['WorkerState'];
 export type ZeroGradInput = components['schemas']['ZeroGradInput'];
 export type Response400 = components['responses']['400'];
 export type Response401 = components['responses']['401'];
@@ -16276,6 +16387,101 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    logged_in: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it found. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LoggedIn"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    login: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["LoginInput"];
+            };
+        };
+        responses: {
+            /** @description What it found. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LoggedIn"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    logout: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     mcp: {
         parameters: {
             query?: never;
@@ -17930,18 +18136,57 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The service answers. */
+            /** @description What it found. */
             200: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": {
-                        status: string;
-                        version?: string;
-                    };
+                    "application/json": components["schemas"]["ServiceHealth"];
                 };
             };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    metrics: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it found. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": string;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
         };
     };
 }
