@@ -1,12 +1,14 @@
 """Requests of every kind that the OpenAPI document allows, and does not allow: schemathesis, all of its checks.
 
 A real Prefect server with the worker stopped, so that what is started waits. `pip` finds no packages, so that the
-installation of a trainer ends at once. 422 and 424 are answers to what a schema cannot say: a chain that is refused, a
-model that is not here.
+installation of a trainer fails; all trainers but one have an environment of somebody else, so that it is refused before
+a virtual environment is made, which takes four seconds of a core. 422 and 424 are answers to what a schema cannot say:
+a chain that is refused, a model that is not here.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,14 +16,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.flows.real_stack import Stack, standing, until
 from trainyard.api.stack import stop
+from trainyard.backends.environments import INSTALLABLE
 from trainyard.compute.services import free_port, is_healthy
+from trainyard.spec.axes.backends import ServerName
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1500), pytest.mark.xdist_group("stack faults")]
 
+INSTALLED = ServerName.VLLM
+"""Whose installation is carried out, and fails."""
 EXAMPLES = os.environ.get("EXAMPLES", "50")
 CONFIG = """
 [checks.positive_data_acceptance]
@@ -51,6 +58,8 @@ def url(stack: Stack, tmp_path: Path) -> Iterator[str]:
     pip.write_text("[global]\nno-index = true\n")
     limits = {"TRAINYARD_API_REQUESTS_PER_S": "100000", "TRAINYARD_API_HEAVY_CALLS": "64"}
     limits["TRAINYARD_API_FAILED_LOGINS"] = "1000000"
+    named = {one.value: str(tmp_path / "theirs" / one.value) for one in INSTALLABLE if one is not INSTALLED}
+    limits["TRAINYARD_BACKEND_ENVS"] = json.dumps(named)
     environment = {**stack.environment, **limits, "HOME": str(tmp_path / "user")}
     port = free_port(18_898)
     argv = [sys.executable, "-m", "trainyard.cli", "serve", "--port", str(port)]
@@ -62,9 +71,21 @@ def url(stack: Stack, tmp_path: Path) -> Iterator[str]:
     child.wait(30)
 
 
+def require_no_installation(url: str, token: str) -> None:
+    """What a request may install: nothing, and most of it is refused at once."""
+    codes = {}
+    with httpx.Client(headers={"authorization": f"Bearer {token}"}, timeout=60) as client:
+        for one in INSTALLABLE:
+            answer = client.post(f"{url}/api/v1/backends/install", json={"names": [one.value]})
+            codes[one] = (answer.status_code, answer.json()["code"])
+    refused = dict.fromkeys(INSTALLABLE, (409, "E-BACKEND-CONFIG"))
+    assert codes == {**refused, INSTALLED: (424, "E-INSTALL")}
+
+
 def test_no_request_fails_the_service_or_its_document(stack: Stack, url: str, tmp_path: Path) -> None:
     token = stack.json("tokens", "create", "--name", "fuzz", "--scope", "admin")["token"]
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
+    require_no_installation(url, token)
     argv = [
         sys.executable, "-m", "schemathesis.cli", "--config-file", "schemathesis.toml",
         "run", f"{url}/api/v1/openapi.json",
