@@ -78,9 +78,7 @@ def require_ready(url: str, token: str) -> None:
         for one in INSTALLABLE:
             answer = client.post(f"{url}/api/v1/backends/install", json={"names": [one.value]})
             codes[one] = (answer.status_code, answer.json()["code"])
-        document = client.get(
-            f"{url}/api/v1/openapi.json"
-        )  # made at first, which takes seconds: a reader waits for ten
+        document = client.get(f"{url}/api/v1/openapi.json")  # made at first, in seconds
         assert document.status_code == 200
     refused = dict.fromkeys(INSTALLABLE, (409, "E-BACKEND-CONFIG"))
     assert codes == {**refused, INSTALLED: (424, "E-INSTALL")}
