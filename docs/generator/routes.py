@@ -26,7 +26,7 @@ def routes_page() -> str:
 
 
 def service_routes() -> str:
-    """What is no operation of the table."""
+    """The routes that are not in the table of operations."""
     rows = [
         [code(f"{method} {path}"), ", ".join(map(code, route.body.model_fields)) if route.body else "none",
          "none" if route.open else "any", cell(route.summary)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,7 @@ from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
 from trainyard.api.sdk import asynchronous, wire
 from trainyard.api.sdk.remote import RemoteSurface
 from trainyard.api.sdk.wire import error_of, exchange_of
+from trainyard.api.verbs.jobs import Job, JobDetail
 from trainyard.errors import (
     Conflict,
     Denied,
@@ -34,7 +36,7 @@ from trainyard.errors import (
     Unavailable,
 )
 from trainyard.loading import load
-from trainyard.spec.states import NO_TRAINER_DETAIL
+from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
 
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 
@@ -259,11 +261,9 @@ def test_a_problem_document_is_the_error_that_was_raised() -> None:
 
 
 def job_event(state: str, number: int, detail: str = "") -> bytes:
-    value = {
-        "id": "job-1", "run_id": "r", "name": "x", "state": state, "detail": detail, "message": state,
-        "parameters": {}, "trainings": [], "nodes": [],
-    }  # fmt: skip
-    return f": a comment\n\nevent: job\nid: {number}\ndata: {json.dumps(value)}\n\n".encode()
+    """An event as the service writes it: the job as a list shows it."""
+    job = Job(id="job-1", run_id="r", name="x", state=JobState(state), detail=detail, message=state)
+    return f": a comment\n\nevent: job\nid: {number}\ndata: {job.model_dump_json()}\n\n".encode()
 
 
 @dataclass
@@ -272,15 +272,21 @@ class Streaming:
 
     streams: list[list[bytes] | int]
     last_ids: list[str | None] = field(default_factory=list)
+    last_job: bytes = b""
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         if request.method == "POST":
             return httpx.Response(202, content=RUN, headers={"content-type": "application/json"})
-        assert (request.url.path, request.headers["accept"]) == ("/api/v1/jobs/r", "text/event-stream")
+        assert request.url.path == "/api/v1/jobs/r"
+        if request.headers["accept"] != "text/event-stream":  # asked for once, at the end
+            job = Job.model_validate_json(self.last_job)
+            whole = JobDetail(**dict(job), parameters={}, trainings=(), nodes=())
+            return httpx.Response(200, content=whole.model_dump_json(), headers={"content-type": "application/json"})
         self.last_ids.append(request.headers.get("last-event-id"))
         stream = self.streams.pop(0)
         if isinstance(stream, int):
             return httpx.Response(stream, json={"detail": "Not now."})
+        self.last_job = (re.findall(rb"data: (\{.*\"id\".*\})", b"".join(stream)) or [self.last_job])[-1]
         return httpx.Response(200, stream=Cut(stream), headers={"content-type": "text/event-stream; charset=utf-8"})
 
 

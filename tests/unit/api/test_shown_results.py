@@ -12,10 +12,10 @@ import pytest
 
 from tests.unit.api.test_compare import run as make_run
 from trainyard import Chain, DataSource, Trainer
-from trainyard.api.records import NodeResult, NodeState, RunResult, read_events, read_result
+from trainyard.api.records import RunResult, read_events, read_result
 from trainyard.api.sdk.live_output import open_live
 from trainyard.api.sdk.live_runs import LiveRun
-from trainyard.api.verbs.jobs import Job, JobDetail, JobMetrics, Training, TrainingCurve
+from trainyard.api.verbs.jobs import Job, JobMetrics, TrainingCurve
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
@@ -118,25 +118,14 @@ def test_many_events_are_few_pictures() -> None:
 def test_a_watched_run_of_a_service_is_drawn_from_its_stream() -> None:
     clock, output = iter(range(1000)), Output()
     live = LiveRun(output, now=lambda: next(clock))
-    words = {"id": "job-1", "run_id": "r", "name": "far", "message": "", "parameters": {}}
-    one = {
-        "node": "trainer",
-        "epoch": None,
-        "total_epochs": None,
-        "learning_rate": None,
-        "checkpoints": (),
-        "folder": "",
-    }
+    words = {"id": "job-1", "run_id": "r", "name": "far", "message": "", "detail": ""}
+    live.note_job(Job(**words, state=JobState.PENDING))
+    assert output.shown[-1] == "**far**: pending"
     for step in (1, 2, 2, 3):
-        training = Training(**one, step=step, total_steps=3, loss=5.0 - step)
-        job = JobDetail(**words, state=JobState.RUNNING, detail="", trainings=(training,), nodes=())
-        live.note_job(job)
+        live.note_job(Job(**words, state=JobState.RUNNING, step=step, total_steps=3, loss=5.0 - step))
     assert output.shown[-1].startswith("**far**: running")
     assert "| trainer | running | step 3 of 3 |" in output.shown[-1]
     assert "trainer: from 4.000 to 2.000 in 3 steps" in described(output.shown[-1])
-    ended = NodeResult(id="trainer", type="trainer", state=NodeState.COMPLETED, seconds=1.0, message="done")
-    live.note_job(job.model_copy(update={"state": JobState.COMPLETED, "nodes": (ended,)}))
-    assert "| trainer | completed | done |" in output.shown[-1]
 
 
 def test_nothing_is_shown_outside_of_a_notebook() -> None:

@@ -64,7 +64,7 @@ class LoggedIn(Response):
 
 
 class ServiceRoute(NamedTuple):
-    """A route of the service itself, which is no operation of the table."""
+    """A route of the service itself, which is not in the table of operations."""
 
     id: str
     summary: str

@@ -24,6 +24,8 @@ STATES = {
     "started": NodeState.RUNNING, "finished": NodeState.COMPLETED, "reused": NodeState.REUSED,
     "failed": NodeState.FAILED, "skipped": NodeState.SKIPPED, "stopped": NodeState.CANCELED,
 }  # fmt: skip
+TRAINER = "trainer"
+"""What a stream calls the trainer, whose node it does not name."""
 Points = list[tuple[int, float | None]]
 
 
@@ -54,16 +56,14 @@ class LiveRun:
         self.show()
 
     def note_job(self, job: Any) -> None:
-        """The state of a job as a service streams it."""
+        """The state of a job as a service streams it, with the step and the loss of its last trainer."""
         self.name, self.state = job.name, " ".join(filter(None, (job.state.value, job.detail)))
-        self.nodes |= {one.id: (one.state.value, one.message) for one in job.nodes}
-        for one in job.trainings:
-            points = self.points.setdefault(one.node, [])
-            if one.loss is not None and (not points or points[-1][0] < one.step):
-                points.append((one.step, one.loss))
-            if one.node not in {node.id for node in job.nodes}:
-                of = f" of {one.total_steps}" if one.total_steps else ""
-                self.nodes[one.node] = (NodeState.RUNNING.value, f"step {one.step}{of}")
+        if job.step:
+            of = f" of {job.total_steps}" if job.total_steps else ""
+            self.nodes[TRAINER] = (job.state.value, f"step {job.step}{of}")
+            points = self.points.setdefault(TRAINER, [])
+            if job.loss is not None and (not points or points[-1][0] < job.step):
+                points.append((job.step, job.loss))
         self.show()
 
     def show(self) -> None:

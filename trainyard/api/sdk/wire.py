@@ -28,6 +28,7 @@ from trainyard.api.operations import OPERATIONS, Scope, route_of
 from trainyard.api.records import RunResult
 from trainyard.api.sdk.events import EVENTS_TYPE, NextLine, is_event_stream, next_event
 from trainyard.api.sdk.surface import checked_request
+from trainyard.api.verbs.jobs import Job
 from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, from_fields
 from trainyard.spec.load.files import load_value
@@ -261,16 +262,22 @@ def store_chain(body: Mapping[str, Any]) -> Talk:
 
 def follow(started: Any, note: Callable[[Any], None] = ignore) -> Talk:
     """Wait for the end of a run, by the stream of its state; returns how it ended."""
-    job = yield from last_state(getattr(started, "id", "") or started.run_id, note)
+    name = getattr(started, "id", "") or started.run_id
+    yield from wait_for_end(name, note)
+    job = yield from ask("jobs show", {"job": name})
     known = dict(started) if isinstance(started, RunResult) else {"run_id": job.run_id, "id": job.id}
     ended = {key: getattr(job, key) for key in ("name", "state", "message", "nodes", "url", "seconds")}
     kind = type(started) if isinstance(started, RunResult) else RunResult
     return kind(**{**known, **ended})
 
 
-def last_state(name: str, note: Callable[[Any], None]) -> Talk:
-    """The job when it has ended, is paused, or needs something to continue. A stream that was cut off is continued."""
-    job, last_id = None, ""
+def wait_for_end(name: str, note: Callable[[Any], None]) -> Talk:
+    """Return when a job has ended, is paused, or needs something to continue. A stream that was cut off is continued.
+
+    Its events contain the job as lists have it, without its nodes.
+    """
+    job: Job | None = None
+    last_id = ""
     while True:
         headers = {"accept": EVENTS_TYPE, **({"last-event-id": last_id} if last_id else {})}
         path = PARAMETER.sub(quote(name, safe=""), route_of("jobs show")[1])
@@ -280,10 +287,10 @@ def last_state(name: str, note: Callable[[Any], None]) -> Talk:
         while (event := (yield from next_event())) is not None:
             last_id = event.id or last_id
             if event.name == "job":
-                job = response_type("jobs show").validate_json(event.data)
+                job = Job.model_validate_json(event.data)
                 note(job)
             if job is not None and (
                 event.name == "end" or job.state in ENDS or job.detail == NO_TRAINER_DETAIL
             ):  # fmt: skip
-                return job
+                return None
         yield Pause(FIRST_WAIT_S)
