@@ -3,7 +3,7 @@
 Prefect's own app accepts every Host, lets a page of any origin read it, and reads a text/plain body as JSON: any page
 in a browser of this machine could create a deployment and start it. The guard (`api/access/guarding.py`) checks each
 request first. Access is then controlled by Prefect's basic authentication, whose wrong credentials are counted. Origins
-come from `PREFECT_SERVER_CORS_ALLOWED_ORIGINS`. Connections have the deadlines and caps of every server of ours
+come from `PREFECT_SERVER_CORS_ALLOWED_ORIGINS`. Connections have the deadlines and caps of all servers here
 (`serve/listening.py`), and websockets, which the UI and the workers need.
 """
 
