@@ -35,6 +35,10 @@ SPELLINGS = (
     "sql://127.0.0.1:{0}/rows", "postgresql://127.0.0.1:{0}/rows", "file://127.0.0.1:{0}/rows.jsonl",
 )  # fmt: skip
 
+ENDPOINT = "http://127.0.0.1:9/v1"
+"""Of the operator; nothing answers there."""
+SERVERS = ("generator", "judge", "target")
+"""Which node of a chain asks a server at an address of the chain's."""
 AT_ONCE = 4
 """Spellings of the default tests. Each takes seconds, most of them waiting for names that nobody resolves."""
 
@@ -107,6 +111,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         patch.setenv("TRAINYARD_HOME", str(home))
         patch.setenv("TRAINYARD_ALLOW_PRIVATE_URLS", '["localhost"]')
         patch.setenv("TRAINYARD_API_HEAVY_CALLS", "16")
+        patch.setenv("TRAINYARD_ENDPOINTS", json.dumps({"house": {"base_url": ENDPOINT}}))
         headers = {"authorization": f"Bearer {TokenFile(home).create('ci', 'admin', '', 1)}"}
         with (
             serving() as port,
@@ -129,6 +134,40 @@ def bodies(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "/jobs", {"name": "guide", "dataset": {"url": url}}
     yield "/jobs", {"name": "guide", "dataset": {"path": "rows.jsonl"}, "base_model": url}
     yield "/runs", {"target": "qa-pipeline", "parameters": {"documents": url}}
+    for chain in (with_server(place, url) for place in SERVERS):
+        yield "/check", {"files": [chain]}
+        yield "/plan", {"target": chain}
+        yield "/chains", chain
+    for name, parameters in targets(url):
+        yield "/plan", {"target": name, "parameters": parameters}
+        yield "/runs", {"target": name, "parameters": parameters}
+        yield "/chains", {"template": name, "parameters": parameters}
+
+
+def with_server(place: str, url: str) -> dict[str, Any]:
+    """A chain whose generator, judge or target is asked at this address."""
+    generator: dict[str, Any] = {"count": 2}
+    evaluator: dict[str, Any] = {}
+    target: dict[str, Any] = {"type": "registry"}
+    if place == "generator":
+        generator |= {"model": "writer", "base_url": url}
+    elif place == "judge":
+        evaluator = {"benchmarks": [{"type": "judge"}], "judge": {"model": "judge", "base_url": url}}
+    else:
+        target = {"type": "vllm", "url": url}
+    nodes = [
+        {"type": "data_source", "config": {"path": "guide.md"}}, {"type": "ai_generator", "config": generator},
+        {"type": "validator"}, {"type": "trainer", "config": {"hyperparameters": {"max_steps": 1}}},
+        {"type": "evaluator", "config": evaluator}, {"type": "deployer", "config": {"targets": [target]}},
+    ]  # fmt: skip
+    return {"name": f"asks-{place}", "nodes": nodes}
+
+
+def targets(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A target of a template's form, in both spellings."""
+    target = {"type": "vllm", "url": url}
+    yield "qa-pipeline", {"publish": {"targets": [target]}}
+    yield "qa-pipeline", {"publish.targets": [target]}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +180,35 @@ def test_no_address_of_this_machine_is_asked(spelling: str, place: Place) -> Non
         assert answer.status_code < 500 or answer.status_code == 503, (path, answer.text[:500])
         assert CANARY not in answer.text
         assert place.inner.asked == [], (path, url)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_chain_that_asks_an_inner_server_is_not_stored(server: str, place: Place) -> None:
+    for url in (f"http://127.0.0.1:{place.inner.port}/v1", "http://169.254.169.254/", "http://[fd00:ec2::254]/v1"):
+        for path in ("/chains", "/check", "/plan"):
+            chain = with_server(server, url)
+            answer = place.ask(path, {"/chains": chain, "/check": {"files": [chain]}, "/plan": {"target": chain}}[path])
+            assert answer.status_code == 422, answer.text
+            assert answer.json()["code"] == "R-URL"
+            assert "private, local or metadata address" in answer.text
+    stored = place.client.get("/api/v1/chains").json()["chains"]
+    assert f"asks-{server}" not in [one["name"] for one in stored]
+    assert place.inner.asked == []
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_chain_may_ask_an_allowed_or_a_configured_server(server: str, place: Place) -> None:
+    for url in (f"http://localhost:{place.allowed.port}/v1", ENDPOINT):
+        answer = place.ask("/check", {"files": [with_server(server, url)]})
+        assert answer.status_code == 200, answer.text
+        assert "R-URL" not in answer.text
+
+
+def test_a_target_of_a_form_is_no_inner_server(place: Place) -> None:
+    for name, parameters in targets("http://169.254.169.254/latest"):
+        for path in ("/plan", "/runs"):
+            answer = place.ask(path, {"target": name, "parameters": parameters})
+            assert (answer.status_code, answer.json()["code"]) == (422, "R-URL"), answer.text
 
 
 def test_a_preview_of_an_inner_address_says_what_is_refused(place: Place) -> None:

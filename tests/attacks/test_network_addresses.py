@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trainyard.data import paths
 from trainyard.data.paths import open_inside, resolve_inside
 from trainyard.data.readers.addresses import check_url, fetch, is_public
 from trainyard.errors import NotFound, Refused, TrainyardError
@@ -148,3 +149,30 @@ def test_a_job_or_a_template_with_too_many_keys_is_one_line_too(body: dict[str, 
 def test_check_url_knows_its_neighbours() -> None:
     assert check_url("https://example.org/data.jsonl?x=a@b") == ("example.org", 443)
     assert check_url("https://xn--bcher-kva.example/a@b") == ("xn--bcher-kva.example", 443)
+
+
+@pytest.mark.parametrize(("switch", "mode", "is_read"), [
+    ("1", 0o777, True), ("0", 0o700, True), ("0", 0o755, True), ("0", 0o770, False), ("0", 0o777, False),
+    ("", 0o777, False), (None, 0o777, False),
+])  # fmt: skip
+def test_a_hard_link_that_somebody_else_could_have_made_is_refused(
+    switch: str | None, mode: int, is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`switch` is what Linux says of its protection of hard links; None where there is no such file."""
+    monkeypatch.setattr(paths, "PROTECTED_LINKS", tmp_path / "switch")
+    if switch is not None:
+        (tmp_path / "switch").write_text(f"{switch}\n")
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "secret.jsonl").write_text("secret")
+    (root / "hard.jsonl").hardlink_to(tmp_path / "secret.jsonl")
+    (root / "own.jsonl").write_text("own")
+    root.chmod(mode)
+    with open_inside(resolve_inside("own.jsonl", [root]), [root]) as stream:
+        assert stream.read() == b"own"
+    if is_read:
+        with open_inside(resolve_inside("hard.jsonl", [root]), [root]) as stream:
+            assert stream.read() == b"secret"
+        return
+    with pytest.raises(Refused, match=r"R-PATH-ROOT.*second name"):
+        open_inside(resolve_inside("hard.jsonl", [root]), [root])

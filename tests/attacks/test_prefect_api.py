@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -29,15 +31,17 @@ from prefect.settings import (
     temporary_settings,
 )
 from starlette.types import Message, Receive, Scope, Send
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from trainyard.api.access.guarding import Guard
+from trainyard.api.access.limits import WrongCredentials
 from trainyard.api.runs.control import asker
-from trainyard.api.runs.guard import as_prefect_answers
+from trainyard.api.runs.guard import CREDENTIALS_S, CountedCredentials, as_prefect_answers
 from trainyard.api.stack import start_server, stop
 from trainyard.api.verbs import doctor
 from trainyard.compute.services import Service
+from trainyard.serve.listening import HEAD_S, MAX_HEAD_BYTES
 from trainyard.settings import Settings, settings
 from trainyard.stores.auth_string import auth_file, auth_header, read_auth
 from trainyard.testing.loopback import LoopbackServer, serving
@@ -167,6 +171,31 @@ async def test_prefect_s_app_behind_the_guard_asks_for_the_string() -> None:
         assert (await client.get("/api/version", headers=right)).status_code == 200
         assert (await client.get("/api/version", headers={**right, "host": "evil.example"})).status_code == 400
         assert (await client.post("/api/flows/", content="{}", headers={**right, **TEXT_BODY})).status_code == 415
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
+async def test_an_address_that_guesses_the_string_waits_and_this_machine_does_not(address: str) -> None:
+    with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: AUTH, PREFECT_UI_ENABLED: False}):
+        app = CountedCredentials(create_app(ignore_cache=True), WrongCredentials(3))
+
+    async def ask(client: str, string: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app, client=(client, 1))
+        async with httpx.AsyncClient(transport=transport, base_url=OWN) as asker:
+            headers = auth_header(string) if string else {}
+            return await asker.get("/api/version", headers=headers)
+
+    for _ in range(5):
+        assert (await ask(address, "")).status_code == 401, "none are not wrong ones"
+    for number in range(3):
+        assert (await ask(address, f"trainyard:{number}")).status_code == 401
+    refused = await ask(address, AUTH)
+    assert refused.status_code == 429
+    assert refused.json()["exception_message"].startswith("E-RATE: 3 wrong credentials")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert (await ask("192.0.2.8", AUTH)).status_code == 200
+    for number in range(9):
+        assert (await ask("127.0.0.1", f"trainyard:{number}")).status_code == 401
+    assert (await ask("127.0.0.1", AUTH)).status_code == 200
 
 
 def test_a_run_asks_its_server_with_the_string() -> None:
@@ -341,6 +370,34 @@ class TestRealServer:
         answer = httpx.options(f"{server.url}/flows/", headers=headers, timeout=30)
         assert answer.status_code == 403
         assert "access-control-allow-origin" not in answer.headers
+
+    def test_a_socket_with_the_string_stays_and_one_without_ends(self, server: Service, own: Settings) -> None:
+        """Longer than a head may take, which every connection begins with. The silent one is open meanwhile."""
+        address = f"{server.url.replace('http', 'ws')}/events/out"
+        protocol: Any = ["prefect"]
+        with connect(address, subprotocols=protocol) as right, connect(address, subprotocols=protocol) as silent:
+            right.send(json.dumps({"type": "auth", "token": read_auth(own)}))
+            assert json.loads(right.recv(30)) == {"type": "auth_success"}
+            with pytest.raises(ConnectionClosed):
+                silent.recv(CREDENTIALS_S + 30)
+            time.sleep(max(0.0, HEAD_S - CREDENTIALS_S) + 2)
+            right.send(json.dumps({"type": "filter", "filter": {}}))
+            with pytest.raises(TimeoutError):
+                right.recv(2)
+        with connect(address, subprotocols=protocol) as wrong:
+            wrong.send(json.dumps({"type": "auth", "token": "trainyard:another"}))
+            with pytest.raises(ConnectionClosed, match="Invalid token"):
+                wrong.recv(30)
+
+    def test_half_a_request_and_a_long_head_are_ended(self, server: Service) -> None:
+        port = urlsplit(server.url).port or 0
+        with socket.create_connection(("127.0.0.1", port), HEAD_S + 30) as half:
+            half.sendall(b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+            assert half.recv(100).startswith(b"HTTP/1.1 408")
+        with socket.create_connection(("127.0.0.1", port), 30) as long:
+            long.sendall(b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1\r\nx: " + b"a" * (MAX_HEAD_BYTES - 200))
+            long.sendall(b"a" * 400)
+            assert long.recv(100).startswith(b"HTTP/1.1 431")
 
     def test_a_socket_of_another_origin_is_refused(self, server: Service) -> None:
         address = f"{server.url.replace('http', 'ws')}/events/out"

@@ -33,6 +33,7 @@ KINDS = {
     "reading": "trainyard.data.prompts",
     "embedded": "trainyard.serve.server",
     "graph server": "serve --role graph",
+    "api": "serve --role training",
     "graph writer": "trainyard.stores.graph.writer",
     "server": "trainyard.api.gc_thread",
     "watchdog": "trainyard.api.runs.watchdog",
@@ -43,6 +44,7 @@ KINDS = {
 """Kind -> what stands in its command line; the first that does."""
 PREFECTS = {"PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"}
 HOLDERS = {
+    "api": {"PREFECT_API_AUTH_STRING"},
     "server": PREFECTS, "watchdog": PREFECTS | {"OPENAI_API_KEY"}, "worker": PREFECTS | {"OPENAI_API_KEY"},
     "flow": PREFECTS | {"OPENAI_API_KEY"}, "git of prefect deploy": PREFECTS,
     "file of an import of Prefect": PREFECTS | {"OPENAI_API_KEY"},

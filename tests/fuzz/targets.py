@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.documents import TYPES, read_document
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import TrainyardError
+from trainyard.serve.conversion.gguf import gguf_to_peft
 from trainyard.serve.protocol import (
     Alias,
     ApiError,
@@ -74,8 +76,19 @@ def read_message(name: str, data: bytes) -> None:
         assert all(isinstance(event, dict) for event in EventTail(path).read_rest())
 
 
+def read_adapter_file(name: str, data: bytes) -> None:
+    """An adapter of llama.cpp, for the base that the seeds were made for."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "adapter.gguf"
+        path.write_bytes(data)
+        base = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+        (path.parent / "config.json").write_text(json.dumps(base))
+        gguf_to_peft(path, path.parent / "peft", path.parent)
+
+
 TARGETS: dict[str, Target] = {
     "readers": Target(read_one, (TrainyardError, BadRow)),
     "spec": Target(load_spec, (TrainyardError,)),
     "protocol": Target(read_message, (TrainyardError, ApiError)),
+    "adapters": Target(read_adapter_file, (TrainyardError,)),
 }

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ODD_SPELLING = re.compile(r"\x00|%(?:00|2e|2f|5c)|\\|^//|^[a-z]:|^[a-z][a-z0-9+.-]*://|^file:", re.IGNORECASE)
 
 ROW_SUFFIXES = {".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv"}
+PROTECTED_LINKS = Path("/proc/sys/fs/protected_hardlinks")
+"""Linux: 1 where only who may read and write a file, or owns it, can give it another name."""
 UNFOLLOWED = (OSError, RuntimeError, ValueError)
 """What following a path raises if it is too long, a circle of links, or not a valid file name."""
 SHOWN_CHARS = 200
@@ -127,7 +129,8 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
 
     A link in such a folder is followed if it stays inside. What was put in the file's place meanwhile is refused: the
     last part is opened without following a link, and the opened file's own path is checked once more, so that a
-    folder swapped for a link between the two calls does not lead out.
+    folder swapped for a link between the two calls does not lead out. A hard link leads nowhere: it is the file. It is
+    refused where another user could have made it to a file that only we may read.
     """
     try:
         real = path.resolve() if path.is_symlink() else path
@@ -143,7 +146,12 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
             do="Give a readable regular file.",
             code="E-DATA-NOT-FOUND",
         ) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    there = os.fstat(descriptor)
+    if there.st_nlink > 1 and may_have_been_linked_by_others(real.parent):
+        os.close(descriptor)
+        because = "has a second name (a hard link), and others may write in its folder"
+        raise refuse_path(str(path), roots, "config.path", because)
+    if not stat.S_ISREG(there.st_mode):
         os.close(descriptor)
         raise InvalidInput(
             f"{path.name} is not a regular file.", why="Pipes and devices never end.", do="Give a file.",
@@ -156,3 +164,12 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
         os.close(descriptor)
         raise refuse_path(str(path), roots, "config.path", "was replaced by a link that leaves the data roots")
     return os.fdopen(descriptor, "rb")
+
+
+def may_have_been_linked_by_others(folder: Path) -> bool:
+    """Whether somebody else could have given a file that only we may read a name in this folder."""
+    with contextlib.suppress(OSError):  # a system without the switch protects nothing
+        if PROTECTED_LINKS.read_text(encoding="ascii").strip() == "1":
+            return False
+    own = folder.stat()
+    return own.st_uid != os.geteuid() or bool(own.st_mode & (stat.S_IWGRP | stat.S_IWOTH))

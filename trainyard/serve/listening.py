@@ -1,9 +1,9 @@
 """What every Trainyard server does before a request reaches it: a socket, and limits on connections and time.
 
 uvicorn waits for ever for a client that sends half a request, and keeps all of it. `BoundedProtocol` gives a request's
-head ten seconds and 64 KiB and its body a minute, and keeps at most 512 connections: beyond them the oldest that has
-sent no whole head gives way. It parses with httptools and runs on uvloop: h11 and asyncio's own loop take half of the
-time of a small request.
+head ten seconds and 64 KiB and its body a minute, a client that reads nothing of its answer two minutes, and keeps at
+most 512 connections: beyond them the oldest that has sent no whole head gives way. It parses with httptools and runs on
+uvloop, because h11 and asyncio's own loop take half of the time of a small request.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from trainyard.stores.processes import process_start
 MAX_CONNECTIONS = 512
 HEAD_S = 10.0
 BODY_S = 60.0
+UNREAD_S = 120.0
+"""How long an answer waits for a client that reads none of it."""
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request line and its headers, as long as they are not whole; h11 has the same limit, httptools none."""
+"""Of a request line and its headers, as long as they are not whole; h11 has the same limit, httptools none. As much may
+arrive of a next request while one is answered."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
@@ -133,12 +136,15 @@ class AnnouncedServer(uvicorn.Server):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 with deadlines for head and body, a cap on heads and one on connections."""
+    """uvicorn's HTTP/1.1 with deadlines for head, body and a client that does not read, and with caps."""
 
     phase: Phase = "head"
     since = 0.0
     head_bytes = 0
+    seen: object = None
+    """The request of the phase."""
     deadline: asyncio.TimerHandle | None = None
+    unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -148,18 +154,49 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if (phase := self.phase_now()) != self.phase:
+        if self.transport.get_protocol() is not self:
+            return  # it is a websocket now
+        phase = self.phase_now()
+        has_begun = phase != self.phase or self.cycle is not self.seen
+        if has_begun:
             self.enter(phase)
-        if phase == "head" and not self.transport.is_closing():
+        if (phase == "head" or (phase == "answer" and not has_begun)) and not self.transport.is_closing():
             self.head_bytes += len(data)
             if self.head_bytes > MAX_HEAD_BYTES:
-                self.transport.write(TOO_LONG)
-                self.transport.close()
+                self.refuse_head(phase)
+
+    def refuse_head(self, phase: Phase) -> None:
+        """Close a connection whose head is too long; in the middle of an answer there is no other one."""
+        if phase == "answer":
+            self.transport.abort()
+        else:
+            self.transport.write(TOO_LONG)
+            self.transport.close()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Give the connection to the protocol of websockets, which has its own deadlines."""
+        self.cancel_timers()
+        super().handle_websocket_upgrade()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self.deadline is not None:
-            self.deadline.cancel()
+        self.cancel_timers()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unread = self.unread or self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.unread is not None:
+            self.unread.cancel()
+            self.unread = None
+
+    def cancel_timers(self) -> None:
+        for timer in (self.deadline, self.unread):
+            if timer is not None:
+                timer.cancel()
+        self.deadline = self.unread = None
 
     def phase_now(self) -> Phase:
         """What the connection waits for: a request's head, its body, or our answer."""
@@ -169,7 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def enter(self, phase: Phase) -> None:
         """Start a phase, and its deadline."""
-        self.phase, self.since, self.head_bytes = phase, self.loop.time(), 0
+        self.phase, self.since, self.head_bytes, self.seen = phase, self.loop.time(), 0, self.cycle
         if self.deadline is not None:
             self.deadline.cancel()
         allowed_s = {"head": HEAD_S, "body": BODY_S}.get(phase)
@@ -187,8 +224,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
         Those that are closing already are in the list until the loop's next turn.
         """
-        here = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.transport.is_closing()]
+        here = [one for one in self.connections if not one.transport.is_closing()]
         if len(here) > MAX_CONNECTIONS:
-            oldest = min((one for one in here if one.phase_now() == "head"), key=lambda one: one.since, default=self)
+            own = [one for one in here if isinstance(one, BoundedProtocol)]  # others are websockets
+            oldest = min((one for one in own if one.phase_now() == "head"), key=lambda one: one.since, default=self)
             oldest.transport.write(FULL)
             oldest.transport.close()

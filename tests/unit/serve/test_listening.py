@@ -6,9 +6,12 @@ import asyncio
 import socket
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from trainyard.api.access.listeners import SecondServer
 from trainyard.errors import LimitExceeded
-from trainyard.serve.listening import bind
+from trainyard.serve import listening
+from trainyard.serve.listening import bind, server_config
 
 
 async def test_answers_do_not_wait_for_the_acknowledgement_of_the_client() -> None:
@@ -31,3 +34,40 @@ def test_a_taken_port_is_refused() -> None:
         taken.listen()
         with pytest.raises(LimitExceeded, match=r"E-PORT: Port \d+ of 127.0.0.1 cannot be used"):
             bind("127.0.0.1", taken.getsockname()[1])
+
+
+async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer without end waits for its reader as long as a part of it is read now and then, and no longer."""
+    monkeypatch.setattr(listening, "UNREAD_S", 0.5)
+    ended = asyncio.Event()
+
+    async def endless(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            while not gone.is_set():
+                await send({"type": "http.response.body", "body": b"a" * 65_536, "more_body": True})
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    gone = asyncio.Event()
+    with bind("127.0.0.1", 0) as listener:
+        server = SecondServer(server_config(endless, graceful_s=1))
+        running = asyncio.create_task(server.serve([listener]))
+        async with asyncio.timeout(20):
+            while not server.started:
+                await asyncio.sleep(0.05)
+        _, writer = await asyncio.open_connection(*listener.getsockname(), limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        async with asyncio.timeout(20):
+            while not any(one.unread for one in server.server_state.connections):
+                await asyncio.sleep(0.05)
+            while server.server_state.connections:
+                await asyncio.sleep(0.05)
+        gone.set()
+        await asyncio.wait_for(ended.wait(), 20)
+        writer.transport.abort()
+        server.should_exit = True
+        await running

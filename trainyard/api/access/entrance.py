@@ -1,6 +1,6 @@
 """Where every request to the service comes in: checked, counted and with its caller, before the application sees it.
 
-    client -> Guard (Host, Origin, types) -> Entrance (lengths, caller, rate) -> application
+    client -> Guard (Host, Origin, types) -> Entrance (lengths, caller, rate, place) -> application
 
 Both are plain ASGI: an answer that is a stream passes through as it is made. What has no caller gets 401 for every path
 but the few of `OPEN`, so that nobody learns which paths there are.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -18,7 +19,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainyard.api.access.authentication import Authenticator
 from trainyard.api.access.guarding import JSON_TYPE, Guard, Refusal, RefusalBody
-from trainyard.api.access.limits import CallerRates
+from trainyard.api.access.limits import (
+    MOST_OF_ADDRESS,
+    MOST_OF_ADDRESSES,
+    MOST_OF_CALLER,
+    MOST_OF_CALLERS,
+    CallerRates,
+    OpenRequests,
+    network_of,
+)
 from trainyard.api.context import Caller
 from trainyard.api.rest.bodies import MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE
 from trainyard.api.rest.problems import MEDIA_TYPE, answer_problem
@@ -58,6 +67,8 @@ class Entrance:
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, buckets: CallerRates) -> None:
         self.app, self.authenticator, self.buckets = app, authenticator, buckets
+        self.callers = OpenRequests(MOST_OF_CALLER, MOST_OF_CALLERS)
+        self.addresses = OpenRequests(MOST_OF_ADDRESS, MOST_OF_ADDRESSES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -67,11 +78,20 @@ class Entrance:
             return await self.app(scope, receive, send)
         if is_page(scope["path"]):
             send = with_policy(send, PAGE_POLICY, is_hashed=scope["path"].startswith(ASSETS))
-        try:
-            limit = self.admit(scope)
-        except TrainyardError as error:
-            return await refusal_of(error, scope)(scope, receive, send)
-        await self.app(scope, capped(receive, limit), send)
+        with ExitStack() as place:
+            try:
+                limit = self.admit(scope)
+                place.enter_context(self.place(scope))
+            except TrainyardError as error:
+                return await refusal_of(error, scope)(scope, receive, send)
+            await self.app(scope, capped(receive, limit), send)
+
+    def place(self, scope: Scope) -> AbstractContextManager[None]:
+        """Where an admitted request is counted until it is answered: with its caller, or with its address."""
+        caller: Caller | None = scope.get(CALLER)
+        if caller is not None:
+            return self.callers.place(caller.name)
+        return self.addresses.place(network_of((scope.get("client") or ("",))[0]))
 
     def admit(self, scope: Scope) -> int:
         """Put the caller into the scope, and return how long the body may be. Raises what refuses the request."""

@@ -1,4 +1,5 @@
-"""How often a caller may ask: a bucket of requests for each, and a pause for who sends wrong credentials.
+"""How often a caller may ask: a bucket of requests for each, places for those that are being answered, and a pause for
+who sends wrong credentials.
 
 A token has 256 random bits, so guessing one is hopeless at any speed, and no wrong one counts. The home's own string
 may be one that an operator chose, `PREFECT_SERVER_API_AUTH_STRING`: from an address that sent ten wrong ones within a
@@ -12,12 +13,13 @@ import ipaddress
 import math
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from trainyard.errors import LimitExceeded
+from trainyard.serve.listening import MAX_CONNECTIONS
 
 MAX_KNOWN = 10_000
 """Callers and addresses that are remembered; the one that was quiet for the longest is forgotten first."""
@@ -25,6 +27,13 @@ BURST_S = 2.0
 """A bucket contains the requests of so many seconds."""
 HEAVY_S = 5.0
 """When to ask again for a place."""
+OPEN_S = 5.0
+"""When to ask again for a place among the requests that are being answered, such as streams of events."""
+MOST_OF_CALLER, MOST_OF_CALLERS = MAX_CONNECTIONS // 2, 3 * MAX_CONNECTIONS // 4
+MOST_OF_ADDRESS, MOST_OF_ADDRESSES = MAX_CONNECTIONS // 8, 3 * MAX_CONNECTIONS // 16
+"""Requests being answered: of one caller and of all, of one address without a caller (pages) and of all such.
+
+Together they are fewer than the connections that the server keeps, so that there is always one for who comes."""
 WRONG_S = 60.0
 """Within so many seconds wrong credentials of one address are counted."""
 
@@ -56,6 +65,30 @@ class CallerRates:
             self.known.popitem(last=False)
         if left < 1:
             raise TooMany(f"{caller} sent more than {self.per_s:g} requests a second.", (1 - left) / self.per_s)
+
+
+@dataclass
+class OpenRequests:
+    """The requests that are being answered, by who sent them. An open stream is one, as is a file that nobody reads."""
+
+    most_of_one: int
+    most_of_all: int
+    open: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def place(self, caller: str) -> Iterator[None]:
+        """A place for one request until it is answered. Raises `TooMany` (`E-RATE`) if there is none."""
+        if self.open[caller] >= self.most_of_one:
+            raise TooMany(f"{self.most_of_one} requests and streams of {caller} are open.", OPEN_S)
+        if self.open.total() >= self.most_of_all:
+            raise TooMany(f"{self.most_of_all} requests and streams are open.", OPEN_S)
+        self.open[caller] += 1
+        try:
+            yield
+        finally:
+            self.open[caller] -= 1
+            if not self.open[caller]:
+                del self.open[caller]
 
 
 @dataclass

@@ -1,8 +1,12 @@
-"""What a caller over a network may name: templates, stored chains, chains as they are, models in the data roots.
+"""What a caller over a network may name: templates, stored chains, chains as they are, models, addresses of servers.
 
 A path of a data source is resolved inside the data roots wherever a chain runs. A model may be in any folder for the
 user of this machine; a caller over a network names one of the Hub, of this home, of a folder in the data roots, or the
 default base model.
+
+A server that a generator, a judge or a deployment asks may be anywhere for the user of this machine. A caller over a
+network names one on the public internet, a host of `allow_private_urls`, or a model server of the operator's: the
+embedded one, or that of an endpoint. Addresses of data are checked where they are fetched.
 """
 
 from __future__ import annotations
@@ -10,8 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from trainyard.compute.services import EMBEDDED, find_service, record_path
 from trainyard.data.paths import data_roots, is_inside, refuse_path
+from trainyard.data.readers.addresses import require_public
 from trainyard.errors import Denied, InvalidInput, NotFound
 from trainyard.settings import Settings
 from trainyard.stores.models import model_folder
@@ -21,10 +28,40 @@ MODEL_FIELDS = frozenset({"base_model", "model", "teacher", "tokenizer", "judge"
 
 
 def require_reachable(texts: Iterable[tuple[str, str]], settings: Settings, tenant: str) -> None:
-    """Refuse a model's folder outside of what chains may read. Raises `Refused` (`R-PATH-ROOT`)."""
+    """Refuse a model's folder outside of what chains may read, and a server inside this network.
+
+    Raises `Refused` (`R-PATH-ROOT`, `R-URL`).
+    """
     for place, text in texts:
         if place.rpartition(".")[2] in MODEL_FIELDS:
             require_model(place, text, settings, tenant)
+        elif is_server_field(place):
+            require_server(place, text, settings)
+
+
+def is_server_field(place: str) -> bool:
+    """Whether a field is the address of a server to which a run sends requests."""
+    parts = place.split(".")
+    return parts[-1] == "base_url" or (parts[-1] == "url" and "targets" in parts)
+
+
+def require_server(place: str, text: str, settings: Settings) -> None:
+    """Refuse an address that is neither public nor of a model server of the operator's. Raises `Refused` (`R-URL`)."""
+    embedded = find_service(record_path(settings, EMBEDDED))
+    known = [one.base_url for one in settings.endpoints.values()] + ([embedded.url] if embedded is not None else [])
+    if origin_of(text) not in {origin_of(one) for one in known} - {None}:
+        require_public(text, place, allowed=settings.allow_private_urls)
+
+
+def origin_of(address: str) -> tuple[str, str, int | None] | None:
+    """Scheme, host and port of an address that has nothing odd before its path."""
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError:
+        return None
+    plain = address.isascii() and address.isprintable() and not set(address) & set(" \\@")
+    return (parts.scheme, parts.hostname or "", port) if plain else None
 
 
 def require_model(place: str, text: str, settings: Settings, tenant: str) -> None:

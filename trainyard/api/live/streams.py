@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
+from trainyard.api.access.secrets import known_secrets, redact_lines
 from trainyard.api.context import Context
 from trainyard.api.live.found import find_job, open_index
 from trainyard.api.live.sse import HEARTBEAT, ServerEvent
@@ -86,8 +87,8 @@ async def follow_metrics(
 
 
 async def follow_logs(request: LogsInput, context: Context, last_event_id: str | None) -> AsyncIterator[ServerEvent]:
-    """What the trainers print, as it comes, from their first line or `offset` on."""
-    places = read_places(last_event_id)
+    """What the trainers print, as it comes, from their first line or `offset` on. Secrets in it are replaced."""
+    places, known = read_places(last_event_id), known_secrets(context.settings)
     async with aclosing(turns(request.job, context, lambda work: work.log)) as every:
         async for turn in every:
             for node, tail in turn.tails.items():
@@ -95,7 +96,8 @@ async def follow_logs(request: LogsInput, context: Context, last_event_id: str |
                     continue
                 places.setdefault(node, LogPlace(request.offset or 0))
                 async for lines in new_lines(tail, node, places):
-                    texts = [line.data.decode("utf-8", "replace") for line in lines]
+                    given = [line.data.decode("utf-8", "replace") for line in lines]
+                    texts = await asyncio.to_thread(redact_lines, given, known)
                     text = orjson.dumps({"source": node, "lines": texts}).decode()
                     yield ServerEvent(text, "lines", write_places(places))
             if turn.last:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import orjson
 from fastapi import FastAPI
@@ -170,6 +171,7 @@ async def stream(follow: Any, given: Any, context: Context, request: Request) ->
         async with aclosing(events):
             yield first.encode()
             async for event in events:
+                await anyio.lowlevel.checkpoint()  # a client that is gone takes whatever it is sent without waiting
                 yield event.encode()
 
     return StreamingResponse(lines(), media_type=EVENTS_TYPE, headers={"cache-control": "no-store"})

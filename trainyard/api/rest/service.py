@@ -15,6 +15,7 @@ from trainyard.api.access.entrance import caller_of_request, protect
 from trainyard.api.access.exposure import Exposure, in_host, names_for, require_safe, warn_of_expiry
 from trainyard.api.access.guarding import Guard
 from trainyard.api.access.listeners import BehindProxy, bind_exposed, run_servers
+from trainyard.api.access.secrets import redact_logs
 from trainyard.api.live.keeping import keep_live
 from trainyard.api.operations import API
 from trainyard.api.rest.app import build_app
@@ -61,6 +62,7 @@ def serve_api(
     certificate = require_safe(chosen, everybody=everybody)
     names = names_for(chosen, certificate)
     keep_auth(settings)
+    redact_logs(settings)
     with bind(HOST if chosen.beyond_loopback else chosen.host, port) as listener, contextlib.ExitStack() as sockets:
         url, port = url_of(listener), listener.getsockname()[1]
         exposed = [sockets.enter_context(one) for one in bind_exposed(chosen, port)]

@@ -6,13 +6,14 @@ Everything here takes a job by its id, by a beginning of its id that fits only o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from trainyard.api.access.secrets import known_secrets, redact_lines
 from trainyard.api.context import Context
 from trainyard.api.live import found
 from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_lines_before, read_rest
@@ -321,15 +322,15 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def read_part(given: requests.LogsInput, context: Context) -> JobLog:
-    """A part of one log: whole lines, with every character as it was written.
+    """A part of one log: whole lines, with every character as it was written, except for secrets.
 
     From `offset` on; or before `before`, or with `tail` at its end, so that a large log is read from its end.
     Raises `NotFound` (`E-NOT-FOUND`) for a trainer that the job does not have.
     """
     row, _ = found.find_job(given.job, context)
-    source = given.source or RUN_LOG
+    source, known = given.source or RUN_LOG, known_secrets(context.settings)
     if source == RUN_LOG:
-        return read_run_log(row, given, import_prefect_client(context.settings, "listing"))
+        return read_run_log(row, given, import_prefect_client(context.settings, "listing"), known)
     logs = {work.node: work.log for work in trainings_of(row)}
     if source not in logs:
         raise NotFound(
@@ -340,14 +341,14 @@ def read_part(given: requests.LogsInput, context: Context) -> JobLog:
         )
     path, has_ended = logs[source], row["state"] in ENDS
     if given.before is not None or given.tail is not None:
-        return read_end(row["id"], source, path, given, has_ended=has_ended)
+        return redacted(read_end(row["id"], source, path, given, has_ended=has_ended), known)
     size, start = path.stat().st_size if path.is_file() else 0, given.offset or 0
     restarted = start > size
     start = 0 if restarted else start
     read = read_lines(path, start, given.limit_bytes)
     if has_ended and not read:
         read = read_rest(path, start, given.limit_bytes)
-    return part_of(row["id"], source, read, start, restarted=restarted)
+    return redacted(part_of(row["id"], source, read, start, restarted=restarted), known)
 
 
 def read_end(job: str, source: str, path: Path, given: requests.LogsInput, *, has_ended: bool) -> JobLog:
@@ -370,7 +371,19 @@ def part_of(job: str, source: str, read: Sequence[LogPiece], place: int, *, rest
     )  # fmt: skip
 
 
-def read_run_log(row: dict[str, Any], given: requests.LogsInput, listing: Any) -> JobLog:
+def redacted(part: JobLog, known: Sequence[str]) -> JobLog:
+    """A part of a log without the secrets that a training or a library has printed."""
+    return part.model_copy(update={"lines": tuple(redact_lines_of(part.lines, known))})
+
+
+def redact_lines_of(lines: Iterable[LogLine], known: Sequence[str]) -> Iterator[LogLine]:
+    given = list(lines)
+    texts = redact_lines([line.text for line in given], known)
+    for line, text in zip(given, texts, strict=True):
+        yield line if line.text == text else line.model_copy(update={"text": text})
+
+
+def read_run_log(row: dict[str, Any], given: requests.LogsInput, listing: Any, known: Sequence[str]) -> JobLog:
     """A part of the run's own log, which counts lines."""
     end = given.before
     if given.tail is not None:
@@ -380,7 +393,7 @@ def read_run_log(row: dict[str, Any], given: requests.LogsInput, listing: Any) -
     else:
         start = given.offset or 0 if end is None else max(0, end - RUN_LINES)
         read = listing.read_log(row["run_id"], start, RUN_LINES if end is None else end - start)
-    lines = tuple(LogLine(source=RUN_LOG, **one) for one in read)
+    lines = tuple(redact_lines_of((LogLine(source=RUN_LOG, **one) for one in read), known))
     return JobLog(
         id=row["id"], lines=lines, next_offset={RUN_LOG: start + len(lines)}, first_offset={RUN_LOG: start}
     )  # fmt: skip
@@ -416,11 +429,17 @@ class LogReader:
 
     def __init__(self, listing: Any, run_id: str, settings: Settings) -> None:
         self.listing, self.run_id, self.folder = listing, run_id, settings.runs / run_id
-        self.num_read = 0
+        self.num_read, self.known = 0, known_secrets(settings)
         self.tails: dict[str, LogTail] = {}
         self.steps: dict[str, StepLog] = {}
 
     def read(self) -> Iterator[LogLine]:
+        return redact_lines_of(self.new_lines(), self.known)
+
+    def rest(self) -> Iterator[LogLine]:
+        return redact_lines_of(self.last_lines(), self.known)
+
+    def new_lines(self) -> Iterator[LogLine]:
         """The run's new lines, then each trainer's: its output, which carries no time to sort it by, and its steps."""
         for line in self.listing.read_log(self.run_id, self.num_read):
             self.num_read += 1
@@ -433,6 +452,6 @@ class LogReader:
             yield from (LogLine(source=work.node, text=text) for text in tail.read())
             yield from (LogLine(source=work.node, text=text, time=at) for at, text in self.steps[work.node].read())
 
-    def rest(self) -> Iterator[LogLine]:
+    def last_lines(self) -> Iterator[LogLine]:
         for node, tail in self.tails.items():
             yield from (LogLine(source=node, text=text) for text in tail.rest())

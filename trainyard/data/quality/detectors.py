@@ -146,6 +146,8 @@ WEBHOOK = re.compile(r"https://hooks\.slack\.com/services/T\w{6,12}+/B\w{6,14}+/
 PLACEHOLDER = re.compile(
     r"your|example|change.?me|placeholder|redacted|dummy|sample|xxxx|\*\*\*|[$<{]|password|passwd", re.IGNORECASE
 )
+LEAST_CHANGES = 3
+"""How often letters and digits change in a value that looks random."""
 UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
@@ -186,7 +188,7 @@ def changes(value: str) -> int:
 
 def is_random(value: str) -> bool:
     """Return whether a value looks random: letters and digits often change, and there are many different ones."""
-    return changes(value) >= 3 and len(set(value)) >= 8 and value.count(".") <= 2 and "/." not in value
+    return changes(value) >= LEAST_CHANGES and len(set(value)) >= 8 and value.count(".") <= 2 and "/." not in value
 
 
 # --- private keys ---------------------------------------------------------------------------------------------------

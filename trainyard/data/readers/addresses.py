@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
@@ -122,6 +122,21 @@ def is_plain_ipv4(host: str) -> bool:
         return str(ipaddress.IPv4Address(host)) == host
     except ValueError:
         return False
+
+
+def require_public(url: str, place: str, *, allowed: Iterable[str] = (), resolve: Resolve = socket.getaddrinfo) -> None:
+    """Refuse an address that is spelled oddly, is not known, or leads into a private network. `place` is its field.
+
+    Raises `Refused` (`R-URL`).
+    """
+    try:
+        host, port = check_url(url)
+        try:
+            CheckedNetwork(allowed, resolve).addresses(host, port)
+        except Unavailable as error:
+            raise refused(url, "has a host that is not known here", "An address whose host is known.") from error
+    except Refused as error:
+        raise Refused([replace(one, field=place) for one in error.reasons]) from error
 
 
 def is_public(address: str) -> bool:

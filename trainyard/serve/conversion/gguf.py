@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from trainyard.errors import Corrupt
+from trainyard.errors import Corrupt, TrainyardError
 from trainyard.loading import load
 from trainyard.serve.conversion.adapters import Adapter, peft_config, read_adapter, write_adapter
 from trainyard.serve.conversion.architectures import Base, base_config, make_refusal
@@ -22,6 +22,8 @@ from trainyard.serve.conversion.tensors import Tensor, Tensors
 
 CONFIG_KEY = "trainyard.peft_config"
 """PEFT's own config travels along under this key, which llama.cpp ignores, so that the way back is exact."""
+DAMAGED = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+"""What the reader raises for a file that is none, is cut off, or has other types than it should."""
 ENDINGS = {"a": ".weight.lora_a", "b": ".weight.lora_b"}
 
 
@@ -81,10 +83,25 @@ def add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
 def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
     """Write the GGUF adapter `source` as a PEFT adapter in the folder `target`.
 
-    Raises `InvalidInput` (`E-ADAPTER-INVALID`) for anything but a low-rank adapter of this base.
+    Raises `InvalidInput` (`E-ADAPTER-INVALID`) for anything but a low-rank adapter of this base, and `Corrupt`
+    (`E-CORRUPT`) for a file that is damaged.
     """
-    gguf, shape = load("gguf"), Base.of(base_config(base))
-    reader = gguf.GGUFReader(str(source))
+    shape = Base.of(base_config(base))
+    try:
+        adapter = adapter_of(source, shape, str(base))
+    except TrainyardError:  # some of these are ValueErrors, too
+        raise
+    except DAMAGED as error:
+        raise Corrupt(
+            f"{source.name} is not a whole GGUF adapter.", why=f"{type(error).__name__}: {str(error)[:200]!r}.",
+            do="Copy it again, or train it again.", code="E-CORRUPT",
+        ) from error  # fmt: skip
+    write_adapter(adapter, target)
+
+
+def adapter_of(source: Path, shape: Base, base: str) -> Adapter:
+    """The adapter in a GGUF file, with the rows as transformers has them."""
+    gguf, reader = load("gguf"), load("trainyard.serve.conversion.gguf_files:WholeFileReader")(str(source))
     alpha = reader.get_field("adapter.lora.alpha")
     if alpha is None or value(reader, "general.architecture") != shape.architecture.name:
         raise make_refusal(f"{source.name} is not a low-rank adapter for the architecture {shape.architecture.name}.")
@@ -94,15 +111,17 @@ def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
         part = next((part for part, ending in ENDINGS.items() if tensor.name.endswith(ending)), None)
         module = modules.get(tensor.name.removesuffix(ENDINGS[part])) if part else None
         if part is None or module is None:
-            raise make_refusal(f"It contains {tensor.name}, which is not part of a low-rank pair.")
+            raise make_refusal(f"It contains {tensor.name!r}, which is not part of a low-rank pair.")
         taken = taken_out(tensor)
         heads = shape.heads_of(module) if part == "b" else 0
         parts[part][module] = Tensor(taken.dtype, reorder(taken.bits, heads, back=True)) if heads else taken
     if not parts["a"] or parts["a"].keys() != parts["b"].keys():
         raise Corrupt(f"The adapter {source} is half of one.", do="Train it again.", code="E-CORRUPT")
     known = value(reader, CONFIG_KEY)
-    config = json.loads(known) if known else config_of(parts, float(alpha.contents()), str(base))
-    write_adapter(Adapter(config, parts["a"], parts["b"]), target)
+    config = json.loads(known) if known else config_of(parts, float(alpha.contents()), base)
+    if not isinstance(config, dict):
+        raise ValueError(f"{CONFIG_KEY} is not a config")
+    return Adapter(config, parts["a"], parts["b"])
 
 
 def config_of(parts: dict[str, Tensors], alpha: float, base: str) -> dict[str, Any]:

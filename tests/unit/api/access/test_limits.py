@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from trainyard.api.access.limits import MAX_KNOWN, WRONG_S, CallerRates, TooMany, WrongCredentials, heavy_place
+from trainyard.api.access.limits import (
+    MAX_KNOWN,
+    WRONG_S,
+    CallerRates,
+    OpenRequests,
+    TooMany,
+    WrongCredentials,
+    heavy_place,
+)
 
 
 class Clock:
@@ -79,3 +87,18 @@ def test_addresses_of_one_customer_of_ipv6_are_one() -> None:
         wrong.require_patience("2001:db8:0:1:ffff::1")
     wrong.require_patience("2001:db8:0:2::1")
     wrong.require_patience("unix:")
+
+
+def test_places_are_for_one_caller_and_for_all_and_are_given_back() -> None:
+    places = OpenRequests(2, 3)
+    with places.place("ci"), places.place("ci"):
+        with pytest.raises(TooMany, match="E-RATE: 2 requests and streams of ci are open") as refused:
+            places.place("ci").__enter__()
+        assert refused.value.retry_after_s == 5
+        with places.place("other"), pytest.raises(TooMany, match="3 requests and streams are open"):
+            places.place("third").__enter__()
+        with places.place("third"):
+            pass
+    with pytest.raises(ZeroDivisionError), places.place("ci"):
+        assert 1 / 0
+    assert not places.open

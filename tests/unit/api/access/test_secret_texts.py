@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,11 @@ from pydantic import BaseModel
 
 from trainyard.api.access.secrets import (
     REDACTED,
+    SERVICE_LOGGERS,
     find_secrets,
+    known_secrets,
+    redact_lines,
+    redact_logs,
     redact_text,
     redact_value,
     refuse_secrets,
@@ -16,7 +22,9 @@ from trainyard.api.access.secrets import (
 )
 from trainyard.api.requests.chains import RunInput
 from trainyard.errors import InvalidInput
+from trainyard.settings import load_settings
 from trainyard.stores.access.secret_files import new_secret
+from trainyard.stores.auth_string import keep_auth
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
 PEM = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcw\n" * 4 + "-----END PRIVATE KEY-----"
@@ -89,3 +97,72 @@ def test_what_is_written_down_has_an_end() -> None:
     assert redact_value(list(range(100)))[-1] == "… 60 more"
     assert len(redact_value({"text": "word " * 10_000})["text"]) < 300
     refuse_secrets(texts_of_request(Odd(deep=deep)))
+
+
+@pytest.mark.parametrize("kind", CANARIES)
+def test_a_secret_in_a_log_is_replaced_and_its_lines_stay(kind: str) -> None:
+    secret = CANARIES[kind]
+    hidden = secret.split("//")[1].split("@")[0] if secret.startswith("https") else secret
+    lines = ["step 1", *f"the key is {secret} here".split("\n"), "step 2"]
+    shown = redact_lines(lines)
+    assert len(shown) == len(lines)
+    assert (shown[0], shown[-1]) == ("step 1", "step 2")
+    assert REDACTED in shown[1]
+    assert not [part for part in hidden.split("\n")[1:-1] or [hidden] if part in "\n".join(shown)]
+
+
+def test_lines_without_a_secret_are_as_they_were() -> None:
+    lines = ["", "loss 0.5 at step 12 of 40", "tokens: 12,345", "a\nb", "PRIVATE KEY", "https://example.org/x?y=1", ""]
+    assert redact_lines(lines, ["not in it"]) == lines
+    assert redact_lines([]) == []
+
+
+def test_a_known_value_is_replaced_whatever_it_looks_like() -> None:
+    lines = ["plain words here", "say plain words", "again plain words and plain words", "two\nlines with plain words"]
+    shown = redact_lines(lines, ["plain words", "words here", "lines\nagain"])
+    assert shown == [REDACTED, f"say {REDACTED}", f"again {REDACTED} and {REDACTED}", f"two\nlines with {REDACTED}"]
+    assert redact_lines(["begin one", "two end"], ["one\ntwo"]) == [f"begin {REDACTED}", f"{REDACTED} end"]
+
+
+def test_the_secrets_of_the_process_are_known(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SOME_API_KEY", "letters-only"), ("WAREHOUSE", "sqlite:////srv/rows"), ("PIN_TOKEN", "short")):
+        monkeypatch.setenv(name, value)
+    found = known_secrets(load_settings(home=home, databases={"rows": "WAREHOUSE"}))
+    assert {"letters-only", "sqlite:////srv/rows"} <= set(found)
+    assert "short" not in found
+    own = keep_auth(load_settings(home=home))
+    assert {own, own.partition(":")[2]} <= set(known_secrets(load_settings(home=home)))
+
+
+def test_a_traceback_of_the_service_has_no_secret(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("trainyard.rest")
+    before = list(logger.filters)
+    redact_logs(load_settings(home=home))
+    try:
+        try:
+            raise ValueError(f"cannot reach {CANARIES['url']}\nwith {CANARIES['own']}")
+        except ValueError as error:
+            logger.error("trace %s of %s", "abc", CANARIES["hub"], exc_info=error, stack_info=True)
+        logger.error("rates of %s are fine", "ci")
+    finally:
+        for name in SERVICE_LOGGERS:
+            logging.getLogger(name).filters[:] = before if name == logger.name else []
+    assert "Tr0ub4dor" not in caplog.text
+    assert CANARIES["own"] not in caplog.text
+    assert CANARIES["hub"] not in caplog.text
+    assert "trace abc of [redacted]" in caplog.text
+    assert "ValueError: cannot reach https://[redacted]@data.example.org/rows.jsonl" in caplog.text
+    assert "rates of ci are fine" in caplog.text
+
+
+def test_a_block_of_a_log_is_looked_at_quickly() -> None:
+    """What is sent at a time of a log of any length: 256 KiB, here with words that need a second look."""
+    line = "step 12,345 of 50,000: loss 1.2345, 5678 tokens a second, token accuracy 0.81, checkpoint-12345 kept; "
+    lines = [f"{line} {number}" for number in range((256 << 10) // len(line))]
+    begun = time.process_time()
+    assert redact_lines(lines, ["0123456789"] * 20) == lines
+    assert time.process_time() - begun < 0.3
+    many = [f"api_key=x{number:06}a8b7c6d5e4f3 " * 3 for number in range(3000)]
+    begun = time.process_time()
+    assert all(one.count(REDACTED) == 3 for one in redact_lines(many))
+    assert time.process_time() - begun < 2

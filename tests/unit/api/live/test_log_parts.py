@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import tracemalloc
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_job_streams import JobHome
+from test_job_streams import JobHome, lines_of, texts_until_end
 
 from trainyard.api.requests.jobs import LogsInput, MetricsInput
 from trainyard.api.verbs.jobs import JobLog, show_logs, show_metrics
@@ -164,3 +165,32 @@ def test_a_curve_in_few_points_has_what_lies_between_them(place: JobHome) -> Non
     (whole,) = show_metrics(MetricsInput(job="guide", since_step=991), place.context).trainings
     assert [point.step for point in whole.points] == list(range(991, 1001))
     assert (whole.steps_per_point, whole.high) == (1, {})
+
+
+def test_a_secret_that_a_training_prints_does_not_leave_the_service(
+    place: JobHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts from both ends and in the stream. The offsets are those of the file, whose bytes stay as they are."""
+    monkeypatch.setenv("SOME_API_KEY", "letters only")
+    hub_key = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
+    own = f"step 1\nlogin with {hub_key}\nhttps://a:Tr0ub4dor@example.org/x\nkey: letters only\nstep 2\n"
+    (place.work / "child.log").write_text(own)
+    place.state(JobState.COMPLETED)
+
+    async def stream() -> list[str]:
+        return lines_of(await texts_until_end(place.logs()))
+
+    parts = (everything(place, 150), backwards(place, 150), asyncio.run(stream()))
+    wanted = ["step 1", "login with [redacted]", "https://[redacted]@example.org/x", "key: [redacted]", "step 2"]
+    assert list(parts) == [wanted] * 3
+    assert part(place).next_offset == {"trainer": len(own)}
+
+
+def test_the_end_of_a_large_log_is_there_at_once(place: JobHome) -> None:
+    """Only what is sent is looked at for secrets."""
+    line = "step 12,345 of 50,000: loss 1.2345, token accuracy 0.81, checkpoint-12345 kept\n"
+    (place.work / "child.log").write_text(line * (50_000_000 // len(line)))
+    begun = time.monotonic()
+    found = show_logs(LogsInput(job="guide", source="trainer", tail=500, limit_bytes=65_536), place.context)
+    assert time.monotonic() - begun < 1
+    assert len(found.lines) == 500

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,26 @@ def test_a_whole_model_and_experts_of_mlx_are_no_adapters(tmp_path: Path) -> Non
     save_file({"model.layers.0.mlp.switch.lora_a": torch.zeros(2, 3, 4)}, folder / MLX_FILE)
     with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID.*layer of experts"):
         mlx_to_peft(folder, tmp_path / "back")
+
+
+def test_a_damaged_gguf_adapter_is_reported_as_one(tmp_path: Path) -> None:
+    source, base = make_adapter(tmp_path / "peft"), make_base(tmp_path / "base")
+    peft_to_gguf(source, tmp_path / "adapter.gguf", base)
+    whole = (tmp_path / "adapter.gguf").read_bytes()
+    for size in (0, 3, 4, 20, 100, len(whole) // 2, len(whole) - 40):
+        (tmp_path / "cut.gguf").write_bytes(whole[:size])
+        with pytest.raises(Corrupt, match=r"E-CORRUPT: cut.gguf is not a whole GGUF adapter"):
+            gguf_to_peft(tmp_path / "cut.gguf", tmp_path / "back", base)
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("kind", [0, 4, 8, 9, 99])
+def test_an_array_that_claims_to_be_endless_ends_soon(kind: int, tmp_path: Path) -> None:
+    """A header with one list of 2^60 items of a type; the package's own reader goes on without end."""
+    base = make_base(tmp_path / "base")
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, kind, 2**60)
+    (tmp_path / "endless.gguf").write_bytes(head + bytes(50))
+    begun = time.process_time()
+    with pytest.raises(Corrupt, match=r"E-CORRUPT: endless.gguf is not a whole GGUF adapter"):
+        gguf_to_peft(tmp_path / "endless.gguf", tmp_path / "back", base)
+    assert time.process_time() - begun < 5

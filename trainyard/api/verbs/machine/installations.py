@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainyard.api import stack
+from trainyard.api.access.secrets import redact_lines
 from trainyard.api.responses import Response
 from trainyard.backends import environments
 from trainyard.backends.external.installing import LOG_FILE, require_installable
@@ -92,7 +93,7 @@ def last_lines(path: Path) -> tuple[str, ...]:
         stream.seek(max(0, path.stat().st_size - LAST_BYTES))
         text = stream.read().decode("utf-8", errors="replace")
     lines = (line.rpartition("\r")[2] for line in COLOURS.sub("", text).split("\n"))
-    return tuple(line[:LINE_CHARS] for line in lines if line.strip())[-LAST_LINES:]
+    return tuple(line[:LINE_CHARS] for line in redact_lines([one for one in lines if one.strip()][-LAST_LINES:]))
 
 
 def cancel_installation(name: Installable, settings: Settings) -> None:

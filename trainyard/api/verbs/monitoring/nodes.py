@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
+from trainyard.api.access.secrets import known_secrets, redact_lines
 from trainyard.api.context import Context
 from trainyard.api.live import found
 from trainyard.api.records import NodeResult, NodeState, read_chain, read_events, read_result
@@ -113,7 +114,7 @@ def show_node(given: requests.NodeInput, context: Context) -> NodeDetail:
     facts = end.facts if end else next((one["facts"] for one in reversed(events) if one.get("facts")), {})
     return NodeDetail(
         **dict(now), config=node.config.model_dump(mode="json"), facts=facts,
-        lines=tuple(map(line_of, events[-MOST_LINES:])), trains=node.type == "trainer",
+        lines=lines_of(events[-MOST_LINES:], context), trains=node.type == "trainer",
     )  # fmt: skip
 
 
@@ -164,6 +165,13 @@ def outputs_of(store: ArtifactStore, key: str) -> dict[Port, Reference]:
     if not manifest.is_file():
         return {}
     return NodeOutput.model_validate(read_versioned("artifact", manifest.read_bytes(), manifest)["output"]).outputs
+
+
+def lines_of(events: Iterable[Event], context: Context) -> tuple[NodeLine, ...]:
+    """Events as the lines of a log, without secrets."""
+    lines = [line_of(event) for event in events]
+    texts = redact_lines([line.text for line in lines], known_secrets(context.settings))
+    return tuple(line.model_copy(update={"text": text}) for line, text in zip(lines, texts, strict=True))
 
 
 def line_of(event: Event) -> NodeLine:

@@ -1,0 +1,303 @@
+"""Clients of the API that misuse their connections: many streams, none read, half requests, two requests in one.
+
+The service is a process of its own, and the clients are sockets, so that each byte is as an attacker sends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.api_process import serving
+from trainyard.api.access.limits import MOST_OF_CALLER
+from trainyard.compute.child import LOG_FILE
+from trainyard.serve.listening import BODY_S, HEAD_S, MAX_CONNECTIONS, MAX_HEAD_BYTES
+from trainyard.settings import load_settings
+from trainyard.spec.states import JobState
+from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.live.job_index import JobIndex
+
+RUN = "0190d3c2-1f2e-4a3b-8c4d-5e6f70819203"
+LOGS = "/api/v1/jobs/job-5e6f70819203/logs?source=trainer"
+LOG_BYTES = 60 << 20
+MiB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """The service of a home with one running job, and two callers."""
+
+    port: int
+    log: Path
+    token: str
+    other: str
+
+    @property
+    def process(self) -> psutil.Process:
+        here = (one for one in psutil.Process().children() if f"{self.port}" in one.cmdline())
+        return next(here)
+
+    def connect(self, **options: int) -> socket.socket:
+        one = socket.socket()
+        for name, value in options.items():
+            one.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        one.settimeout(20)
+        one.connect(("127.0.0.1", self.port))
+        return one
+
+    def head(self, path: str, *more: str, method: str = "GET", token: str = "") -> bytes:
+        lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", *more]
+        lines += [f"Authorization: Bearer {token or self.token}"]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+    def follow(self, token: str = "", **options: int) -> socket.socket:
+        """A connection that has asked for the log as a stream."""
+        one = self.connect(**options)
+        one.sendall(self.head(LOGS, "Accept: text/event-stream", token=token))
+        return one
+
+    def get(self, path: str, token: str = "") -> httpx.Response:
+        headers = {"authorization": f"Bearer {token or self.other}"}
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=30)
+
+
+@contextmanager
+def kept(index: JobIndex) -> Iterator[None]:
+    """Say each second, in the place of Prefect, that the index is in step."""
+    stop = Event()
+
+    def work() -> None:
+        while True:
+            index.note_try(time.time())
+            index.note_success(time.time())
+            if stop.wait(1.0):
+                return
+
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    home, work = tmp_path_factory.mktemp("api") / "home", tmp_path_factory.mktemp("work")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+            patch.delenv(name, raising=False)
+        patch.setenv("TRAINYARD_HOME", str(home))
+        patch.setenv("TRAINYARD_API_REQUESTS_PER_S", "100000")
+        tokens = TokenFile(home)
+        token, other = (tokens.create(name, "read", "", 1) for name in ("many", "other"))
+        index = JobIndex(load_settings(home=home).home / "live" / "jobs.sqlite3")
+        index.put([row_of(work)], time.time())
+        with kept(index), serving() as port:
+            yield Place(port, work / LOG_FILE, token, other)
+
+
+def row_of(work: Path) -> dict[str, Any]:
+    training = {"node": "trainer", "folder": str(work), "since": 0.0, "step": 1}
+    return {
+        "run_id": RUN, "id": "job-5e6f70819203", "name": "guide", "tenant": "default", "state": JobState.RUNNING,
+        "detail": "", "message": "", "created": 1.0, "started": 1.0, "seconds": 1.0, "attempts": 1, "pid": None,
+        "url": "", "parameters": {}, "tags": ["job"], "stage": "sft", "method": "lora", "backend": "native",
+        "base_model": "", "trainings": [training],
+    }  # fmt: skip
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def read_all(one: socket.socket) -> bytes:
+    """What arrives until the other side closes."""
+    found = bytearray()
+    with contextlib.suppress(ConnectionError, OSError):
+        while part := one.recv(1 << 16):
+            found += part
+    return bytes(found)
+
+
+def test_one_caller_cannot_take_all_connections_by_streams(place: Place) -> None:
+    assert 200 < MOST_OF_CALLER < MAX_CONNECTIONS
+    with ExitStack() as streams:
+        for _ in range(MOST_OF_CALLER):
+            one = streams.enter_context(place.follow())
+            assert one.recv(100).startswith(b"HTTP/1.1 200")
+        refused = place.get(LOGS, place.token)
+        assert (refused.status_code, refused.json()["code"]) == (429, "E-RATE")
+        assert f"{MOST_OF_CALLER} requests and streams of many are open" in refused.json()["detail"]
+        assert int(refused.headers["retry-after"]) >= 1
+        assert place.get(LOGS).status_code == 200, "another caller is served"
+        with place.follow(place.other) as one:
+            assert one.recv(100).startswith(b"HTTP/1.1 200")
+    wait_until(lambda: place.get(LOGS, place.token).status_code == 200)
+
+
+def test_the_service_reads_no_log_for_a_client_that_has_gone(place: Place) -> None:
+    def grow(count: int) -> int:
+        """How many bytes the service reads while the log grows."""
+        before = place.process.io_counters().read_chars
+        for _ in range(10):
+            with place.log.open("a") as log:
+                log.write("a step of the training\n" * (count // 10))
+            time.sleep(0.2)
+        return int(place.process.io_counters().read_chars - before)
+
+    count = 100_000
+    with place.follow() as one:
+        assert one.recv(100).startswith(b"HTTP/1.1 200")
+        reader = Thread(target=read_all, args=(one,), daemon=True)
+        reader.start()
+        assert grow(count) > 22 * count
+        one.shutdown(socket.SHUT_RDWR)
+        reader.join(20)
+    time.sleep(1)
+    assert grow(count) < 22 * count / 4
+
+
+def test_a_client_that_does_not_read_costs_the_service_no_memory(place: Place) -> None:
+    with place.log.open("a") as log:
+        for _ in range(60):
+            log.write(("x" * 1023 + "\n") * 1024)
+    assert place.log.stat().st_size >= LOG_BYTES
+    assert place.get(LOGS).status_code == 200
+    before = place.process.memory_info().rss
+    with ExitStack() as clients:
+        for _ in range(20):
+            assert clients.enter_context(place.follow(SO_RCVBUF=4096)).recv(12) == b"HTTP/1.1 200"
+        time.sleep(3)
+        grown = place.process.memory_info().rss - before
+        assert grown < 100 * MiB, f"{grown / MiB:.0f} MiB for 20 clients that are 60 MiB behind each"
+        begun = time.monotonic()
+        assert place.get(LOGS).status_code == 200
+        assert time.monotonic() - begun < 10
+    spent = cpu_seconds(place.process)
+    wait_until(lambda: len(place.process.net_connections()) < 10)
+    assert place.get("/health").status_code == 200
+    assert cpu_seconds(place.process) - spent < 5, "it reads on for clients that have gone"
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def test_half_a_head_is_ended(place: Place) -> None:
+    with place.connect() as one:
+        one.settimeout(HEAD_S + 30)
+        one.sendall(place.head(LOGS)[:-2])
+        assert read_all(one).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.faults
+def test_half_a_body_is_ended(place: Place) -> None:
+    with place.connect() as one:
+        one.settimeout(BODY_S + 60)
+        more = ("Content-Type: application/json", "Content-Length: 4000")
+        one.sendall(place.head("/api/v1/check", *more, method="POST") + b'{"files"')
+        assert b"HTTP/1.1 408" in read_all(one)
+
+
+@pytest.mark.parametrize("form", ["line", "header", "headers", "dripped"])
+def test_a_head_that_is_too_long_is_refused(form: str, place: Place) -> None:
+    begin = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{place.port}\r\n".encode()
+    sent = {
+        "line": b"GET /" + b"a" * (2 * MAX_HEAD_BYTES),
+        "header": begin + b"x: " + b"a" * (2 * MAX_HEAD_BYTES),
+        "headers": begin + b"x: a\r\n" * (MAX_HEAD_BYTES // 3),
+        "dripped": begin + b"x: " + b"a" * MAX_HEAD_BYTES,
+    }[form]
+    with place.connect() as one:
+        with contextlib.suppress(ConnectionError):
+            for start in range(0, len(sent), 8192 if form == "dripped" else len(sent)):
+                one.sendall(sent[start : start + (8192 if form == "dripped" else len(sent))])
+        answer = read_all(one)
+    allowed = (b"HTTP/1.1 431",) if form == "dripped" else (b"HTTP/1.1 431", b"")  # a reset may outrun the answer
+    assert answer[:12] in allowed
+    assert place.get("/health").status_code == 200
+
+
+def send_without_end(one: socket.socket) -> None:
+    """Send much more than anybody may."""
+    for _ in range(100):
+        one.sendall(b"a" * 65_536)
+        time.sleep(0.01)
+
+
+def test_a_long_head_behind_a_stream_ends_the_connection(place: Place) -> None:
+    """A next request may be sent before the answer is whole, but not without end."""
+    with place.follow() as one:
+        assert one.recv(12) == b"HTTP/1.1 200"
+        one.sendall(b"GET / HTTP/1.1\r\nx: ")
+        with pytest.raises(ConnectionError):
+            send_without_end(one)
+    assert place.get("/health").status_code == 200
+
+
+SECOND = "GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+LENGTH = len(SECOND)
+GET = "GET /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+POST = "POST /api/v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+CHUNKED = f"{POST}Transfer-Encoding: chunked\r\n"
+SHAPES = {
+    "both lengths": f"{POST}Content-Length: {LENGTH + 5}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "both, other order": f"{CHUNKED}Content-Length: {LENGTH + 5}\r\n\r\n0\r\n\r\n",
+    "two lengths": f"{POST}Content-Length: 0\r\nContent-Length: {LENGTH}\r\n\r\n",
+    "the same length twice": f"{POST}Content-Length: {LENGTH}\r\nContent-Length: {LENGTH}\r\n\r\n",
+    "a list of lengths": f"{POST}Content-Length: 0, {LENGTH}\r\n\r\n",
+    "a signed length": f"{POST}Content-Length: +0\r\n\r\n",
+    "a hexadecimal length": f"{POST}Content-Length: 0x0\r\n\r\n",
+    "a folded length": f"{POST}X: a\r\n Content-Length: {LENGTH}\r\nContent-Length: 0, 0\r\n\r\n",
+    "a space before the colon": f"{POST}Content-Length : {LENGTH}\r\n\r\n",
+    "an unknown coding": f"{POST}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "a coding with a tab": f"{POST}Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "two codings": f"{CHUNKED}Transfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    "bare line feeds": "GET /api/v1/jobs HTTP/1.1\nHost: 127.0.0.1\n\n",
+    "a bare line feed in a header": f"{GET}X: a\n\r\n",
+    "a bare carriage return": f"{GET}X: a\rY: b\r\n\r\n",
+    "a chunk's odd end": f"{CHUNKED}\r\n2\r\n{{}}X0\r\n\r\n",
+    "a chunk size beyond 64 bits": f"{CHUNKED}\r\n10000000000000000\r\n",
+    "a null in a name": f"{GET}X\0Y: a\r\n\r\n",
+}
+"""What servers read differently; behind each comes a second request."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_two_requests_in_one_are_one_or_none(shape: str, place: Place) -> None:
+    """What two servers would read differently is refused, and nothing behind it is answered."""
+    with place.connect() as one:
+        one.sendall((SHAPES[shape] + SECOND).encode("latin-1"))
+        one.settimeout(HEAD_S + 20)
+        answer = read_all(one)
+    assert answer.count(b"HTTP/1.1 ") <= 1, answer
+    assert b'"status":"ok"' not in answer, answer
+
+
+def test_an_upgrade_is_one_request(place: Place) -> None:
+    """A request that asks for another protocol is answered as HTTP, and what follows it is not read as a request."""
+    for wanted in ("websocket", "h2c"):
+        more = ("Connection: Upgrade", f"Upgrade: {wanted}")
+        with place.connect() as one:
+            one.settimeout(HEAD_S + 20)
+            one.sendall(place.head("/api/v1/jobs", *more) + SECOND.encode())
+            answer = read_all(one)
+        assert answer.count(b"HTTP/1.1 ") == 1, answer
+        assert b'"status":"ok"' not in answer
