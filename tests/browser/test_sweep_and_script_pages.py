@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.api_process import serving
 from tests.browser.dashboard import Audit, PageWatch, open_page
@@ -85,6 +85,18 @@ def test_a_sweep_is_rests(lone_page: Page, sweep: SweepReport, axe: Audit) -> No
     axe(lone_page)
     lone_page.get_by_role("button", name="Show").click()
     expect(lone_page.locator("pre")).to_contain_text("Best of 3 trials")
+    expect(lone_page.get_by_role("button", name="Continue")).to_be_visible()
+    lone_page.route("**/api/v1/sweeps/guide", end_trials)
+    expect(lone_page.get_by_role("button", name="Continue")).to_have_count(0)
+
+
+def end_trials(route: Route) -> None:
+    """Answer with the sweep as it is when no trial is left."""
+    answer = route.fetch()
+    given = answer.json()
+    for trial in given["trials"]:
+        trial["state"] = "stopped" if trial["state"] == "paused" else trial["state"]
+    route.fulfill(response=answer, json={**given, "num_trials": len(given["trials"])})
 
 
 def test_a_script_is_written_under_a_name(lone_page: Page, home: Path, axe: Audit) -> None:

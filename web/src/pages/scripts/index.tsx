@@ -41,6 +41,10 @@ export default function ScriptsPage() {
   }
   return (
     <Page title="Scripts">
+      <p className="banner">
+        A script is code: it runs on this machine with the rights of the user who started Trainyard, and reads and
+        changes what that user can. Train only with what you have read.
+      </p>
       <Queried query={scripts}>
         {(list) => (
           <Section title="Scripts of this home">

@@ -2,6 +2,7 @@
 
 import { useMutation, useQuery } from "@tanstack/react-query";
 import { useState } from "react";
+import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
 import { ActionButton } from "../../components/action";
 import { formatDuration, formatTime } from "../../components/format";
@@ -50,7 +51,20 @@ export function AuditLog() {
       <Queried query={audit}>
         {({ entries }) =>
           entries.length === 0 ? (
-            <Empty title="Nothing was changed yet" />
+            <Empty title={outcome ? `Nothing ended as ${outcome}` : "Nothing was changed yet"}>
+              <p>
+                {outcome ? (
+                  <button type="button" onClick={() => setOutcome("")}>
+                    Show every outcome
+                  </button>
+                ) : (
+                  <>
+                    What changes something is written here with its caller, such as the start of{" "}
+                    <Link href="/jobs/new">a job</Link>.
+                  </>
+                )}
+              </p>
+            </Empty>
           ) : (
             <>
               <Table
