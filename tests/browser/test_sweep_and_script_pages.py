@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
@@ -112,6 +113,24 @@ def test_a_script_is_written_under_a_name(lone_page: Page, home: Path, axe: Audi
     expect(lone_page.get_by_role("button", name="mine")).to_be_visible()
     assert (home / "script_templates" / "mine.py").read_text() == "print('one')\n"
     axe(lone_page)
+
+
+def test_the_script_of_a_chain_is_edited_as_a_new_one(lone_page: Page, address: str, home: Path) -> None:
+    nodes = [{"type": "data_source", "config": {"path": "swept.jsonl"}}, {"type": "trainer"}]
+    headers = {"authorization": f"Bearer {TokenFile(home).create('builder', 'run', '', 1)}"}
+    stored = httpx.post(f"{address}/api/v1/chains", json={"name": "drafted", "nodes": nodes}, headers=headers).json()
+    open_page(lone_page, "/scripts", "Scripts")
+    lone_page.get_by_label("Chain", exact=True).select_option(stored["id"])
+    lone_page.get_by_role("button", name="Show", exact=True).click()
+    lone_page.get_by_role("button", name="Edit as a new script").click()
+    expect(lone_page.get_by_role("heading", name="New script drafted-trainer")).to_be_visible()
+    text = lone_page.get_by_label("Text of the script")
+    drafted = text.input_value()
+    assert drafted == lone_page.get_by_label("Text of the script's draft", exact=True).text_content()
+    text.fill(f"# mine\n{drafted}")
+    lone_page.get_by_role("button", name="Save", exact=True).click()
+    expect(lone_page.get_by_role("heading", name="drafted-trainer", exact=True)).to_be_visible()
+    assert (home / "script_templates" / "drafted-trainer.py").read_text() == f"# mine\n{drafted}"
 
 
 def test_a_script_that_somebody_else_wrote_is_kept(lone_page: Page, home: Path) -> None:

@@ -216,7 +216,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
         </>
       }
     >
-      <div className="editor-page" onKeyDown={onKeyDown}>
+      <div className="editor-page" tabIndex={-1} onKeyDown={onKeyDown}>
         <StatusLine
           stored={stored}
           dirty={state.dirty}
