@@ -126,7 +126,7 @@ def test_the_script_of_a_chain_is_edited_as_a_new_one(lone_page: Page, address: 
     expect(lone_page.get_by_role("heading", name="New script drafted-trainer")).to_be_visible()
     text = lone_page.get_by_label("Text of the script")
     drafted = text.input_value()
-    assert drafted == lone_page.get_by_label("Text of the script's draft", exact=True).text_content()
+    assert drafted == lone_page.get_by_label("Drafted script", exact=True).text_content()
     text.fill(f"# mine\n{drafted}")
     lone_page.get_by_role("button", name="Save", exact=True).click()
     expect(lone_page.get_by_role("heading", name="drafted-trainer", exact=True)).to_be_visible()

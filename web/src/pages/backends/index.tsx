@@ -8,7 +8,7 @@ import type { BackendRow } from "../../api/schema";
 import { ActionButton } from "../../components/action";
 import { useCancelable } from "../../components/cancelable";
 import { formatBytes, formatDuration, formatTime, labelOf } from "../../components/format";
-import { MIB, useGpus } from "../../components/gpus";
+import { MIB, useGpus } from "../../components/gpu_memory";
 import { Page, Queried } from "../../components/page";
 import { Prose } from "../../components/prose";
 import { Facts } from "../../components/table";

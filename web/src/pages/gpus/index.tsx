@@ -3,7 +3,7 @@
 import { Link } from "wouter";
 import type { GpuUse } from "../../api/schema";
 import { formatBytes, formatNumber, formatTime } from "../../components/format";
-import { MIB, useGpus } from "../../components/gpus";
+import { MIB, useGpus } from "../../components/gpu_memory";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";

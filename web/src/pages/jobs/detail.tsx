@@ -7,7 +7,7 @@ import { useLogin } from "../../api/login";
 import { ActionButton } from "../../components/action";
 import { ExternalLink } from "../../components/external";
 import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
-import { memoryOf, useGpus } from "../../components/gpus";
+import { memoryOf, useGpus } from "../../components/gpu_memory";
 import { Empty, Loading } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";

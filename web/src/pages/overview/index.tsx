@@ -5,7 +5,7 @@ import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
 import { useLogin } from "../../api/login";
 import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
-import { MIB, useGpus } from "../../components/gpus";
+import { MIB, useGpus } from "../../components/gpu_memory";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";

@@ -138,7 +138,7 @@ export function Draft({ list, onEdit }: DraftProps) {
           </pre>
           <details>
             <summary>train.py</summary>
-            <pre className="installation" tabIndex={0} aria-label="Text of the script's draft">
+            <pre className="installation" tabIndex={0} aria-label="Drafted script">
               {draft.data.text}
             </pre>
           </details>
