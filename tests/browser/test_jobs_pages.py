@@ -112,7 +112,8 @@ def test_a_log_that_could_not_be_read_is_asked_for_again(
         if next(refused, None) is None:
             route.continue_()
         else:
-            route.fulfill(status=503, body="{}", content_type="application/problem+json")
+            problem = {"code": "E-PREFECT-DOWN", "detail": "The Prefect server does not answer."}
+            route.fulfill(status=503, json=problem, content_type="application/problem+json")
 
     page.route("**/logs?*tail=*", give)
     open_page(page, f"/jobs/{finished_job['id']}", finished_job["name"])
