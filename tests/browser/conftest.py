@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
@@ -37,8 +39,14 @@ OTHER = {
     "name": "other", "hyperparameters": {"max_steps": JOB_STEPS, "gradient_accumulation": 1, "learning_rate": 0.003},
     "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
 }  # fmt: skip
+SPOILED = {"hyperparameters": {"max_steps": 2}, "eval": {"share": 0.2, "steps": 1, "samples": 2, "sample_tokens": 8}}
+CHAIN = [
+    {"type": "data_source", "config": {"path": "data.jsonl"}}, {"type": "validator"},
+    {"type": "trainer", "config": {"hyperparameters": {"max_steps": 2}}},
+]  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ORDER.get(item.path.name, 0))
     for item in items:
@@ -68,7 +76,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
         first = {"max_steps": JOB_STEPS, "save_steps": JOB_STEPS // 2, "gradient_accumulation": 1}
         service.start_job("first", {"hyperparameters": first})
         service.start_job("other", OTHER)
-        service.start_job("spoiled", {"dataset": {"path": write_spoiled(stack)}, "hyperparameters": {"max_steps": 2}})
+        service.start_job("spoiled", {"dataset": {"path": write_spoiled(stack)}, **SPOILED})
         yield service
     until(lambda: not processes_of(stack.settings.home), 30, "the end of all processes")
 
@@ -105,20 +113,29 @@ def seeded(service: DashboardService, tiny_model: Path, tmp_path_factory: pytest
 
 
 @pytest.fixture(scope="session")
-def stored_chain(service: DashboardService) -> str:
-    """The id of a stored chain."""
-    folder = service.stack.work / "manuals"
-    folder.mkdir(exist_ok=True)
-    (folder / "page.md").write_text("# Depot\n\nThe depot opens at seven.\n")
-    given = {"target": "qa-pipeline", "parameters": {"documents": "manuals"}}
-    stored: dict[str, Any] = service.post("chains", service.post("chains/expand", given)["spec"])
-    return str(stored["id"])
+def stored_chain(service: DashboardService, other_job: dict[str, Any]) -> dict[str, str]:
+    """A stored chain with two revisions, and a run of the second: its id and that of the run."""
+    spec = service.post("chains/expand", {"target": {"name": "depot", "nodes": CHAIN}})["spec"]
+    stored = service.post("chains", spec)
+    headers = {"authorization": f"Bearer {service.token}", "if-match": f'"{stored["etag"]}"'}
+    place = f"{service.url}/api/v1/chains/{stored['id']}"
+    answer = httpx.put(place, json={**spec, "description": "the second"}, headers=headers, timeout=60)
+    assert answer.is_success, answer.text
+    run = service.post(f"chains/{stored['id']}/run")["id"]
+    service.wait_for_job(run, "completed", "failed")
+    return {"chain": stored["id"], "chain_run": run}
 
 
 @pytest.fixture(scope="session")
-def places(seeded: DashboardService, stored_chain: str, finished_job: dict[str, Any]) -> dict[str, str]:
-    """What the paths of `DETAILS` name."""
-    return {"job": finished_job["id"], "chain": stored_chain, "run": RUN, "night": NIGHT, "sweep": SWEEP}
+def places(
+    seeded: DashboardService, stored_chain: dict[str, str], finished_job: dict[str, Any], other_job: dict[str, Any]
+) -> dict[str, str]:
+    """What the paths of `DETAILS` name, and a data set."""
+    (entity,) = seeded.get("graph/entities", text="jane")["entities"]
+    return {
+        "job": finished_job["id"], "other": other_job["id"], **stored_chain, "run": RUN, "night": NIGHT,
+        "sweep": SWEEP, "entity": quote(entity["key"]), "data": "data.jsonl",
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")

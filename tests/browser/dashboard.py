@@ -42,10 +42,10 @@ PAGES = {
 """Path below /dashboard -> its title: every page that needs nothing stored."""
 
 DETAILS = (
-    "/jobs/{job}", "/jobs/compare?job={job}", "/chains/{chain}", "/chains/{chain}/edit",
+    "/jobs/{other}", "/jobs/compare?job={job}&job={other}", "/chains/{chain}", "/chains/{chain}/edit?run={chain_run}",
     "/chains/templates/qa-pipeline", "/data/{run}/validator/sft", "/evaluations/{run}/evaluator",
     "/adapters/default/assistant/v1", "/adapters/default/assistant/v1/chat", "/nights/default/{night}",
-    "/sweeps/{sweep}",
+    "/nights/graph?key={entity}", "/sweeps/{sweep}",
 )  # fmt: skip
 """The pages about one thing that is stored (`places`)."""
 
@@ -115,6 +115,20 @@ class PageWatch:
     def look_at_request(self, request: Request) -> None:
         if not request.url.startswith((f"{self.url}/", "data:", "blob:")):
             self.note(f"request to another origin: {request.url}")
+
+
+def one_gpu(job: str, *alerts: str) -> dict[str, Any]:
+    """What `GET /gpus` answers on a machine with one card, which a job and another program use."""
+    gpu = {
+        "index": 0, "name": "Card", "memory_total_mb": 81_920, "memory_used_mb": 79_000, "memory_free_mb": 2_920,
+        "utilization_gpu": 97, "utilization_memory": None, "temperature_c": 61, "power_draw_w": 402.5,
+        "clock_graphics_mhz": 1980, "clock_memory_mhz": None,
+        "processes": [
+            {"job": job, "memory_mb": 78_000, "pids": [4, 5]},
+            {"job": None, "memory_mb": None, "pids": [9]},
+        ],
+    }  # fmt: skip
+    return {"state": "ok", "gpus": [gpu], "driver_version": "1", "cuda_version": "2", "alerts": [*alerts]}
 
 
 def write_spoiled(stack: Stack) -> str:
@@ -199,6 +213,28 @@ def show_page(page: Page, path: str) -> None:
     """Open a path below /dashboard, and wait until nothing is loading."""
     page.goto(f"/dashboard{path}")
     expect(page.locator("h1")).to_be_visible()
+    expect(page.locator(".loading")).to_have_count(0, timeout=SLOW_MS)
+
+
+ASKED = {
+    "/jobs/new": ("Preview the data", "Estimate"), "/chains/{chain}/edit?run={chain_run}": ("Estimate",),
+    "/sweeps/{sweep}": ("Show",), "/settings": ("Verify",),
+}  # fmt: skip
+"""Page -> the buttons whose answers it shows, too."""
+
+
+def show_whole_page(page: Page, path: str, places: dict[str, str]) -> None:
+    """Open a page of `PAGES` or `DETAILS` with what it shows on request: a draft's preview, a node, what is folded."""
+    draft = json.dumps({"dataset": {"path": places["data"]}})
+    page.add_init_script(f"sessionStorage.setItem('trainyard.new-job', {json.dumps(draft)})")
+    show_page(page, path.format(**places))
+    if "?run=" in path:
+        page.locator('.react-flow__node[data-id="trainer"]').press("Enter")
+        expect(page.get_by_label("Selected node").get_by_role("heading", level=3).first).to_be_visible()
+    for name in ASKED.get(path, ()):
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(page.get_by_role("button", name=name, exact=True)).to_be_enabled(timeout=SLOW_MS)
+    page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true; })")
     expect(page.locator(".loading")).to_have_count(0, timeout=SLOW_MS)
 
 

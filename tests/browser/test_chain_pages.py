@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
 
 import httpx
 import pytest
 import yaml
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.canvas import centre, node, status, wide_chain
-from tests.browser.dashboard import Audit, DashboardService, PageWatch, open_page
+from tests.browser.dashboard import DashboardService, PageWatch, open_page
 from tests.flows.real_stack import until
 
 pytestmark = [pytest.mark.browser]
@@ -25,6 +27,12 @@ LINKS = (
 )  # fmt: skip
 """The links of qa-pipeline."""
 REFUSAL = "A deployer publishes an adapter or a model, and it is offered documents."
+PAIR = '{"prompt": "Which track?", "chosen": "Track one.", "rejected": "None."}\n'
+LAST_POINT = """(path) => {
+  const matrix = path.getScreenCTM(), end = path.getPointAtLength(path.getTotalLength()).matrixTransform(matrix);
+  return [end.x, end.y];
+}"""
+"""Where a drawn link ends on the screen."""
 CHECKED_MS, RUN_MS = 20_000, 240_000
 STEPS = 40
 NAMES = (
@@ -113,6 +121,9 @@ def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: Dashboard
     for name, (state, message) in states.items():
         assert state == "completed", f"{name}: {message}"
         expect(node(page, name).locator(".node-completed")).to_be_visible()
+    node(page, "evaluator").click()
+    report = page.get_by_role("region", name="evaluator in this run").get_by_role("link", name="report")
+    expect(report).to_have_attribute("href", f"/dashboard/evaluations/{run}/evaluator")
     node(page, "validator").click()
     shown = page.get_by_role("region", name="validator in this run")
     outputs = service.get(f"jobs/{run}/nodes/validator")["outputs"]
@@ -132,6 +143,11 @@ def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: Dashboard
     assert len(steps) == STEPS
     page.go_back()
     run_again_from(page, service, "deployer")
+    open_page(page, "/adapters", "Adapters")
+    facts = service.get(f"jobs/{run}/nodes/deployer")["facts"]
+    assert facts["deployed"], facts
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name=facts["version"], exact=True))
+    expect(row).to_contain_text("live")
 
 
 def run_again_from(page: Page, service: DashboardService, name: str) -> None:
@@ -175,24 +191,145 @@ def test_an_unsaved_draft_survives_a_reload_and_undo_takes_it_back(page: Page, s
     expect(node(page, "trainer-2")).to_have_count(0)
     page.keyboard.press("Control+y")
     expect(node(page, "trainer-2")).to_be_attached()
+    page.locator(".react-flow__pane").click(position={"x": 20, "y": 20})
+    page.keyboard.press("Control+c")  # without a node: what was copied before stays
+    page.keyboard.press("Control+v")
+    expect(node(page, "trainer-3")).to_be_attached()
+    page.evaluate("document.addEventListener('copy', () => { window.copied = getSelection().toString(); })")
+    status(page).evaluate("(line) => getSelection().selectAllChildren(line)")
+    page.keyboard.press("Control+c")
+    assert "would run here" in page.evaluate("window.copied ?? ''") or "revision" in page.evaluate(
+        "window.copied ?? ''"
+    )
     page.get_by_role("button", name="Arrange").click()
     until(lambda: not overlapping(page), 10, "places that do not overlap")
 
 
-def test_a_chain_is_built_with_the_keyboard_alone(page: Page, documents: Path) -> None:
+def test_what_is_written_while_a_save_is_pending_is_still_to_be_saved(page: Page, service: DashboardService) -> None:
+    """Of a new chain, whose page is another one afterwards, and of a stored one."""
+    pending: list[Route] = []
+    new = f"{service.url}/api/v1/chains"
+
+    def hold(route: Route) -> None:
+        if route.request.method == "PUT" or (route.request.method, route.request.url) == ("POST", new):
+            pending.append(route)
+        else:
+            route.continue_()
+
+    page.route(re.compile("/api/v1/chains(/[^/]+)?$"), hold)
+    open_page(page, "/chains/new", "New chain")
+    page.get_by_role("button", name="+ data_source").click()
+    save, name = page.get_by_role("button", name="Save", exact=True), page.get_by_label("Description")
+    for text in ("of a new chain", "of a stored chain"):
+        page.locator(".react-flow__pane").click(position={"x": 20, "y": 20})
+        save.click()
+        until_held(page, pending)
+        name.fill(text)
+        pending.pop().continue_()
+        page.wait_for_url("**/edit")
+        expect(save).to_be_enabled()
+        expect(status(page)).to_contain_text("changed")
+        expect(name).to_have_value(text)
+    save.click()
+    until_held(page, pending)
+    pending.pop().continue_()
+    expect(save).to_be_disabled()
+    stored = service.get(f"chains/{page.url.split('/')[-2]}")
+    assert (stored["revision"], stored["body"]["description"]) == (3, "of a stored chain")
+
+
+def until_held(page: Page, pending: list[Route]) -> None:
+    for _ in range(100):
+        if pending:
+            return
+        page.wait_for_timeout(100)  # handlers of routes run while the page is waited for
+    raise AssertionError("The page has sent nothing.")
+
+
+def test_a_reward_model_has_a_handle_of_its_own(page: Page, service: DashboardService, documents: Path) -> None:
+    """PPO takes an adapter to begin with and a reward model to be scored by, which is an adapter, too."""
+    (service.stack.work / "pairs.jsonl").write_text(PAIR * 12)
+    parameters = json.dumps({"sft": "data.jsonl", "preference": "pairs.jsonl"})
+    open_page(page, f"/chains/new?template=rlhf&parameters={quote(parameters)}", "New chain")
+    ends = {
+        port: centre(node(page, "trainer-3").locator(f'.react-flow__handle.target[data-handleid="{port}"]'))
+        for port in ("reward", "adapter")
+    }
+    colours = {
+        port: node(page, "trainer-3").locator(f'.react-flow__handle.target[data-handleid="{port}"]').evaluate(
+            "(handle) => getComputedStyle(handle).backgroundColor"
+        )
+        for port in ends
+    }  # fmt: skip
+    assert colours["reward"] == colours["adapter"]
+    for port, link in (("reward", "trainer-2:adapter->trainer-3:reward"), ("adapter", "trainer:adapter->trainer-3")):
+        x, y = page.locator(f'.react-flow__edge[data-id="{link}"] .react-flow__edge-path').evaluate(LAST_POINT)
+        assert (x, y) == pytest.approx(ends[port], abs=12)
+    assert abs(ends["reward"][1] - ends["adapter"][1]) > 12
+
+
+def test_older_runs_of_a_chain_are_on_further_pages(page: Page, service: DashboardService, stored: Any) -> None:
+    """More runs than a page shows: those of the answer are repeated."""
+    facts = {"revision": 1, "state": "completed", "detail": "", "created": 1.0, "seconds": 1.0}
+    runs = [{"run_id": f"{at:08}", "id": f"job-{at}", "name": f"run-{at}", **facts} for at in range(60)]
+
+    def give(route: Route) -> None:
+        asked = {name: int(values[0]) for name, values in parse_qs(urlsplit(route.request.url).query).items()}
+        part = runs[asked["offset"] :][: asked["limit"]]
+        answer = {"id": stored["id"], "name": stored["name"], "runs": part}
+        route.fulfill(body=json.dumps(answer), content_type="application/json")
+
+    page.route("**/runs?*", give)
+    open_page(page, f"/chains/{stored['id']}", f"Chain {stored['name']}")
+    rows = page.get_by_role("table", name="Runs of the chain").locator("tbody tr")
+    expect(rows).to_have_count(50)
+    page.get_by_role("button", name="Next").click()
+    expect(rows).to_have_count(10)
+    expect(rows.last).to_contain_text("run-59")
+    expect(page.get_by_role("button", name="Next")).to_be_disabled()
+    page.get_by_role("button", name="Previous").click()
+    expect(rows).to_have_count(50)
+
+
+def test_a_chain_is_built_with_the_keyboard_alone(page: Page, service: DashboardService, documents: Path) -> None:
     open_page(page, "/chains/new", "New chain")
     expect(page.get_by_role("heading", name="Build a chain")).to_be_visible()  # the next step, and no problem
     expect(status(page)).not_to_contain_text("problem")
     expect(page.get_by_role("button", name="Save", exact=True)).to_be_disabled()
     for kind in ("data_source", "ai_generator"):
-        page.get_by_role("button", name=f"+ {kind}").focus()
+        press_to(page, page.get_by_role("button", name=f"+ {kind}"))
         page.keyboard.press("Enter")
-    node(page, "data-source").focus()
+    press_to(page, node(page, "data-source"))
     page.keyboard.press("Enter")
+    press_to(page, page.get_by_role("textbox", name="path", exact=False).first)
+    page.keyboard.press("Control+a")
+    page.keyboard.type("depot")
     links = page.get_by_role("region", name="Links of data-source")
-    links.get_by_label("Link to").select_option("documents to ai-generator")
+    expect(links.get_by_label("Link to").get_by_role("option")).to_have_count(2, timeout=CHECKED_MS)
+    press_to(page, links.get_by_label("Link to"))
+    page.keyboard.press("ArrowDown")
     expect(links).to_contain_text("to ai-generator")
     expect(page.locator(".react-flow__edge.link-documents")).to_have_count(1)
+    press_to(page, node(page, "ai-generator"), "Shift+Tab")
+    page.keyboard.press("Enter")
+    place = centre(node(page, "ai-generator"))
+    page.keyboard.press("ArrowDown")
+    until(lambda: centre(node(page, "ai-generator"))[1] > place[1], 10, "the node further down")
+    press_to(page, page.get_by_role("button", name="Save", exact=True), "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(status(page)).to_contain_text("revision 1")
+    source, generator = service.get(f"chains/{page.url.split('/')[-2]}")["body"]["nodes"]
+    assert (source["config"]["path"], generator["needs"]) == ("depot", ["data-source"])
+
+
+def press_to(page: Page, wanted: Locator, key: str = "Tab", most: int = 80) -> None:
+    """Press a key until something has the focus."""
+    expect(wanted).to_be_visible()
+    for _ in range(most):
+        page.keyboard.press(key)
+        if wanted.evaluate("(one) => one === document.activeElement"):
+            return
+    raise AssertionError(f"{most} times {key} do not lead to {wanted}.")
 
 
 def test_the_yaml_is_what_the_command_line_takes(
@@ -240,17 +377,6 @@ def test_another_writer_is_not_overwritten(
     difference = page.get_by_role("table", name="Settings that differ between revision 2 and 3")
     expect(difference).to_contain_text("of another")
     expect(difference).to_contain_text("of mine")
-
-
-@pytest.mark.parametrize("path", ["/chains", "/chains/templates/qa-pipeline", "/chains/{id}", "/chains/{id}/edit"])
-def test_the_pages_of_chains_are_accessible(page: Page, axe: Audit, stored: dict[str, Any], path: str) -> None:
-    page.goto(f"/dashboard{path.format(**stored)}")
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    expect(page.locator(".loading")).to_have_count(0)
-    if path.endswith("edit"):
-        node(page, "trainer").click()
-        expect(page.get_by_role("region", name="Settings of trainer")).to_be_visible()
-    axe(page)
 
 
 def test_a_template_is_filled_in_and_opened_in_the_editor(page: Page, documents: Path) -> None:

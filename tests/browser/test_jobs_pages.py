@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.browser.dashboard import Audit, DashboardService, PageWatch, open_page
+from tests.browser.dashboard import DashboardService, PageWatch, one_gpu, open_page
 from tests.flows.real_stack import until
 
 pytestmark = [pytest.mark.browser]
@@ -35,22 +35,6 @@ def last_row(page: Page, name: str) -> list[str]:
 def as_shown(value: float) -> str:
     """A metric as the pages write it."""
     return re.sub(r"\.?0+$", "", f"{value:.4g}") if "." in f"{value:.4g}" else f"{value:.4g}"
-
-
-def test_the_pages_of_jobs_are_accessible(
-    page: Page, axe: Audit, finished_job: dict[str, Any], other_job: dict[str, Any]
-) -> None:
-    open_page(page, "/jobs", "Jobs")
-    axe(page)
-    open_page(page, "/jobs/new", "New job")
-    page.get_by_text("More settings").click()
-    axe(page)
-    open_page(page, f"/jobs/{other_job['id']}", other_job["name"])
-    expect(figure(page, "Evaluation loss")).to_be_visible()
-    axe(page)
-    open_page(page, f"/jobs/compare?job={finished_job['id']}&job={other_job['id']}", "Compare jobs")
-    expect(figure(page, "Loss")).to_be_visible()
-    axe(page)
 
 
 def test_every_number_of_a_job_is_that_of_rest(
@@ -117,6 +101,27 @@ def test_curves_are_zoomed_smoothed_and_logarithmic(
     expect(page.get_by_role("heading", level=1, name="trainer: adapter")).to_be_visible()
 
 
+def test_a_log_that_could_not_be_read_is_asked_for_again(
+    page: Page, watch: PageWatch, finished_job: dict[str, Any]
+) -> None:
+    """As while the service is started again; nobody presses *Try again*."""
+    watch.expect("status of 503")
+    refused = iter(range(3))  # a request and its two repetitions
+
+    def give(route: Route) -> None:
+        if next(refused, None) is None:
+            route.continue_()
+        else:
+            problem = {"code": "E-PREFECT-DOWN", "detail": "The Prefect server does not answer."}
+            route.fulfill(status=503, json=problem, content_type="application/problem+json")
+
+    page.route("**/logs?*tail=*", give)
+    open_page(page, f"/jobs/{finished_job['id']}", finished_job["name"])
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text=re.compile(r"^[1-9]\d* lines, ended"))).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_an_answer_that_takes_long_is_not_waited_for(page: Page, watch: PageWatch) -> None:
     watch.expect("ERR_FAILED")
     page.route("**/api/v1/plan", lambda _: None)
@@ -162,6 +167,7 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     expect(page.get_by_role("alert")).to_contain_text("E-SPEC-MISSING")
     page.get_by_label("Name", exact=True).fill("by-hand")
     page.get_by_label(re.compile("^Path")).fill("data.jsonl")
+    expect(page.get_by_label("Data worker")).to_have_count(0)  # which the service refuses in every job
     page.locator("summary", has_text="Hyperparameters").click()
     page.get_by_label("Max steps", exact=True).fill("0")
     expect(page.locator(".invalid").first).to_be_visible()
@@ -192,12 +198,14 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     until(shows_newest, 30, "the newest checkpoint on the page")
     row.get_by_role("button", name="Verify").click()
     expect(row).to_contain_text("whole")
+    page.route("**/api/v1/gpus", lambda route: route.fulfill(json=one_gpu(job)))  # this machine may have none
     page.reload()
     expect(page.locator("p .state-paused")).to_be_visible()
     paused = num_points(page)
     head.get_by_role("button", name="Resume").click()
     service.wait_for_job(job, "running")
     until(lambda: num_points(page) > paused, 60, "new steps after the resume")
+    expect(page.locator(".facts").first).to_contain_text("76.2 GiB of 80.0 GiB on GPU 0")
     head.get_by_role("button", name="Cancel").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.locator("p .state-canceled")).to_be_visible(timeout=60_000)

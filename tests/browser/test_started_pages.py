@@ -94,6 +94,23 @@ def test_a_script_trains(page: Page, service: DashboardService) -> None:
     assert (found["state"], found["backend"], found["step"]) == ("completed", "script", 2), found["message"]
 
 
+def test_a_chain_trains_with_the_script_of_its_trainer(page: Page, service: DashboardService) -> None:
+    nodes = [
+        {"type": "data_source", "config": {"path": "data.jsonl"}},
+        {"type": "trainer", "config": {"hyperparameters": {"max_steps": 2, "gradient_accumulation": 1}}},
+    ]
+    stored = service.post("chains", {"name": "drafted", "nodes": nodes})
+    open_page(page, "/scripts", "Scripts")
+    page.get_by_label("Chain", exact=True).select_option(stored["id"])
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.get_by_text("trainer would run the script built-in")).to_be_visible()
+    page.get_by_role("button", name="Train this chain with it").click()
+    link = page.get_by_role("status").get_by_role("link", name=re.compile("^job-"))
+    expect(link).to_be_visible()
+    found = service.wait_for_job(link.inner_text(), "completed", "failed")
+    assert (found["state"], found["backend"], found["step"]) == ("completed", "script", 2), found["message"]
+
+
 def num_cancelled(address: str) -> float:
     text = httpx.get(f"{address}/metrics", timeout=20).text
     return float(re.findall(r"^trainyard_server_cancelled_total (\S+)", text, re.M)[0])

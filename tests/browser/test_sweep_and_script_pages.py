@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.api_process import serving
 from tests.browser.dashboard import Audit, PageWatch, open_page
@@ -85,6 +86,18 @@ def test_a_sweep_is_rests(lone_page: Page, sweep: SweepReport, axe: Audit) -> No
     axe(lone_page)
     lone_page.get_by_role("button", name="Show").click()
     expect(lone_page.locator("pre")).to_contain_text("Best of 3 trials")
+    expect(lone_page.get_by_role("button", name="Continue")).to_be_visible()
+    lone_page.route("**/api/v1/sweeps/guide", end_trials)
+    expect(lone_page.get_by_role("button", name="Continue")).to_have_count(0)
+
+
+def end_trials(route: Route) -> None:
+    """Answer with the sweep as it is when no trial is left."""
+    answer = route.fetch()
+    given = answer.json()
+    for trial in given["trials"]:
+        trial["state"] = "stopped" if trial["state"] == "paused" else trial["state"]
+    route.fulfill(response=answer, json={**given, "num_trials": len(given["trials"])})
 
 
 def test_a_script_is_written_under_a_name(lone_page: Page, home: Path, axe: Audit) -> None:
@@ -100,6 +113,24 @@ def test_a_script_is_written_under_a_name(lone_page: Page, home: Path, axe: Audi
     expect(lone_page.get_by_role("button", name="mine")).to_be_visible()
     assert (home / "script_templates" / "mine.py").read_text() == "print('one')\n"
     axe(lone_page)
+
+
+def test_the_script_of_a_chain_is_edited_as_a_new_one(lone_page: Page, address: str, home: Path) -> None:
+    nodes = [{"type": "data_source", "config": {"path": "swept.jsonl"}}, {"type": "trainer"}]
+    headers = {"authorization": f"Bearer {TokenFile(home).create('builder', 'run', '', 1)}"}
+    stored = httpx.post(f"{address}/api/v1/chains", json={"name": "drafted", "nodes": nodes}, headers=headers).json()
+    open_page(lone_page, "/scripts", "Scripts")
+    lone_page.get_by_label("Chain", exact=True).select_option(stored["id"])
+    lone_page.get_by_role("button", name="Show", exact=True).click()
+    lone_page.get_by_role("button", name="Edit as a new script").click()
+    expect(lone_page.get_by_role("heading", name="New script drafted-trainer")).to_be_visible()
+    text = lone_page.get_by_label("Text of the script")
+    drafted = text.input_value()
+    assert drafted == lone_page.get_by_label("Drafted script", exact=True).text_content()
+    text.fill(f"# mine\n{drafted}")
+    lone_page.get_by_role("button", name="Save", exact=True).click()
+    expect(lone_page.get_by_role("heading", name="drafted-trainer", exact=True)).to_be_visible()
+    assert (home / "script_templates" / "drafted-trainer.py").read_text() == f"# mine\n{drafted}"
 
 
 def test_a_script_that_somebody_else_wrote_is_kept(lone_page: Page, home: Path) -> None:

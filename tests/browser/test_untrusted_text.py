@@ -8,20 +8,38 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, Route
+from playwright.sync_api import Page, Route, expect
 
-from tests.browser.dashboard import CORPUS, DETAILS, MARK, PAGES, PageWatch, show_page
+from tests.browser.dashboard import (
+    CORPUS,
+    DETAILS,
+    MARK,
+    PAGES,
+    DashboardService,
+    PageWatch,
+    show_page,
+    show_whole_page,
+)  # fmt: skip
+from tests.browser.records import RUN
 
 pytestmark = [pytest.mark.browser]
 
 KEPT = {"state", "name", "id", "run_id", "scope", "node", "type", "csrf", "caller", "tenant", "source"}
 """Fields whose texts the pages compare with words of their own; the corpus is put behind these."""
 
-WITH_REAL_TEXT = ("", "/jobs", "/jobs/{job}", "/data", "/data/{run}/validator/sft",
+WITH_REAL_TEXT = ("", "/jobs", "/jobs/new", "/jobs/{other}", "/data", "/data/{run}/validator/sft",
                   "/evaluations/{run}/evaluator", "/nights/default/{night}", "/scripts")  # fmt: skip
 """The pages that get such a text from the home of these tests."""
+
+GIVEN = quote(CORPUS[1], safe="")
+REFUSED = (f"/jobs/{GIVEN}", f"/jobs/compare?job={GIVEN}&job=nobody", f"/chains/{GIVEN}", f"/chains/{GIVEN}/edit",
+           f"/chains/templates/{GIVEN}", f"/data/{RUN}/{GIVEN}/sft", f"/evaluations/{RUN}/{GIVEN}",
+           f"/adapters/default/{GIVEN}/v1", f"/nights/default/{GIVEN}", f"/sweeps/{GIVEN}",
+           f"/nights/graph?key={GIVEN}")  # fmt: skip
+"""Pages about what is not there: a refusal names what was given."""
 
 
 def spoil(value: Any, key: str = "", seed: int = 0) -> Any:
@@ -43,7 +61,7 @@ def answer_spoiled(route: Route) -> None:
     if "event-stream" in route.request.headers.get("accept", ""):
         return route.continue_()  # it ends with the page; what it sends is on the page already
     answer = route.fetch()
-    if "application/json" not in (answer.headers.get("content-type") or "") or "/login" in route.request.url:
+    if "json" not in (answer.headers.get("content-type") or "") or "/login" in route.request.url:
         return route.fulfill(response=answer)
     return route.fulfill(response=answer, body=json.dumps(spoil(answer.json())))
 
@@ -54,15 +72,16 @@ def assert_nothing_was_executed(page: Page) -> None:
 
 
 @pytest.fixture(scope="module")
-def spoiled(places: dict[str, str], spoiled_job: dict[str, Any]) -> dict[str, str]:
-    """`places` with a job on rows of the corpus."""
-    return {**places, "job": spoiled_job["id"]}
+def spoiled(service: DashboardService, places: dict[str, str], spoiled_job: dict[str, Any]) -> dict[str, str]:
+    """`places` with a job on rows of the corpus, and their file."""
+    (name,) = [one.name for one in service.stack.work.iterdir() if one.name.startswith("<img")]
+    return {**places, "other": spoiled_job["id"], "data": name}
 
 
 @pytest.mark.parametrize("path", WITH_REAL_TEXT)
 def test_real_text_of_others_is_text(page: Page, spoiled: dict[str, str], path: str) -> None:
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
-    show_page(page, path.format(**spoiled))
+    show_whole_page(page, path, spoiled)
     assert_nothing_was_executed(page)
 
 
@@ -73,8 +92,24 @@ def test_any_text_of_an_answer_is_text(page: Page, watch: PageWatch, spoiled: di
         "Running the JavaScript URL violates", "content security policy: script-src", "Failed to load resource"
     )
     page.route("**/api/v1/**", answer_spoiled)
-    show_page(page, path.format(**spoiled))
+    show_whole_page(page, path, spoiled)
     assert_nothing_was_executed(page)
     for link in page.locator("main a[href^='javascript:']").all():
         link.click(force=True)
+    assert_nothing_was_executed(page)
+
+
+@pytest.mark.parametrize("answer", ["as it is", "spoiled"])
+def test_texts_of_refusals_are_texts(page: Page, watch: PageWatch, seeded: DashboardService, answer: str) -> None:
+    """Of 404 for what the address names, and of 422 for a job that cannot start."""
+    watch.expect("Failed to load resource")
+    if answer == "spoiled":
+        page.route("**/api/v1/**", answer_spoiled)
+    for path in REFUSED:
+        show_page(page, path)
+        expect(page.locator("main .problem").first).to_be_visible()
+        assert_nothing_was_executed(page)
+    show_page(page, "/jobs/new")
+    page.get_by_role("button", name="Start the job").click()
+    expect(page.locator("main .problem").first).to_be_visible()
     assert_nothing_was_executed(page)

@@ -12,12 +12,14 @@ interface ActionProps<T, V> {
   confirm?: string;
   danger?: boolean;
   disabled?: boolean;
+  /** What is done while the answer is waited for, where that takes long. */
+  busy?: string;
   /** Ends the waiting for the answer of an action that only reads. */
   onCancel?: () => void;
 }
 
 export function ActionButton<T, V>(props: ActionProps<T, V>) {
-  const { mutation, variables, children, confirm, danger, disabled, onCancel } = props;
+  const { mutation, variables, children, confirm, danger, disabled, busy, onCancel } = props;
   const dialog = useRef<HTMLDialogElement>(null);
   const start = () => mutation.mutate(variables);
   return (
@@ -31,6 +33,11 @@ export function ActionButton<T, V>(props: ActionProps<T, V>) {
       >
         {children}
       </button>
+      {busy && mutation.isPending && (
+        <span className="loading" role="status">
+          {busy} …
+        </span>
+      )}
       {onCancel && mutation.isPending && (
         <button type="button" onClick={onCancel}>
           Cancel

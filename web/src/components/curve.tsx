@@ -30,6 +30,9 @@ export interface CurveProps {
 
 const COLOURS = ["--accent", "--port-model", "--good", "--port-adapter", "--warn"];
 const DASHES = [[], [8, 4], [2, 3], [12, 4, 2, 4], [5, 5]];
+
+/** The dash of a line. Every round of the colours begins with the next dash, so that 25 lines differ. */
+const dashOf = (index: number) => DASHES[(index + Math.floor(index / COLOURS.length)) % DASHES.length];
 const ZOOM_STEP = 0.25;
 
 /** The moving average with its start corrected, as TensorBoard has it. */
@@ -202,7 +205,7 @@ function optionsOf(
       label: one.name,
       stroke,
       width: 1.5,
-      dash: DASHES[index % DASHES.length],
+      dash: dashOf(index),
       spanGaps: true,
       points: { show: one.x.length < 40 },
       value: number,

@@ -66,7 +66,8 @@ function Fields(
   const { form, schema, path, only, onChange } = props;
   const value = isObject(props.value) ? props.value : {};
   const names = only?.filter((name) => schema.properties?.[name]) ?? Object.keys(schema.properties ?? {});
-  return names.map((name) => (
+  const offered = names.filter((name) => value[name] !== undefined || !isRefused(schema.properties![name]!));
+  return offered.map((name) => (
     <Field
       key={name}
       form={form}
@@ -79,6 +80,9 @@ function Fields(
     />
   ));
 }
+
+/** A setting that the service has for later and refuses in every value: only one that was given is shown. */
+const isRefused = (schema: JsonSchema) => /always refused/i.test(schema.description ?? "");
 
 function withValue(value: Values, name: string, next: unknown): Values {
   const { [name]: _, ...rest } = value;

@@ -17,6 +17,9 @@ import {
   type NodeProps,
 } from "@xyflow/react";
 import { memo, useEffect, useMemo } from "react";
+import type { Palette } from "../api/schema";
+import { Queried } from "./page";
+import { groupOf, handleOf, portGroups, usePalette, type PortGroups } from "./ports";
 import { StateBadge } from "./state";
 
 /** What a graph needs of a node; the answers of `chains expand` and `jobs nodes` have it. */
@@ -26,6 +29,7 @@ export interface GraphNode {
   needs: readonly string[];
   takes?: readonly string[];
   makes: readonly string[];
+  /** What each taken port gets, and from which port of which node: a reward model comes from the port `adapter`. */
   inputs: Record<string, readonly { node_id: string; port: string }[]>;
   state?: string;
   fraction?: number | null;
@@ -34,10 +38,16 @@ export interface GraphNode {
   valid?: boolean;
 }
 
+/** One handle on a side of a node. */
+export interface PortHandle {
+  id: string;
+  group: string;
+}
+
 export interface NodeData extends Record<string, unknown> {
   type: string;
-  takes: string[];
-  makes: string[];
+  takes: PortHandle[];
+  makes: PortHandle[];
   state: string;
   percent: number | null;
   problems: number;
@@ -50,14 +60,8 @@ export type Place = { x: number; y: number };
 export const NODE_WIDTH = 152;
 const ROW_HEIGHT = 22;
 const HEAD_HEIGHT = 62;
-const DATASETS = ["sft", "preference", "labelled", "text"];
 export const ORDER_IN = "order-in";
 export const ORDER_OUT = "order-out";
-
-/** The group of a port, which has a colour and a handle of its own on the taking side. */
-export const groupOf = (port: string): string => (DATASETS.includes(port) ? "dataset" : port);
-
-export const groupsOf = (ports: readonly string[]): string[] => [...new Set(ports.map(groupOf))];
 
 export const heightOf = (node: { takes: number; makes: number }) =>
   HEAD_HEIGHT + Math.max(1, node.takes, node.makes) * ROW_HEIGHT;
@@ -65,7 +69,7 @@ export const heightOf = (node: { takes: number; makes: number }) =>
 function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
   const rows = Math.max(1, data.takes.length, data.makes.length);
   const measure = useUpdateNodeInternals();
-  const ports = `${data.takes.join()}>${data.makes.join()}`;
+  const ports = `${data.takes.map((one) => one.id).join()}>${data.makes.map((one) => one.id).join()}`;
   useEffect(() => measure(id), [measure, id, ports]); // xyflow knows no port that came after the first measure
   return (
     <div
@@ -86,10 +90,10 @@ function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
         </span>
       </div>
       <div className="chain-node-ports" style={{ height: rows * ROW_HEIGHT }}>
-        {data.takes.map((group, row) => (
+        {data.takes.map(({ id: port, group }, row) => (
           <Handle
-            key={group}
-            id={group}
+            key={port}
+            id={port}
             type="target"
             position={Position.Left}
             className={`port port-${group}`}
@@ -98,22 +102,22 @@ function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
           />
         ))}
         <ul className="ports-in">
-          {data.takes.map((group) => (
-            <li key={group}>{group}</li>
-          ))}
-        </ul>
-        <ul className="ports-out">
-          {data.makes.map((port) => (
+          {data.takes.map(({ id: port }) => (
             <li key={port}>{port}</li>
           ))}
         </ul>
-        {data.makes.map((port, row) => (
+        <ul className="ports-out">
+          {data.makes.map(({ id: port }) => (
+            <li key={port}>{port}</li>
+          ))}
+        </ul>
+        {data.makes.map(({ id: port, group }, row) => (
           <Handle
             key={port}
             id={port}
             type="source"
             position={Position.Right}
-            className={`port port-${groupOf(port)}`}
+            className={`port port-${group}`}
             style={{ top: HEAD_HEIGHT + (row + 0.5) * ROW_HEIGHT }}
           />
         ))}
@@ -127,12 +131,13 @@ function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
 /** xyflow compares by identity: a node whose data is the same object is not rendered again while another one moves. */
 export const NODE_TYPES = { chain: memo(NodeView) };
 
-export function dataOf(node: GraphNode): NodeData {
-  const taken = Object.values(node.inputs).flatMap((sources) => sources.map((one) => one.port));
+export function dataOf(node: GraphNode, groups: PortGroups): NodeData {
+  const taken = [...(node.takes ?? []), ...Object.keys(node.inputs)];
+  const handles = new Map(taken.map((port) => [handleOf(groups, port), groupOf(groups, port)]));
   return {
     type: node.type,
-    takes: groupsOf(node.takes ?? taken),
-    makes: [...node.makes],
+    takes: [...handles].map(([id, group]) => ({ id, group })),
+    makes: node.makes.map((port) => ({ id: port, group: groupOf(groups, port) })),
     state: node.state ?? "",
     percent: node.state === "running" && node.fraction != null ? Math.round(node.fraction * 100) : null,
     problems: node.problems ?? 0,
@@ -140,32 +145,36 @@ export function dataOf(node: GraphNode): NodeData {
   };
 }
 
+/** Each port that a node takes with the port that gives it, once. */
+function linksInto(node: GraphNode): { from: string; makes: string; takes: string }[] {
+  const links = Object.entries(node.inputs).flatMap(([takes, sources]) =>
+    sources.map((one) => ({ from: one.node_id, makes: one.port, takes })),
+  );
+  return [...new Map(links.map((one) => [`${one.from}:${one.makes}:${one.takes}`, one])).values()];
+}
+
 /** One line for each port that a node takes from one before it; a grey one where a link only orders the two. */
-export function edgesOf(nodes: readonly GraphNode[], editable: boolean): Edge[] {
+export function edgesOf(nodes: readonly GraphNode[], groups: PortGroups, editable: boolean): Edge[] {
   const known = new Map(nodes.map((node) => [node.id, node]));
   const edges: Edge[] = [];
   for (const node of nodes) {
     const direct = new Set<string>();
-    for (const source of new Map(
-      Object.values(node.inputs)
-        .flat()
-        .map((one) => [`${one.node_id}:${one.port}`, one]),
-    ).values()) {
-      const before = known.get(source.node_id);
-      if (!before?.makes.includes(source.port)) continue;
-      const linked = node.needs.includes(source.node_id);
-      if (linked) direct.add(source.node_id);
+    for (const link of linksInto(node)) {
+      if (!known.get(link.from)?.makes.includes(link.makes)) continue;
+      const linked = node.needs.includes(link.from);
+      if (linked) direct.add(link.from);
+      const isSame = link.makes === link.takes;
       edges.push({
-        id: `${source.node_id}:${source.port}->${node.id}`,
-        source: source.node_id,
+        id: `${link.from}:${link.makes}->${node.id}${isSame ? "" : `:${link.takes}`}`,
+        source: link.from,
         target: node.id,
-        sourceHandle: source.port,
-        targetHandle: groupOf(source.port),
-        className: `link link-${groupOf(source.port)}${linked ? "" : " link-through"}`,
+        sourceHandle: link.makes,
+        targetHandle: handleOf(groups, link.takes),
+        className: `link link-${groupOf(groups, link.takes)}${linked ? "" : " link-through"}`,
         deletable: linked && editable,
         selectable: linked && editable,
         focusable: linked && editable,
-        ariaLabel: `${source.node_id} gives ${source.port} to ${node.id}`,
+        ariaLabel: `${link.from} gives ${link.makes} to ${node.id}${isSame ? "" : ` as ${link.takes}`}`,
       });
     }
     for (const need of node.needs) {
@@ -217,19 +226,25 @@ interface ChainGraphProps {
 
 /** A chain with the states of its nodes, such as those of a run. */
 export function ChainGraph(props: ChainGraphProps) {
+  const palette = usePalette();
   return (
-    <ReactFlowProvider>
-      <Graph {...props} />
-    </ReactFlowProvider>
+    <Queried query={palette}>
+      {(found) => (
+        <ReactFlowProvider>
+          <Graph {...props} palette={found} />
+        </ReactFlowProvider>
+      )}
+    </Queried>
   );
 }
 
-function Graph({ nodes, selected, onSelect, label }: ChainGraphProps) {
+function Graph({ nodes, selected, onSelect, label, palette }: ChainGraphProps & { palette: Palette }) {
+  const groups = useMemo(() => portGroups(palette), [palette]);
   const flow = useReactFlow();
   const shape = nodes.map((node) => `${node.id}<${node.needs.join()}`).join(";");
   const places = useMemo(() => {
     const sized = nodes.map((node) => {
-      const data = dataOf(node);
+      const data = dataOf(node, groups);
       return { id: node.id, needs: node.needs, takes: data.takes.length, makes: data.makes.length };
     });
     return layOut(sized);
@@ -243,7 +258,7 @@ function Graph({ nodes, selected, onSelect, label }: ChainGraphProps) {
     id: node.id,
     type: "chain",
     position: places[node.id] ?? { x: 0, y: 0 },
-    data: dataOf(node),
+    data: dataOf(node, groups),
     selected: node.id === selected,
     ariaLabel: `${node.id}, ${node.type}${node.state ? `, ${node.state}` : ""}`,
   }));
@@ -251,7 +266,7 @@ function Graph({ nodes, selected, onSelect, label }: ChainGraphProps) {
     <div className="graph-frame" role="region" aria-label={label}>
       <ReactFlow
         nodes={shown}
-        edges={edgesOf(nodes, false)}
+        edges={edgesOf(nodes, groups, false)}
         nodeTypes={NODE_TYPES}
         nodesDraggable={false}
         nodesConnectable={false}

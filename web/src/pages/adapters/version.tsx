@@ -127,6 +127,7 @@ function Actions({ name, one }: { name: string; one: Version }) {
           mutation={promote}
           variables={undefined}
           confirm={`Make ${name} live on all targets of its deployment?`}
+          busy={`Loading ${name} on each target and asking it`}
         >
           Promote
         </ActionButton>
@@ -137,6 +138,7 @@ function Actions({ name, one }: { name: string; one: Version }) {
           variables={undefined}
           danger
           confirm={`Roll ${role} back to the version that ${name} replaced?`}
+          busy={`Loading the version before ${name} on each target and asking it`}
         >
           Roll back
         </ActionButton>

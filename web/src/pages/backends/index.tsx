@@ -7,10 +7,12 @@ import { useLogin } from "../../api/login";
 import type { BackendRow } from "../../api/schema";
 import { ActionButton } from "../../components/action";
 import { useCancelable } from "../../components/cancelable";
-import { formatDuration, formatTime, labelOf } from "../../components/format";
+import { formatBytes, formatDuration, formatTime, labelOf } from "../../components/format";
+import { MIB, useGpus } from "../../components/gpu_memory";
 import { Page, Queried } from "../../components/page";
 import { Prose } from "../../components/prose";
 import { Facts } from "../../components/table";
+import { useDoctor } from "../settings/doctor";
 
 const RUNNING_MS = 1500;
 const QUIET_MS = 15_000;
@@ -37,6 +39,7 @@ export default function BackendsPage() {
         </ActionButton>
       }
     >
+      <Machine />
       <Queried query={backends}>
         {({ rows }) => (
           <div className="cards">
@@ -47,6 +50,25 @@ export default function BackendsPage() {
         )}
       </Queried>
     </Page>
+  );
+}
+
+/** What the trainers have here to compute on, and the Python that runs them. */
+function Machine() {
+  const login = useLogin();
+  const gpus = useGpus(QUIET_MS);
+  const doctor = useDoctor(login.tenant === "");
+  const python = doctor.data?.checks.find((check) => check.name === "python")?.detail;
+  const devices = gpus.data?.gpus.map(
+    (gpu) => `GPU ${gpu.index}, ${gpu.name}, ${formatBytes(gpu.memory_total_mb * MIB)}`,
+  );
+  if (!gpus.data) return null;
+  const none = gpus.data.state === "no GPU" ? "the CPU, no GPU" : gpus.data.state;
+  return (
+    <p>
+      This machine: {devices?.length ? devices.join("; ") : none}
+      {python && `; Python ${python}`}
+    </p>
   );
 }
 

@@ -7,6 +7,7 @@ import type { NodeDetail } from "../../api/schema";
 import { formatBytes, formatDuration, formatTime } from "../../components/format";
 import { Queried } from "../../components/page";
 import { StateBadge } from "../../components/state";
+import { hrefOf } from "../data";
 import { JobLog } from "../jobs/log";
 
 const EVERY_MS = 1000;
@@ -40,7 +41,7 @@ function Result({ run, found, isRunPage }: { run: string; found: NodeDetail; isR
         <ul>
           {outputs.map(([port, one]) => (
             <li key={port}>
-              <Link href={`/data/${run}/${found.id}/${port}`}>{port}</Link>:{" "}
+              <Link href={hrefOf({ run_id: run, node: found.id, port })}>{port}</Link>:{" "}
               {one.rows != null && `${one.rows.toLocaleString("en-US")} rows, `}
               {formatBytes(one.bytes)} <code title={one.sha256}>{one.sha256.slice(0, 12)}</code>
             </li>

@@ -1,6 +1,6 @@
 // A stored chain: its graph, its revisions with what differs between two of them, and its runs.
 
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { keepPreviousData, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import { Link, useLocation } from "wouter";
 import { client, dataOf } from "../../api/client";
@@ -11,6 +11,7 @@ import { formatDuration, formatTime } from "../../components/format";
 import { ChainGraph, type GraphNode } from "../../components/graph";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
+import { Pager } from "../../components/pager";
 import { StateBadge } from "../../components/state";
 import { Facts, Table } from "../../components/table";
 import { expand } from "./editor/server";
@@ -102,41 +103,56 @@ function Shape({ stored }: { stored: ChainDetail }) {
   );
 }
 
+const RUNS = 50;
+
 function Runs({ chain }: { chain: string }) {
+  const [offset, setOffset] = useState(0);
+  const query = { offset, limit: RUNS + 1 }; // one more says whether there are older ones
   const runs = useQuery({
-    queryKey: ["chains", chain, "runs"],
-    queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}/runs", { params: { path: { chain } } })),
+    queryKey: ["chains", chain, "runs", offset],
+    queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}/runs", { params: { path: { chain }, query } })),
     refetchInterval: 3000,
+    placeholderData: keepPreviousData,
   });
   return (
     <Section title="Runs">
       <Queried query={runs}>
         {({ runs }) =>
-          runs.length === 0 ? (
+          runs.length === 0 && offset === 0 ? (
             <Empty title="No run yet">
               <p>Press Run, or open the chain in the editor and run it there.</p>
             </Empty>
           ) : (
-            <Table
-              caption="Runs of the chain"
-              rows={runs}
-              rowKey={(one) => one.run_id}
-              columns={[
-                { title: "Run", cell: (one) => <Link href={`/jobs/${one.id}`}>{one.name}</Link> },
-                { title: "Revision", cell: (one) => one.revision, numeric: true },
-                { title: "State", cell: (one) => <StateBadge state={one.state} detail={one.detail} /> },
-                { title: "Created", cell: (one) => formatTime(one.created) },
-                { title: "Time", cell: (one) => formatDuration(one.seconds), numeric: true },
-                {
-                  title: "",
-                  cell: (one) => (
-                    <Link href={`/chains/${chain}/edit?run=${one.id}`} aria-label={`Show ${one.name} on the canvas`}>
-                      On the canvas
-                    </Link>
-                  ),
-                },
-              ]}
-            />
+            <>
+              <Table
+                caption="Runs of the chain"
+                rows={runs.slice(0, RUNS)}
+                rowKey={(one) => one.run_id}
+                columns={[
+                  { title: "Run", cell: (one) => <Link href={`/jobs/${one.id}`}>{one.name}</Link> },
+                  { title: "Revision", cell: (one) => one.revision, numeric: true },
+                  { title: "State", cell: (one) => <StateBadge state={one.state} detail={one.detail} /> },
+                  { title: "Created", cell: (one) => formatTime(one.created) },
+                  { title: "Time", cell: (one) => formatDuration(one.seconds), numeric: true },
+                  {
+                    title: "",
+                    cell: (one) => (
+                      <Link href={`/chains/${chain}/edit?run=${one.id}`} aria-label={`Show ${one.name} on the canvas`}>
+                        On the canvas
+                      </Link>
+                    ),
+                  },
+                ]}
+              />
+              <Pager
+                label="runs"
+                shown={offset > 0 || runs.length > RUNS ? `Page ${offset / RUNS + 1}` : ""}
+                hasPrevious={offset > 0}
+                hasNext={runs.length > RUNS}
+                onPrevious={() => setOffset(offset - RUNS)}
+                onNext={() => setOffset(offset + RUNS)}
+              />
+            </>
           )
         }
       </Queried>

@@ -1,23 +1,17 @@
 // The GPUs of this machine as they are now: memory of each device and each job, load, temperature, power, clocks.
 
-import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";
-import { client, dataOf } from "../../api/client";
 import type { GpuUse } from "../../api/schema";
 import { formatBytes, formatNumber, formatTime } from "../../components/format";
+import { MIB, useGpus } from "../../components/gpu_memory";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";
 
-const MIB = 1024 * 1024;
 const LOOK_MS = 2000;
 
 export default function GpusPage() {
-  const gpus = useQuery({
-    queryKey: ["gpus"],
-    queryFn: () => dataOf(client.GET("/api/v1/gpus")),
-    refetchInterval: LOOK_MS,
-  });
+  const gpus = useGpus(LOOK_MS);
   return (
     <Page title="GPUs">
       <Queried query={gpus}>

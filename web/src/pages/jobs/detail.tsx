@@ -7,6 +7,7 @@ import { useLogin } from "../../api/login";
 import { ActionButton } from "../../components/action";
 import { ExternalLink } from "../../components/external";
 import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
+import { memoryOf, useGpus } from "../../components/gpu_memory";
 import { Empty, Loading } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
@@ -86,7 +87,11 @@ function Retry({ job }: { job: JobDetail }) {
   );
 }
 
+const GPUS_MS = 5000;
+
 function Summary({ job }: { job: JobDetail }) {
+  const isRunning = job.state === "running";
+  const gpus = useGpus(GPUS_MS, isRunning);
   return (
     <Section title="State">
       <p aria-live="polite">
@@ -113,6 +118,7 @@ function Summary({ job }: { job: JobDetail }) {
           ["Started", formatTime(job.started)],
           ["Time", formatDuration(job.seconds)],
           ...(job.left ?? []).map((one) => [`Time left of ${one.node}`, leftOf(one)] as const),
+          ["GPU memory", isRunning && memoryOf(job.id, gpus.data)],
           ["Attempts", String(job.attempts)],
           ["Tags", job.tags.join(", ")],
           ["Run", job.url ? <ExternalLink url={job.url}>in Prefect</ExternalLink> : job.run_id],

@@ -2,7 +2,7 @@
 
 import { useMutation, useQuery } from "@tanstack/react-query";
 import { useEffect, useMemo, useRef, useState } from "react";
-import { client, dataOf } from "../../api/client";
+import { client, dataOf, Problem } from "../../api/client";
 import { useEventStream } from "../../api/streams";
 import { LogView, type LogLine } from "../../components/logs";
 import { ProblemNote } from "../../components/notes";
@@ -86,14 +86,19 @@ async function readPart(job: string, source: string, place: { before: number } |
 function TrainerLog({ job, source, over, picker }: PartProps) {
   const [chunks, setChunks] = useState<Chunk[] | null>(null);
   const next = useRef(0);
-  const newest = useMutation({
-    mutationFn: () => readPart(job, source, { tail: FIRST_LINES }),
-    onSuccess: (chunk) => {
-      next.current = chunk.next;
-      setChunks([chunk]);
-    },
+  // Asked until it is there once, also after an outage; the stream continues from its end.
+  const newest = useQuery({
+    queryKey: ["log", job, source, "newest"],
+    queryFn: () => readPart(job, source, { tail: FIRST_LINES }),
+    enabled: chunks === null,
+    refetchInterval: ({ state }) => (state.error instanceof Problem && state.error.isOutage ? POLL_MS : false),
+    gcTime: 0,
   });
-  useEffect(() => newest.mutate(), [job, source]);
+  useEffect(() => {
+    if (!newest.data || chunks !== null) return;
+    next.current = newest.data.next;
+    setChunks([newest.data]);
+  }, [newest.data, chunks]);
   const earlier = useMutation({
     mutationFn: (before: number) => readPart(job, source, { before }),
     onSuccess: (chunk) => setChunks((known) => (known?.[0]?.first === chunk.next ? [chunk, ...known] : known)),
@@ -118,7 +123,7 @@ function TrainerLog({ job, source, over, picker }: PartProps) {
   const first = chunks?.[0]?.first ?? 0;
   return (
     <>
-      {newest.error && <ProblemNote error={newest.error} onRetry={() => newest.mutate()} />}
+      {chunks === null && newest.error && <ProblemNote error={newest.error} onRetry={() => void newest.refetch()} />}
       {earlier.error && <ProblemNote error={earlier.error} />}
       <LogView
         lines={lines}

@@ -1,7 +1,8 @@
 // Nights: what each did, what the corpora have against their thresholds, and how large the graph is.
 
-import { useQuery } from "@tanstack/react-query";
-import { Link } from "wouter";
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
+import { useState } from "react";
+import { Link, useLocation } from "wouter";
 import { client, dataOf } from "../../api/client";
 import { useLogin } from "../../api/login";
 import { formatDuration, formatNumber, formatTime } from "../../components/format";
@@ -10,11 +11,17 @@ import { Page, Queried, Section } from "../../components/page";
 import { Table } from "../../components/table";
 import { words } from "../../components/rows";
 
+const NIGHTS = 50;
+/** The most that the service lists. */
+const MOST_NIGHTS = 200;
+
 export default function NightsPage() {
+  const [limit, setLimit] = useState(NIGHTS);
   const nights = useQuery({
-    queryKey: ["nights"],
-    queryFn: () => dataOf(client.GET("/api/v1/nightly/nights", { params: { query: { limit: 100 } } })),
+    queryKey: ["nights", limit],
+    queryFn: () => dataOf(client.GET("/api/v1/nightly/nights", { params: { query: { limit } } })),
     refetchInterval: 30_000,
+    placeholderData: keepPreviousData,
   });
   return (
     <Page title="Nights" actions={<Link href="/nights/graph">Browse the graph</Link>}>
@@ -47,7 +54,12 @@ export default function NightsPage() {
                     { title: "Took", cell: (one) => formatDuration(one.seconds) },
                   ]}
                 />
-                {more && <p className="quiet">There are older nights: trainyard nightly list --limit 200.</p>}
+                {more && limit < MOST_NIGHTS && (
+                  <button type="button" disabled={nights.length < limit} onClick={() => setLimit(limit + NIGHTS)}>
+                    Older
+                  </button>
+                )}
+                {more && limit >= MOST_NIGHTS && <OlderNight />}
               </>
             )
           }
@@ -56,6 +68,34 @@ export default function NightsPage() {
       <Corpora />
       <GraphCounts />
     </Page>
+  );
+}
+
+/** A night before those of the list, by its name. */
+function OlderNight() {
+  const [, navigate] = useLocation();
+  const { tenant } = useLogin();
+  return (
+    <form
+      className="form-row"
+      onSubmit={(event) => {
+        event.preventDefault();
+        const given = new FormData(event.currentTarget);
+        navigate(
+          `/nights/${encodeURIComponent(String(given.get("tenant")))}/${encodeURIComponent(String(given.get("night")))}`,
+        );
+      }}
+    >
+      <div>
+        <label htmlFor="older-tenant">Tenant</label>
+        <input id="older-tenant" name="tenant" required defaultValue={tenant || "default"} />
+      </div>
+      <div>
+        <label htmlFor="older-night">Night before these</label>
+        <input id="older-night" name="night" required placeholder="2026-01-31" />
+      </div>
+      <button>Open</button>
+    </form>
   );
 }
 

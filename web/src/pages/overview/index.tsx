@@ -5,6 +5,7 @@ import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
 import { useLogin } from "../../api/login";
 import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
+import { MIB, useGpus } from "../../components/gpu_memory";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
@@ -12,7 +13,6 @@ import { Table } from "../../components/table";
 import { Checks, isProblem, useDoctor } from "../settings/doctor";
 
 const NEWEST = 8;
-const MIB = 1024 * 1024;
 
 export default function OverviewPage() {
   const login = useLogin();
@@ -114,11 +114,7 @@ function LiveAdapters() {
 }
 
 function Machine() {
-  const gpus = useQuery({
-    queryKey: ["gpus"],
-    queryFn: () => dataOf(client.GET("/api/v1/gpus")),
-    refetchInterval: 5000,
-  });
+  const gpus = useGpus(5000);
   const backends = useQuery({
     queryKey: ["backends"],
     queryFn: () => dataOf(client.GET("/api/v1/backends", { params: { query: { imports: false } } })),

@@ -3,22 +3,56 @@
 import { useMutation, useQuery } from "@tanstack/react-query";
 import { useState } from "react";
 import { client, dataOf } from "../../api/client";
+import { useLogin } from "../../api/login";
+import type { TrainingScriptList } from "../../api/schema";
+import { ActionButton } from "../../components/action";
+import { useCancelable } from "../../components/cancelable";
 import { Empty, ProblemNote } from "../../components/notes";
 import { Queried, Section } from "../../components/page";
 import { Link } from "wouter";
+import { expand } from "../chains/editor/server";
 
-export function Draft() {
+export const BUILT_IN = "built-in";
+
+interface Spec {
+  nodes: { id: string; config: Record<string, unknown> }[];
+}
+
+/** The chain with one trainer on the backend `script`. */
+const withScript = (spec: Spec, node: string, script: string): Spec => ({
+  ...spec,
+  nodes: spec.nodes.map((one) => {
+    if (one.id !== node) return one;
+    const launch = { ...(one.config.launch as object), ...(script !== BUILT_IN && { script }) };
+    return { ...one, config: { ...one.config, backend: "script", launch } };
+  }),
+});
+
+interface DraftProps {
+  list: TrainingScriptList | undefined;
+  /** Put a text into the editor, to be saved under a name. */
+  onEdit: (name: string, text: string) => void;
+}
+
+export function Draft({ list, onEdit }: DraftProps) {
+  const login = useLogin();
   const [chain, setChain] = useState("");
   const [node, setNode] = useState("");
   const chains = useQuery({
     queryKey: ["chains", "names"],
     queryFn: () => dataOf(client.GET("/api/v1/chains", { params: { query: { limit: 200 } } })),
   });
-  const draft = useMutation({
-    mutationFn: async () => {
-      const stored = await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } } }));
-      const body = { target: stored.body, ...(node && { node }) };
-      return dataOf(client.POST("/api/v1/scripts/draft", { body: body as any }));
+  const draft = useCancelable(async (_: void, signal) => {
+    const stored = await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } }, signal }));
+    const body = { target: stored.body, ...(node && { node }) };
+    const shown = await dataOf(client.POST("/api/v1/scripts/draft", { body: body as any, signal }));
+    return { ...shown, target: stored.body as Record<string, unknown>, name: stored.name };
+  });
+  const train = useMutation({
+    mutationFn: async ({ target, node, script }: { target: Record<string, unknown>; node: string; script: string }) => {
+      const { spec } = await expand({ target });
+      const body = { target: withScript(spec as unknown as Spec, node, script) };
+      return dataOf(client.POST("/api/v1/runs", { body: body as never })) as Promise<{ id: string }>;
     },
   });
   return (
@@ -36,6 +70,7 @@ export function Draft() {
               className="form-row"
               onSubmit={(event) => {
                 event.preventDefault();
+                train.reset();
                 draft.mutate();
               }}
             >
@@ -48,6 +83,7 @@ export function Draft() {
                   onChange={(event) => {
                     setChain(event.target.value);
                     draft.reset();
+                    train.reset();
                   }}
                 >
                   <option value="">choose one</option>
@@ -65,6 +101,11 @@ export function Draft() {
               <button disabled={draft.isPending} aria-busy={draft.isPending}>
                 Show
               </button>
+              {draft.isPending && (
+                <button type="button" onClick={draft.cancel}>
+                  Cancel
+                </button>
+              )}
             </form>
           )
         }
@@ -75,12 +116,29 @@ export function Draft() {
           <p role="status">
             {draft.data.node} would run the script {draft.data.script} with this spec.json:
           </p>
+          <div className="actions">
+            {list?.can_edit && login.allows("admin") && (
+              <button type="button" onClick={() => onEdit(`${draft.data.name}-${draft.data.node}`, draft.data.text)}>
+                Edit as a new script
+              </button>
+            )}
+            {list?.can_run && login.allows("run") && (
+              <ActionButton mutation={train} variables={draft.data}>
+                Train this chain with it
+              </ActionButton>
+            )}
+            {train.data && (
+              <span role="status">
+                It runs as <Link href={`/jobs/${train.data.id}`}>{train.data.id}</Link>.
+              </span>
+            )}
+          </div>
           <pre className="installation" tabIndex={0} aria-label="Spec of the script">
             {JSON.stringify(draft.data.spec, null, 2)}
           </pre>
           <details>
             <summary>train.py</summary>
-            <pre className="installation" tabIndex={0} aria-label="Text of the script">
+            <pre className="installation" tabIndex={0} aria-label="Drafted script">
               {draft.data.text}
             </pre>
           </details>

@@ -11,14 +11,13 @@ import { formatBytes, formatTime } from "../../components/format";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Table } from "../../components/table";
-import { Draft } from "./draft";
+import { BUILT_IN, Draft } from "./draft";
 import { RunScript } from "./run";
-
-const BUILT_IN = "built-in";
 
 export default function ScriptsPage() {
   const login = useLogin();
   const [chosen, setChosen] = useState(BUILT_IN);
+  const [proposal, setProposal] = useState<Proposal | null>(null);
   const scripts = useQuery({
     queryKey: ["scripts"],
     queryFn: () => dataOf(client.GET("/api/v1/scripts")),
@@ -41,6 +40,10 @@ export default function ScriptsPage() {
   }
   return (
     <Page title="Scripts">
+      <p className="banner">
+        A script is code: it runs on this machine with the rights of the user who started Trainyard, and reads and
+        changes what that user can. Train only with what you have read.
+      </p>
       <Queried query={scripts}>
         {(list) => (
           <Section title="Scripts of this home">
@@ -52,7 +55,14 @@ export default function ScriptsPage() {
                 {
                   title: "Script",
                   cell: (one) => (
-                    <button type="button" aria-pressed={one.name === chosen} onClick={() => setChosen(one.name)}>
+                    <button
+                      type="button"
+                      aria-pressed={one.name === chosen}
+                      onClick={() => {
+                        setProposal(null);
+                        setChosen(one.name);
+                      }}
+                    >
                       {one.name}
                     </button>
                   ),
@@ -68,11 +78,26 @@ export default function ScriptsPage() {
       </Queried>
       <Queried query={script}>
         {(found) => (
-          <Editor key={found.name} script={found} canEdit={scripts.data?.can_edit === true} onSaved={setChosen} />
+          <Editor
+            key={`${found.name} ${proposal?.name ?? ""}`}
+            script={found}
+            proposal={proposal}
+            canEdit={scripts.data?.can_edit === true}
+            onSaved={(name) => {
+              setProposal(null);
+              setChosen(name);
+            }}
+          />
         )}
       </Queried>
       {scripts.data?.can_run && login.allows("run") && <RunScript scripts={scripts.data.scripts} />}
-      <Draft />
+      <Draft
+        list={scripts.data}
+        onEdit={(name, text) => {
+          setProposal({ name: name.replaceAll(/[^A-Za-z0-9_-]/g, "-").slice(0, 64), text });
+          setChosen(BUILT_IN);
+        }}
+      />
     </Page>
   );
 }
@@ -97,17 +122,24 @@ function Allowed({ list }: { list: TrainingScriptList }) {
   );
 }
 
+/** A text that is edited under a name of its own. */
+interface Proposal {
+  name: string;
+  text: string;
+}
+
 interface EditorProps {
   script: TrainingScriptText;
+  proposal: Proposal | null;
   canEdit: boolean;
   onSaved: (name: string) => void;
 }
 
-function Editor({ script, canEdit, onSaved }: EditorProps) {
+function Editor({ script, proposal, canEdit, onSaved }: EditorProps) {
   const queries = useQueryClient();
   const login = useLogin();
-  const [text, setText] = useState(script.text);
-  const [name, setName] = useState(script.name === BUILT_IN ? "" : script.name);
+  const [text, setText] = useState(proposal?.text ?? script.text);
+  const [name, setName] = useState(proposal?.name ?? (script.name === BUILT_IN ? "" : script.name));
   const [base, setBase] = useState(script);
   const edits = canEdit && login.allows("admin");
   const dirty = text !== base.text;
@@ -134,7 +166,7 @@ function Editor({ script, canEdit, onSaved }: EditorProps) {
     },
   });
   return (
-    <Section title={dirty ? `${script.name}, edited` : script.name}>
+    <Section title={proposal ? `New script ${name}` : dirty ? `${script.name}, edited` : script.name}>
       <label htmlFor="script-text">Text of the script</label>
       <textarea
         id="script-text"

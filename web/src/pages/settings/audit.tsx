@@ -1,9 +1,11 @@
 // What was changed, by whom, through what, and how it ended.
 
-import { useMutation, useQuery } from "@tanstack/react-query";
+import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
+import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
 import { ActionButton } from "../../components/action";
+import { useCancelable } from "../../components/cancelable";
 import { formatDuration, formatTime } from "../../components/format";
 import { Empty } from "../../components/notes";
 import { Queried, Section } from "../../components/page";
@@ -20,7 +22,7 @@ export function AuditLog() {
     queryFn: () => dataOf(client.GET("/api/v1/audit", { params: { query: { limit, ...(outcome && { outcome }) } } })),
     placeholderData: (before) => before,
   });
-  const verify = useMutation({ mutationFn: () => dataOf(client.GET("/api/v1/audit/verify")) });
+  const verify = useCancelable((_: void, signal) => dataOf(client.GET("/api/v1/audit/verify", { signal })));
   return (
     <Section
       title="Audit log"
@@ -34,7 +36,7 @@ export function AuditLog() {
               </option>
             ))}
           </select>
-          <ActionButton mutation={verify} variables={undefined}>
+          <ActionButton mutation={verify} variables={undefined} onCancel={verify.cancel}>
             Verify
           </ActionButton>
         </>
@@ -50,7 +52,20 @@ export function AuditLog() {
       <Queried query={audit}>
         {({ entries }) =>
           entries.length === 0 ? (
-            <Empty title="Nothing was changed yet" />
+            <Empty title={outcome ? `Nothing ended as ${outcome}` : "Nothing was changed yet"}>
+              <p>
+                {outcome ? (
+                  <button type="button" onClick={() => setOutcome("")}>
+                    Show every outcome
+                  </button>
+                ) : (
+                  <>
+                    What changes something is written here with its caller, such as the start of{" "}
+                    <Link href="/jobs/new">a job</Link>.
+                  </>
+                )}
+              </p>
+            </Empty>
           ) : (
             <>
               <Table

@@ -1,18 +1,20 @@
 // What is wrong on this machine, and what to do about it.
 
-import { useQuery } from "@tanstack/react-query";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useState } from "react";
 import { client, dataOf } from "../../api/client";
 import type { Check } from "../../api/schema";
 import { formatTime } from "../../components/format";
 import { Queried, Section } from "../../components/page";
 import { Prose } from "../../components/prose";
 
-export function useDoctor() {
+export function useDoctor(enabled = true) {
   return useQuery({
     queryKey: ["doctor"],
-    queryFn: () => dataOf(client.GET("/api/v1/doctor")),
+    queryFn: ({ signal }) => dataOf(client.GET("/api/v1/doctor", { signal })),
     staleTime: 30_000,
     refetchInterval: 60_000,
+    enabled,
   });
 }
 
@@ -20,13 +22,26 @@ export const isProblem = (check: Check) => !check.ok && !check.note;
 
 export function Doctor() {
   const doctor = useDoctor();
+  const queries = useQueryClient();
+  const [isAsked, setIsAsked] = useState(false);
+  const look = () => {
+    setIsAsked(true);
+    void doctor.refetch().finally(() => setIsAsked(false));
+  };
   return (
     <Section
       title="Doctor"
       actions={
-        <button type="button" disabled={doctor.isFetching} onClick={() => void doctor.refetch()}>
-          Look again
-        </button>
+        <>
+          <button type="button" disabled={doctor.isFetching} aria-busy={isAsked} onClick={look}>
+            Look again
+          </button>
+          {isAsked && (
+            <button type="button" onClick={() => void queries.cancelQueries({ queryKey: ["doctor"] })}>
+              Cancel
+            </button>
+          )}
+        </>
       }
     >
       <Queried query={doctor}>

@@ -47,9 +47,11 @@ export default function SweepPage({ name }: { name: string }) {
             Stop
           </ActionButton>
         ) : (
-          <ActionButton mutation={resume} variables={undefined}>
-            Continue
-          </ActionButton>
+          hasMore(sweep.data) && (
+            <ActionButton mutation={resume} variables={undefined}>
+              Continue
+            </ActionButton>
+          )
         ))
       }
     >
@@ -69,6 +71,12 @@ export default function SweepPage({ name }: { name: string }) {
   );
 }
 
+const ONGOING = ["running", "paused"];
+
+/** Whether a sweep that was stopped has trials to begin or to end. */
+const hasMore = (sweep: SweepReport) =>
+  sweep.trials.length < sweep.num_trials || sweep.trials.some((trial) => ONGOING.includes(trial.state));
+
 function factsOf(sweep: SweepReport): [string, React.ReactNode][] {
   const whole = sweep.num_whole_steps;
   return [
@@ -82,7 +90,19 @@ function factsOf(sweep: SweepReport): [string, React.ReactNode][] {
 }
 
 function Trials({ sweep }: { sweep: SweepReport }) {
-  if (sweep.trials.length === 0) return <Empty title="No trial has begun yet" />;
+  if (sweep.trials.length === 0) {
+    return (
+      <Empty title="No trial has begun yet">
+        {sweep.is_running ? (
+          <p>
+            The first begins when a worker takes <Link href={`/jobs/${sweep.run_id}`}>its run</Link>, which has the log.
+          </p>
+        ) : (
+          <p>The sweep was stopped before. Press Continue.</p>
+        )}
+      </Empty>
+    );
+  }
   const sign = sweep.direction === "max" ? -1 : 1;
   const valueOf = (trial: Trial) => (trial.value == null ? Infinity : sign * trial.value);
   const rows = [...sweep.trials].sort((a, b) => valueOf(a) - valueOf(b) || b.steps - a.steps || a.number - b.number);

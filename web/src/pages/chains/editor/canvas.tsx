@@ -20,6 +20,7 @@ import { useCallback, useEffect, useRef, useState, type DragEvent } from "react"
 import { Link } from "wouter";
 import type { LinkAnswer } from "../../../api/schema";
 import { dataOf, edgesOf, NODE_TYPES, type FlowNode, type GraphNode, type NodeData } from "../../../components/graph";
+import type { PortGroups } from "../../../components/ports";
 import { Prose } from "../../../components/prose";
 import { linked, unlinked, without, type DraftStore } from "./draft";
 import { askLinks } from "./server";
@@ -29,6 +30,7 @@ export const DRAGGED_TYPE = "application/x-trainyard-node";
 interface CanvasProps {
   store: DraftStore;
   nodes: readonly GraphNode[];
+  groups: PortGroups;
   version: number;
   selection: ReadonlySet<string>;
   onSelect: (ids: ReadonlySet<string>) => void;
@@ -58,7 +60,7 @@ const refusalOf = (linking: Linking | null, target: string): Refusal | null => {
   return { code: "", because: `The service does not know ${target} yet.`, instead: "Try again." };
 };
 
-export function Canvas({ store, nodes, version, selection, onSelect, onAdd, readOnly }: CanvasProps) {
+export function Canvas({ store, nodes, groups, version, selection, onSelect, onAdd, readOnly }: CanvasProps) {
   const flow = useReactFlow();
   const [flowNodes, setFlowNodes] = useState<FlowNode[]>([]);
   const [edges, setEdges] = useState<Edge[]>([]);
@@ -74,7 +76,7 @@ export function Canvas({ store, nodes, version, selection, onSelect, onAdd, read
       const known = new Map(before.map((one) => [one.id, one]));
       return nodes.map((node) => {
         const old = known.get(node.id);
-        const data = cached(dataCache.current, node);
+        const data = cached(dataCache.current, dataOf(node, groups), node.id);
         const position = places[node.id] ?? old?.position ?? { x: 0, y: 0 };
         const selected = selection.has(node.id);
         const same =
@@ -89,9 +91,9 @@ export function Canvas({ store, nodes, version, selection, onSelect, onAdd, read
     });
     setEdges((before) => {
       const chosen = new Set(before.filter((one) => one.selected).map((one) => one.id));
-      return edgesOf(nodes, !readOnly).map((edge) => ({ ...edge, selected: chosen.has(edge.id) }));
+      return edgesOf(nodes, groups, !readOnly).map((edge) => ({ ...edge, selected: chosen.has(edge.id) }));
     });
-  }, [nodes, version, selection, store, readOnly]);
+  }, [nodes, groups, version, selection, store, readOnly]);
 
   const onNodesChange = useCallback(
     (changes: NodeChange<FlowNode>[]) => {
@@ -250,12 +252,11 @@ const DELETE_KEYS = ["Delete", "Backspace"];
 const HIDE = { hideAttribution: true };
 export const FIT = { padding: 0.05, maxZoom: 1 };
 
-function cached(cache: Map<string, { key: string; data: NodeData }>, node: GraphNode): NodeData {
-  const data = dataOf(node);
+function cached(cache: Map<string, { key: string; data: NodeData }>, data: NodeData, id: string): NodeData {
   const key = JSON.stringify(data);
-  const known = cache.get(node.id);
+  const known = cache.get(id);
   if (known?.key === key) return known.data;
-  cache.set(node.id, { key, data });
+  cache.set(id, { key, data });
   return data;
 }
 

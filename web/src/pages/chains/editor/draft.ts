@@ -35,6 +35,9 @@ const MOST_STEPS = 200;
 /** Changes of one setting within this time are one step of the history. */
 const SAME_CHANGE_MS = 1000;
 
+/** Where this browser keeps the draft of a stored chain, of a template, or of a new one. */
+export const draftKey = (what: string): string => `trainyard.draft.${what}`;
+
 const EMPTY: Draft = { name: "chain", nodes: [] };
 
 export class DraftStore {
@@ -45,7 +48,7 @@ export class DraftStore {
   private lastChange = { what: "", at: 0 };
 
   constructor(
-    private readonly key: string,
+    private key: string,
     start: Draft = EMPTY,
     private readonly opened = "",
   ) {
@@ -140,9 +143,17 @@ export class DraftStore {
     });
   }
 
-  markSaved(etag: string): void {
+  /** Note that `draft` is stored. What was changed while it was sent is still to be saved. */
+  markSaved(etag: string, draft: Draft): void {
     this.base = etag;
-    this.set({ dirty: false });
+    this.set({ dirty: this.state.draft !== draft });
+  }
+
+  /** Keep the draft under the id of the chain that it has become, so that its page begins where this one ends. */
+  moveTo(key: string): void {
+    localStorage.removeItem(this.key);
+    this.key = key;
+    this.keep();
   }
 
   /** Keep the draft in this browser, so that a reload loses nothing. */
@@ -167,10 +178,6 @@ export class DraftStore {
       localStorage.removeItem(this.key);
       return false;
     }
-  }
-
-  forget(): void {
-    localStorage.removeItem(this.key);
   }
 }
 

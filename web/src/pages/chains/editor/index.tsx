@@ -10,15 +10,16 @@ import type { ChainDetail, ExpandedChain, Palette } from "../../../api/schema";
 import { dataOf as nodeDataOf, layOut, NODE_WIDTH, type GraphNode, type Place } from "../../../components/graph";
 import { Loading, ProblemNote } from "../../../components/notes";
 import { Page } from "../../../components/page";
+import { portGroups, usePalette, type PortGroups } from "../../../components/ports";
 import { Canvas, FIT } from "./canvas";
-import { copies, DraftStore, freeId, useDraft, without, type Draft, type DraftNode } from "./draft";
+import { copies, draftKey, DraftStore, freeId, useDraft, without, type Draft, type DraftNode } from "./draft";
 import { Reasons } from "../reasons";
 import { ChainSettings } from "./chain_settings";
 import { ChainEstimate } from "./estimate";
 import { Inspector } from "./inspector";
 import { PaletteList } from "./palette";
 import { useRun, useSave } from "./saving";
-import { expand, reasonsOf, useCheck, usePalette, useRunNodes } from "./server";
+import { expand, reasonsOf, useCheck, useRunNodes } from "./server";
 import { SaveProblem, StatusLine } from "./status";
 import { YamlDialog } from "./yaml";
 
@@ -96,7 +97,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const run = search.get("run") ?? "";
   // The store lives as long as the page of this chain, and begins with what an earlier visit kept.
   const [store, hadDraft] = useMemo(() => {
-    const made = new DraftStore(`trainyard.draft.${first?.id ?? (template || "new")}`, draftOf(opened), first?.etag);
+    const made = new DraftStore(draftKey(first?.id ?? (template || "new")), draftOf(opened), first?.etag);
     return [made, made.restore()] as const;
   }, [first?.id, first?.etag, template, opened]);
   const [restored, setRestored] = useState(hadDraft);
@@ -109,10 +110,11 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const [showYaml, setShowYaml] = useState(false);
 
   const nodes = useMemo(() => graphNodes(draft, check.data, runNodes.data), [draft, check.data, runNodes.data]);
+  const groups = useMemo(() => portGroups(palette), [palette]);
   const layoutAll = useCallback(() => {
-    store.place(layoutOf(nodes));
+    store.place(layoutOf(nodes, groups));
     window.setTimeout(() => void flow.fitView(FIT), 60);
-  }, [store, nodes, flow]);
+  }, [store, nodes, groups, flow]);
   // A chain without places gets some, once the service has said what ports its nodes have.
   const isUnplaced = draft.nodes.length > 0 && draft.nodes.every((node) => !state.places[node.id]) && check.isCurrent;
   useEffect(() => {
@@ -153,6 +155,8 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
     const inField = (event.target as HTMLElement).closest("input, textarea, select, dialog");
     const action = (event.ctrlKey || event.metaKey) && !inField ? actions[event.key] : undefined;
     if (!action || readOnly) return;
+    // Text that is selected is the browser's to copy, and without a node what was copied before stays.
+    if (event.key === "c" && (selected.length === 0 || document.getSelection()?.isCollapsed === false)) return;
     event.preventDefault();
     action();
   };
@@ -212,7 +216,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
         </>
       }
     >
-      <div className="editor-page" onKeyDown={onKeyDown}>
+      <div className="editor-page" tabIndex={-1} onKeyDown={onKeyDown}>
         <StatusLine
           stored={stored}
           dirty={state.dirty}
@@ -237,6 +241,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           <Canvas
             store={store}
             nodes={nodes}
+            groups={groups}
             version={version}
             selection={selection}
             onSelect={setSelection}
@@ -321,10 +326,10 @@ function nextPlace(places: Record<string, Place>): Place {
   return last ? { x: last.x + NODE_WIDTH + 40, y: last.y } : { x: 0, y: 0 };
 }
 
-function layoutOf(nodes: readonly GraphNode[]) {
+function layoutOf(nodes: readonly GraphNode[], groups: PortGroups) {
   return layOut(
     nodes.map((node) => {
-      const data = nodeDataOf(node);
+      const data = nodeDataOf(node, groups);
       return { id: node.id, needs: node.needs, takes: data.takes.length, makes: data.makes.length };
     }),
   );

@@ -4,7 +4,7 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useLocation, type useSearchParams } from "wouter";
 import { client, dataOf } from "../../../api/client";
 import type { ChainDetail } from "../../../api/schema";
-import type { DraftStore } from "./draft";
+import { draftKey, type DraftStore } from "./draft";
 
 /** Store the draft: as a new chain, or as a revision on top of the one that was opened. */
 export function useSave(
@@ -15,21 +15,23 @@ export function useSave(
 ) {
   const queries = useQueryClient();
   const [, navigate] = useLocation();
+  const send = (body: never, etag: string | undefined): Promise<ChainDetail> => {
+    if (!stored) return dataOf(client.POST("/api/v1/chains", { body }));
+    const header = { "If-Match": `"${etag ?? store.base}"` };
+    return dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path: { chain: stored.id }, header }, body }));
+  };
   return useMutation({
-    mutationFn: (etag: string | undefined): Promise<ChainDetail> => {
-      const body = store.get().draft as never;
-      if (!stored) return dataOf(client.POST("/api/v1/chains", { body })) as Promise<ChainDetail>;
-      const header = { "If-Match": `"${etag ?? store.base}"` };
-      return dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path: { chain: stored.id }, header }, body }));
+    mutationFn: async (etag: string | undefined): Promise<ChainDetail> => {
+      const { draft } = store.get();
+      const saved = await send(draft as never, etag);
+      store.markSaved(saved.etag, draft);
+      return saved;
     },
     onSuccess: (saved) => {
-      store.markSaved(saved.etag);
       onDone();
       void queries.invalidateQueries({ queryKey: ["chains"] });
       if (!stored) {
-        const { places } = store.get();
-        store.forget();
-        localStorage.setItem(`trainyard.draft.${saved.id}`, JSON.stringify({ draft: null, base: saved.etag, places }));
+        store.moveTo(draftKey(saved.id));
         navigate(`/chains/${saved.id}/edit`, { replace: true });
       }
       setStored(saved);

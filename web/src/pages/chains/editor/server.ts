@@ -3,7 +3,7 @@
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
 import { client, dataOf } from "../../../api/client";
-import type { ExpandedChain, LinkAnswer, Palette, RunNodes } from "../../../api/schema";
+import type { ExpandedChain, LinkAnswer, RunNodes } from "../../../api/schema";
 import type { Draft } from "./draft";
 
 /** How long a change waits for the next one before the draft is checked. */
@@ -18,13 +18,6 @@ export interface CheckReason {
   because: string;
   instead: string;
 }
-
-export const usePalette = () =>
-  useQuery({
-    queryKey: ["palette"],
-    queryFn: (): Promise<Palette> => dataOf(client.GET("/api/v1/chains/palette")),
-    staleTime: Infinity,
-  });
 
 /** Write a draft, a template's call or a text out, with ids, links and ports. */
 export const expand = (given: {

@@ -1,1 +1,0 @@
-import{c as e}from"./index-BudvIc_5.js";import{rt as t,tt as n}from"./page-5yHkXCeH.js";var r=t(n(),1);function i(t){let n=(0,r.useRef)(new AbortController),i=e({mutationFn:e=>(n.current=new AbortController,t(e,n.current.signal))}),a=()=>{n.current.abort(),i.reset()};return{...i,cancel:a}}export{i as t};
