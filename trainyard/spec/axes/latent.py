@@ -266,6 +266,11 @@ class LatentFacts(Facts):
     measures_layers: bool = False
     """Whether a part of its loss is measured inside the layers while they compute."""
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations that are computed again in the backward pass give the same gradients."""
+        return not (self.keeps_cache or self.measures_layers)
+
 
 class Latent(AxisValue):
     """A technique of latent reasoning."""
