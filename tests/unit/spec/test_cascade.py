@@ -131,9 +131,7 @@ def test_no_knob_is_refused_with_what_is_trained(
     for _, made in [("", config), *tried]:
         hyper = made.hyperparameters.model_dump(mode="json")
         given = {name: hyper[name] for name in ("gradient_checkpointing", "optimizer", "batch_size")}
-        trainer = node(
-            "trainer", backend="native", **asked, hyperparameters=given, engine={"head": made.engine.head}
-        )
+        trainer = node("trainer", backend="native", **asked, hyperparameters=given, engine={"head": made.engine.head})
         setting = ("hyperparameters.gradient", "hyperparameters.opt", "engine.head")
         found = [one for one in reasons(source(), trainer) if any(name in one.field for name in setting)]
         assert found == []

@@ -60,6 +60,15 @@ def test_a_model_that_recomputes_is_taken_where_the_gradients_stay_the_same(name
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)
+def test_a_plan_counts_the_weights_of_a_technique(name: str) -> None:
+    model = causal_model("llama")
+    own = attached(model, TECHNIQUES[name])
+    sizes = model.config
+    counted = own.settings.count_own(sizes.hidden_size, sizes.num_hidden_layers, sizes.num_attention_heads)
+    assert counted == sum(value.numel() for value in own.parameters())
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
 def test_each_technique_lowers_its_own_loss(tmp_path: Path, name: str) -> None:
     session, feed = started(tmp_path, TECHNIQUES[name])
     before = session.evaluate(feed.batch([0, 1, 2])).sums["loss"]
