@@ -92,6 +92,19 @@ def test_grpo_trains_on_the_native_engine(jobs: Jobs, tmp_path: Path) -> None:
     assert ran.record["rows"]["trained"] == 5 * 4
 
 
+def test_constant_rewards_and_a_free_distance_are_said(jobs: Jobs, scorer: Path, tmp_path: Path) -> None:
+    constant = {**SCORED, "type": "ppo", "kl_coef": 0.0, "rewards": [{"type": "contains", "text": "never said"}]}
+    ran = train_here(job_of(jobs, constant, scorer, hyperparameters={**HYPER, "max_steps": 2}), tmp_path / "ppo")
+    assert [one["text"] for one in ran.of("warning") if "same reward" in one["text"]]
+    assert ran.of("progress")[0]["kl"] == pytest.approx(0.0, abs=1e-4)
+    assert {"kl", "constant_groups"} <= ran.record["rollouts"]["at_end"].keys()
+    assert ran.record["rollouts"]["constant"] == ran.record["rollouts"]["count"]
+    # What is trained further knows which reward model its ancestor was scored by.
+    further = jobs(backend="native", adapter=ran.folder, hyperparameters={"max_steps": 1})
+    lineage = train_here(further, tmp_path / "sft").record["lineage"]
+    assert [one.get("scored_by") for one in lineage] == [None, "ab" * 32]
+
+
 def test_a_judge_that_is_busy_is_waited_for_and_its_points_are_the_reward(jobs: Jobs, tmp_path: Path) -> None:
     replies = [status(429, retry_after=1), ok('{"points": 10}'), ok('{"points": 5}')]
     with ScriptedServer(replies, then=ok('{"points": 0}')) as server:
