@@ -283,6 +283,9 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
     if config.stage.technique is not None:
         attach_latent(policy, job, config.stage.technique, tokenizer)
+        if own := policy.facts["latent_parameters"]:
+            added = f"{config.stage.technique} adds {own:,} weights of its own"
+            events.emit("latent", text=f"{added}, which are trained with method {config.method}")
     if isinstance(config.stage, PpoSettings) and config.stage.has_critic:
         attach_critic(policy.model, make_critic(policy_request(job, device), scorer_of(job)))
         policy.facts["critic"] = "the reward model" if job.reward_model else "the model itself, with values of 0"
