@@ -142,10 +142,10 @@ def count_trainable(shape: ModelShape, config: TrainerConfig) -> int:
     """Parameters that move, those of a latent technique included."""
     technique = config.stage.technique
     own = technique.count_own(shape.hidden, shape.layers, shape.heads) if technique is not None else 0
-    return own + count_moving(shape, config)
+    return own + count_method(shape, config)
 
 
-def count_moving(shape: ModelShape, config: TrainerConfig) -> int:
+def count_method(shape: ModelShape, config: TrainerConfig) -> int:
     """Parameters of the model and its adapter that move."""
     if config.method.type is Method.FULL:
         return shape.parameters

@@ -107,7 +107,7 @@ class ConstantRewards:
             self.emit(
                 "warning",
                 text=f"{since}: all completions of each prompt have the same reward, which teaches nothing. Use "
-                "rewards that tell them apart, easier or harder prompts, or a higher temperature.",
+                "rewards that differ between them, easier or harder prompts, or a higher temperature.",
             )
 
 
