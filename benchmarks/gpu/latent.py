@@ -6,8 +6,8 @@
     python -m benchmarks.gpu latent                                   # continue where it stopped, for 8.5 minutes
     python -m benchmarks.gpu.latent --only coconut --minutes 5        # one of the courses
 
-A course is longer than a run may be, so its state is kept in a folder after each piece; the same command continues it,
-to the bits that it would have had on a CPU. The table is written when every course is at its end.
+A course takes longer than `--minutes`, so its state is kept in a folder after each piece; the same command continues
+it, to the bits that it would have had on a CPU. The table is written when every course is at its end.
 """
 
 from __future__ import annotations

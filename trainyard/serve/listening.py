@@ -2,8 +2,8 @@
 
 uvicorn waits for ever for a client that sends half a request, and keeps all of it. `BoundedProtocol` gives a request's
 head ten seconds and 64 KiB and its body a minute, and keeps at most 512 connections: beyond them the oldest that has
-sent no whole head gives way. It parses with httptools and runs on uvloop, because h11 and asyncio's own loop take half of
-the time of a small request.
+sent no whole head gives way. It parses with httptools and runs on uvloop: h11 and asyncio's own loop take half of the
+time of a small request.
 """
 
 from __future__ import annotations

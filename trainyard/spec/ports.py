@@ -140,7 +140,7 @@ def handed_on(node: PortNode, offers: Offers) -> Offers:
     if not (isinstance(node.config, AiGeneratorConfig) and node.config.best_of > 1 and "scores" in offers):
         return offers
     kept: dict[Channel, Offer] = dict(offers)
-    del kept["weights"]
+    kept.pop("weights", None)  # a generator before this one may have ended it already
     return kept | {"weights": offers["policy"]} if "policy" in offers else kept
 
 

@@ -40,7 +40,7 @@ def policy_server(double: VllmDouble, folder: Path, model: Any, *, adapter: bool
         target.mkdir(parents=True, exist_ok=True)
         (target / "adapter_config.json").write_text('{"r": 4}')
 
-    return PolicyServer(double, save, folder, TOKENIZER, model, adapter)
+    return PolicyServer(double, save, folder, TOKENIZER, model, adapter, asleep=False)  # as the double begins
 
 
 def next_logprobs(model: Any) -> Any:
@@ -104,6 +104,20 @@ def test_whole_weights_are_read_again_before_each_rollout(tmp_path: Path) -> Non
         assert paths(double) == ["/sleep?level=2", *[*reading, "/v1/completions", "/sleep?level=2"] * 2]
 
 
+def test_of_the_weights_that_were_served_no_file_and_no_index_stays(tmp_path: Path) -> None:
+    """A base in several files has an index, by which a server would choose among the new files."""
+    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json")
+    served = tmp_path / "served"
+    served.mkdir()
+    for name in (*names, "config.json"):
+        (served / name).write_text("{}")
+    with (
+        vllm_server("policy", logprobs=next_logprobs(toy_policy(toy_config(8), 0)), sleep_mode=True) as double,
+        policy_server(double, tmp_path, None, adapter=False).drawing(None),  # type: ignore[arg-type]
+    ):
+        assert {path.name for path in served.iterdir()} == {"config.json", "adapter_config.json"}
+
+
 def test_the_double_draws_nothing_asleep_or_with_dropped_weights(tmp_path: Path) -> None:
     model = toy_policy(toy_config(8), 0)
     with vllm_server("policy", logprobs=next_logprobs(model), sleep_mode=True) as double:
@@ -135,7 +149,7 @@ def test_a_training_draws_by_the_server_and_learns_from_its_own_probabilities(
     requests = json.loads((program.parent / REQUESTS_FILE).read_text())
     loaded = [one["body"]["lora_name"] for one in requests if one["path"] == "/v1/load_lora_adapter"]
     assert loaded == (["policy-1", "policy-2", "policy-3"] if method == "lora" else [])
-    assert sum(one["path"].startswith("/sleep") for one in requests) == (3 if method == "lora" else 4)
+    assert sum(one["path"].startswith("/sleep") for one in requests) == 4
     if method == "full":
         served = load_file(tmp_path / "work" / "rollouts" / "served" / "model.safetensors")
         base, result = load_file(jobs.model / "model.safetensors"), load_file(ran.folder / "model.safetensors")

@@ -78,6 +78,28 @@ def test_an_answer_that_is_not_there_costs_no_row(bad: Behaviour, tmp_path: Path
     assert [len(one.answers) for one in kept(tmp_path)] == [2]
 
 
+def test_answers_of_another_number_than_the_questions_are_nobodys(tmp_path: Path) -> None:
+    def short(exchange: Exchange) -> str:
+        asked = exchange.body["response_format"]["json_schema"]["schema"]["properties"]
+        questions = [[f"Why {number}, {wording}?" for wording in "abc"] for number in range(2)]
+        pairs = [{"questions": own, "answer": f"So {number}."} for number, own in enumerate(questions)]
+        return json.dumps({"answers": ["Because."]} if "answers" in asked else {"pairs": pairs})
+
+    documents = documents_in(tmp_path / "d", ["One text."])
+    produced, _ = ask(tmp_path, [ok(short)] * 3, documents=documents, count=6, concurrency=1)
+    assert [one.answers for one in kept(tmp_path)] == [["So 0."], ["So 1."]]
+    assert produced.facts["candidates"] == {"best_of": 3, "drawn": 2, "missing": 4}
+
+
+def test_further_answers_that_fail_end_no_line(tmp_path: Path) -> None:
+    documents = documents_in(tmp_path / "d", ["One text.", "Another text."])
+    script = [ok(), *[status(500)] * 7, ok(), *[status(500)] * 7]
+    produced, server = ask(tmp_path, script, documents=documents, count=6, concurrency=1, best_of=8)
+    assert len(server.requests) == 16
+    assert produced.facts["kept"] == 6
+    assert produced.facts["candidates"] == {"best_of": 8, "drawn": 2, "missing": 14}
+
+
 def test_equal_answers_are_scored_once(tmp_path: Path) -> None:
     def same(exchange: Exchange) -> str:
         asked = exchange.body["response_format"]["json_schema"]["schema"]["properties"]

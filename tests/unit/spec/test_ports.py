@@ -413,6 +413,14 @@ def test_a_generator_takes_the_reward_model_that_it_reads_and_nothing_behind_it_
     assert names(*nodes, node("ai_generator", model="m"), node("trainer")) == ["reward-continue"]
 
 
+def test_two_generators_behind_each_other_read_the_same_reward_model() -> None:
+    nodes = [node("data_source", **DOCUMENTS_AND_PAIRS), node("trainer", stage="reward")]
+    writers = [node("ai_generator", model="m", best_of=3) for _ in range(2)]
+    found = resolved(*nodes, *writers, node("trainer"))
+    assert links(found, "ai-generator-2")["reward"] == ["trainer.adapter"]
+    assert links(found, "trainer-2") == {"sft": ["ai-generator-2.sft"]}
+
+
 def test_behind_a_generator_that_chooses_a_trainer_continues_the_policy() -> None:
     sets = {**DOCUMENTS_AND_PAIRS["sets"], "sft": {"path": "a.jsonl"}}
     nodes = [node("data_source", sets=sets), node("trainer"), node("trainer", stage="reward")]

@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import httpx
 
-from trainyard.api.sdk.events import NextLine, is_event_stream
+from trainyard.api.sdk.events import LineSplitter, NextLine, is_event_stream
 from trainyard.api.sdk.remote import TIMEOUT_S, client_options, request_words, stream_timeout
 from trainyard.api.sdk.surface import Call, Surface, call_here
 from trainyard.api.sdk.wire import Heard, HttpExchange, Pause, Step, conversation
@@ -82,7 +82,8 @@ class AwaitedSteps:
         response = await self.client.send(request, stream=True)
         self.stack.push_async_callback(response.aclose)
         if is_event_stream(response):
-            self.lines = response.aiter_lines()
+            splitter = LineSplitter()
+            self.lines = (line async for text in response.aiter_text() for line in splitter.feed(text))
         else:
             await response.aread()
         return response

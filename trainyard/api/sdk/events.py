@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
 EVENTS_TYPE = "text/event-stream"
+LINE_END = re.compile(r"\r\n|\n|\r")
+"""The line ends of a stream of events; a text may have others, such as U+2028, at which `iter_lines` of httpx cuts."""
+
+
+@dataclass
+class LineSplitter:
+    """Cuts a stream into lines, whatever pieces of it arrive."""
+
+    rest: str = field(default="", init=False)
+
+    def feed(self, text: str) -> list[str]:
+        """The lines that are whole now. A carriage return at the end of a piece may be half of a line end."""
+        text = self.rest + text
+        held = text.endswith("\r")
+        *lines, self.rest = LINE_END.split(text[:-1] if held else text)
+        self.rest += "\r" * held
+        return lines
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import httpx
 
 import trainyard
 from trainyard.api.operations import API
-from trainyard.api.sdk.events import NextLine, is_event_stream
+from trainyard.api.sdk.events import LineSplitter, NextLine, is_event_stream
 from trainyard.api.sdk.surface import Surface
 from trainyard.api.sdk.wire import STREAM_TIMEOUT_S, Heard, HttpExchange, Pause, Step, conversation
 
@@ -75,7 +75,8 @@ class BlockingSteps:
         request = self.client.build_request(**request_words(step), timeout=stream_timeout())
         response = self.stack.enter_context(closing(self.client.send(request, stream=True)))
         if is_event_stream(response):
-            self.lines = response.iter_lines()
+            splitter = LineSplitter()
+            self.lines = (line for text in response.iter_text() for line in splitter.feed(text))
         else:
             response.read()
         return response

@@ -62,7 +62,8 @@ class PolicyServer:
     model: Any
     adapter: bool
     loaded: int = 0
-    asleep: bool = False
+    asleep: bool = True
+    """As `serving_policy` hands it over: the policy computes first where a run is resumed inside a rollout."""
 
     @contextmanager
     def drawing(self, writer: RolloutWriter) -> Iterator[CompletionWriter]:
@@ -89,6 +90,7 @@ class PolicyServer:
         if not self.asleep:
             self.post("/sleep", params={"level": 2})
             self.asleep = True
+        remove_weights(self.folder / SERVED_FOLDER)
         self.save(self.folder / SERVED_FOLDER)
         self.post("/wake_up", params={"tags": "weights"})
         self.post("/collective_rpc", {"method": "reload_weights"})
@@ -207,7 +209,20 @@ def serving_policy(
     with InferenceServer(profile, folder / "log", settings) as server:
         server.start()
         server.wait_ready()
+        if not server.put_to_sleep():
+            raise Unavailable(
+                "The vLLM server that draws completions did not go to sleep.",
+                why="While it is awake the policy has too little memory.",
+                do="Look at its log in the work folder.", code="E-SERVER-START",
+            )  # fmt: skip
         yield server
+
+
+def remove_weights(folder: Path) -> None:
+    """Remove the weights that a folder has: of several files and an index, `save_pretrained` leaves the index."""
+    for pattern in ("*.safetensors", "*.bin", "*.index.json"):
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
 def copy_of(base: str, folder: Path) -> Path:

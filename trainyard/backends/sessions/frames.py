@@ -105,13 +105,28 @@ def error_header(error: TrainyardError) -> dict[str, Any]:
 def ask(path: str, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float | None = None) -> dict[str, Any]:
     """One call and its reply. Raises the error of the session; `Conflict` (`E-SESSION-STATE`) if nobody answers."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        with open_connection(path) as connection:
             connection.settimeout(timeout_s)
-            connection.connect(path)
-            send_frame(connection, header, body)
-            answer = receive_frame(connection)
+            return send_and_receive(connection, header, body)
     except OSError as error:
         raise lost_session(str(error)) from error
+
+
+def open_connection(path: str) -> socket.socket:
+    """A connection to the socket of a session. Raises `OSError`."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def send_and_receive(connection: socket.socket, header: Mapping[str, Any], body: bytes) -> dict[str, Any]:
+    """One call and its reply. Raises the error of the session, `Conflict` (`E-SESSION-STATE`) and `OSError`."""
+    send_frame(connection, header, body)
+    answer = receive_frame(connection)
     if answer is None:
         raise lost_session("it ended during the call")
     if "error" in answer.header:

@@ -117,17 +117,22 @@ class Line:
         return self.in_a_row >= self.patience
 
     async def ask(self, messages: Messages, schema: dict[str, Any], seed: int) -> str | BadPair:
-        """The reply's text, or why there is none."""
+        """The reply's text, or why there is none; too many failures in a row end the line."""
+        reply = await self.ask_more(messages, schema, seed)
+        if not self.cut:
+            self.in_a_row = 0 if isinstance(reply, str) else self.in_a_row + 1
+        return reply
+
+    async def ask_more(self, messages: Messages, schema: dict[str, Any], seed: int) -> str | BadPair:
+        """The same for a reply without which no row is lost: its failure does not count."""
         if self.cut:
             return BadPair("not_asked", f"The server was given up after {self.in_a_row} failures in a row.")
         self.asked += 1
         try:
             text = await self.complete(messages, schema, seed)
         except TrainyardError as error:
-            self.in_a_row += 1
             self.last = error
             return BadPair(reason_of(error), str(error))
-        self.in_a_row = 0
         self.answered += 1
         return text
 
@@ -210,7 +215,7 @@ async def draw(
         return Reply(pairs)
     questions = questions_of(pairs, config, len(request.rows))
     given = {**document, "text": request.text}
-    return Reply(pairs, await further_answers(line.ask, config, given, questions, request.seed))
+    return Reply(pairs, await further_answers(line.ask_more, config, given, questions, request.seed))
 
 
 def questions_of(reply: str | BadPair, config: AiGeneratorConfig, most: int) -> dict[int, str]:

@@ -49,7 +49,9 @@ async def further_answers(
         messages = answer_messages(config.template, document, list(questions.values()))
         reply = await ask(messages, answers_schema(len(questions)), (seed + number * SEED_STRIDE) % 2**31)
         answers = answers_of(reply) if isinstance(reply, str) else []
-        usable = zip(questions, answers, strict=False)
+        if len(answers) != len(questions):
+            answers = [None] * len(questions)  # which answer is whose is not known
+        usable = zip(questions, answers, strict=True)
         found.append({place: answer.strip() for place, answer in usable if isinstance(answer, str) and answer.strip()})
     return found
 

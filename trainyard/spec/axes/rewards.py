@@ -147,7 +147,7 @@ class RolloutSettings(Strict):
 
     engine: Literal["native", "vllm"] = Field("native", description="Who draws.")
     memory: float | None = left_out(
-        None, gt=0.05, lt=0.95, description="Share of the device's memory that vLLM takes while it draws; default 0.4."
+        None, gt=0.1, lt=0.95, description="Share of the device's memory that vLLM takes while it draws; default 0.4."
     )
 
     @model_validator(mode="after")

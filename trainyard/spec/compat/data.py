@@ -220,6 +220,12 @@ GENERATOR_ROWS = (
         "Put a trainer of stage reward before it, or remove best_of.", chained=True,
     ),
     Row(
+        "best-of-prompt", "R-SETTING-UNUSED", "ai_generator", "config.prompt",
+        lambda config, _: config.best_of > 1 and config.prompt is not None,
+        "Further answers of best_of are asked for with the template's own words, so that the prompt would be ignored.",
+        "Remove the prompt, or best_of.",
+    ),
+    Row(
         "best-of-template", "R-GENERATOR", "ai_generator", "config.best_of",
         lambda config, _: config.best_of > 1 and config.template is GenerationTemplate.PREFERENCE,
         "A preference pair has two replies of the same model, and best_of keeps one answer.",

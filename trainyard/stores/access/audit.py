@@ -152,9 +152,15 @@ def log_files(folder: Path) -> list[Path]:
 
 
 def sealed(entry: Mapping[str, Any]) -> tuple[bytes, str]:
-    """A line with its hash, and the hash."""
-    digest = hashlib.sha256(canonical(entry)).hexdigest()
-    return canonical({**entry, "hash": digest}), digest
+    """A line with its hash, and the hash: the canonical form without it, into which it is put at its place.
+
+    An entry may have eight kilobytes of fields, so it is written out once.
+    """
+    before = canonical({name: one for name, one in entry.items() if name < "hash"})[1:-1]
+    after = canonical({name: one for name, one in entry.items() if name > "hash"})[1:-1]
+    digest = hashlib.sha256(b"{%s}" % b",".join(filter(None, (before, after)))).hexdigest()
+    own = b'"hash":"%s"' % digest.encode()
+    return b"{%s}" % b",".join(filter(None, (before, own, after))), digest
 
 
 def canonical(entry: Mapping[str, Any]) -> bytes:

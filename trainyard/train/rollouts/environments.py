@@ -143,10 +143,10 @@ class OperatorStep:
     def load(cls, name: str, reference: str) -> OperatorStep:
         """Import it. Raises `InvalidInput` (`E-REWARD`) for what is not a function of one or two arguments."""
         function = ENVIRONMENT.load(name, reference)
-        for given in ((), ("",)):
+        for given in (("",), ()):  # an answer that has a default is given, too
             try:
                 inspect.signature(function).bind([], *given)
-            except TypeError:
+            except (TypeError, ValueError):  # ValueError: a builtin that does not say what it takes
                 continue
             return cls(name, function, bool(given))
         raise ENVIRONMENT.unusable(name, "It is called as step(messages) or step(messages, answer), and takes neither.")

@@ -178,6 +178,9 @@ def step(messages):
 def knowing(messages, answer):
     return [], float(messages[-1]["content"] == answer), True
 
+def guessed(messages, answer=None):
+    return [], float(messages[-1]["content"] == answer), True
+
 def raising(messages):
     raise KeyError("table")
 
@@ -187,6 +190,7 @@ def system(messages): return [{"role": "system", "content": "x"}], 0.0, False
 def rich(messages): return [], float("nan"), True
 def silent(messages): return [], 0.0, False
 NUMBER = 3
+max = dict
 """
 
 
@@ -209,7 +213,8 @@ def test_a_function_of_the_operator_answers_and_its_rewards_are_added(house: Pat
     assert TOKENIZER.decode(first.row.ids) == (
         "3 <|im_end|> <|im_start|> user 7 <|im_end|> <|im_start|> assistant 7 <|im_end|>"
     )
-    assert own(house, "knowing").step(said("7"), "7") == ([], 1.0, True)
+    for name in ("knowing", "guessed"):
+        assert own(house, name).step(said("7"), "7") == ([], 1.0, True)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +222,8 @@ def test_a_function_of_the_operator_answers_and_its_rewards_are_added(house: Pat
     [
         ("raising", "raised KeyError: 'table'"), ("nothing", r"returned NoneType, and not \(messages, reward, done\)"),
         ("system", "Its messages are a list of"), ("rich", "reward is nan"), ("silent", "said nothing"),
-        ("alone", "takes neither"), ("NUMBER", "is not a function"), ("gone", "AttributeError"),
+        ("alone", "takes neither"), ("max", "takes neither"), ("NUMBER", "is not a function"), 
+        ("gone", "AttributeError"),
     ],
 )  # fmt: skip
 def test_a_function_that_cannot_be_used_says_why(function: str, problem: str, house: Path) -> None:

@@ -66,6 +66,8 @@ class OperationQueue:
         self.known: OrderedDict[int, SessionOperation] = OrderedDict()
         self.keyed: dict[str, SessionOperation] = {}
         self.waiting: deque[SessionOperation] = deque()
+        self.kept_bytes = 0
+        """Of all replies in `known`; those of a checkpoint count nothing."""
         self.next_seq = 1
         self.done = 0
         """Number of the last operation that was carried out."""
@@ -189,6 +191,7 @@ class OperationQueue:
     def finish(self, one: SessionOperation, answer: dict[str, Any], size: int) -> None:
         with self.changed:
             one.answer, one.bytes, one.running = answer, size, False
+            self.kept_bytes += size
             one.given, one.body = {}, b""
             self.done, self.last_call = one.seq, time.monotonic()
             self.forget()
@@ -196,12 +199,11 @@ class OperationQueue:
 
     def forget(self) -> None:
         """Drop the oldest replies above the limits; those that are not given yet stay."""
-        total = sum(one.bytes for one in self.known.values())
-        while len(self.known) > KEPT or total > KEPT_BYTES:
+        while len(self.known) > KEPT or self.kept_bytes > KEPT_BYTES:
             seq, oldest = next(iter(self.known.items()))
             if oldest.answer is None or seq == self.done:
                 return
-            total -= oldest.bytes
+            self.kept_bytes -= oldest.bytes
             del self.known[seq]
             self.keyed.pop(oldest.key, None)
 
