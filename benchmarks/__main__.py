@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "checkouts", "harness", "trainers"}
+NOT_BENCHMARKS = {"__init__", "__main__", "bars", "checkouts", "harness", "trainers"}
 
 
 def names() -> list[str]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
+
+from benchmarks.bars import Bar, Results, measure_all, median
 
 TASKS: dict[str, tuple[str, ...]] = {
     "dsa_recall": (),
@@ -25,28 +24,23 @@ TASKS: dict[str, tuple[str, ...]] = {
 """Task -> its own options."""
 RUNS = (
     *(("pointers", "--seed", str(seed)) for seed in range(3)),
-    ("pointers", "--way", "codi"),
+    *(("pointers", "--way", way, "--seed", str(seed)) for way in ("codi", "codi_apart") for seed in range(3)),
     ("multiplication", "--way", "stepwise"),
     ("multiplication", "--way", "direct"),
+    ("multiplication", "--way", "stepwise", "--width", "3"),
     *(("dsa_recall", "--seed", str(seed)) for seed in range(3)),
     *(("quiet_star_hops", "--seed", str(seed)) for seed in range(3)),
-    *(("pause_counts", "--way", count) for count in ("0", "1", "4", "10")),
+    *(("pause_counts", "--way", count, "--share", "0.5") for count in ("0", "1", "4", "10")),
     ("dsa_decode",),
     *(("graphs", "--way", way) for way in ("coconut", "no_cot", "not_fed_back", "cot")),
 )
-Results = dict[str, list[dict[str, Any]]]
 
 
 def accuracy(found: Results, task: str) -> float:
     return median(found, task, "accuracy")
 
 
-def median(found: Results, task: str, name: str) -> float:
-    values = sorted(one[name] for one in found[task])
-    return float(values[len(values) // 2])
-
-
-BARS: dict[str, Callable[[Results], bool]] = {
+BARS: dict[str, Bar] = {
     "COCONUT chases pointers (0.95)": lambda found: median(found, "pointers", "coconut") >= 0.95,
     "no CoT does not (0.6)": lambda found: median(found, "pointers", "no_cot") <= 0.6,
     "thoughts that are not fed back do not (0.6)": lambda found: median(found, "pointers", "not_fed_back") <= 0.6,
@@ -58,6 +52,9 @@ BARS: dict[str, Callable[[Results], bool]] = {
     ),
     "stepwise internalisation multiplies numbers of two digits (0.95)": lambda found: (
         accuracy(found, "multiplication 2 x 2 by stepwise") >= 0.95
+    ),
+    "and direct training with as many steps does so less often": lambda found: (
+        accuracy(found, "multiplication 2 x 2 by stepwise") > accuracy(found, "multiplication 2 x 2 by direct")
     ),
     "selected tokens recall (0.95)": lambda found: median(found, "dsa_recall", "sparse") >= 0.95,
     "random tokens and a window do not (0.4)": lambda found: (
@@ -79,7 +76,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=2, help="digits of a factor (multiplication)")
     asked = parser.parse_args()
     if asked.task == "all":
-        return measure_all()
+        return measure_all("benchmarks.latent", RUNS, BARS)
     torch.set_num_threads(1)
     started = time.monotonic()
     module = importlib.import_module(f"benchmarks.latent.{asked.task}")
@@ -89,21 +86,6 @@ def main() -> int:
     found = module.measure(asked.seed, share=asked.share, **own)
     print(json.dumps({**found, "seconds": round(time.monotonic() - started, 1)}), flush=True)
     return 0
-
-
-def measure_all() -> int:
-    """Run each in a process of its own; 1 if a bar is missed."""
-    found: Results = {}
-    for run in RUNS:
-        command = [sys.executable, "-m", "benchmarks.latent", *run]
-        line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        print(line, end="", flush=True)
-        one = json.loads(line)
-        found.setdefault(one["task"], []).append(one)
-    met = {name: bar(found) for name, bar in BARS.items()}
-    for name, is_met in met.items():
-        print(f"{'met' if is_met else 'MISSED'}  {name}")
-    return 0 if all(met.values()) else 1
 
 
 if __name__ == "__main__":

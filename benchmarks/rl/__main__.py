@@ -5,29 +5,23 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
+from benchmarks.bars import Bar, Results, measure_all, median
+
 SEEDS = {"identities": 3, "ppo_toy": 3, "rlhf": 3, "grpo_addition": 1, "calculator": 1, "rollout_speed": 1}
 """Task -> how many seeds `all` runs; medians are compared with the bars."""
-Results = dict[str, list[dict[str, Any]]]
-
-
-def median(found: Results, task: str, name: str) -> float:
-    values = sorted(one[name] for one in found[task])
-    return float(values[len(values) // 2])
+RUNS = [(task, "--seed", str(seed)) for task, seeds in SEEDS.items() for seed in range(seeds)]
 
 
 def worst(found: Results, task: str, name: str) -> float:
     return max(float(one[name]) for one in found[task])
 
 
-BARS: dict[str, Callable[[Results], bool]] = {
+BARS: dict[str, Bar] = {
     "the first ratio is 1 (1e-4)": lambda found: worst(found, "identities", "ratio") < 1e-4,
     "advantages are those of brute force (1e-9)": lambda found: worst(found, "identities", "gae") < 1e-9,
     **{
@@ -66,27 +60,12 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="of the optimizer steps, or of the rounds")
     asked = parser.parse_args()
     if asked.task == "all":
-        return measure_all()
+        return measure_all("benchmarks.rl", RUNS, BARS)
     torch.set_num_threads(1)
     started = time.monotonic()
     found = importlib.import_module(f"benchmarks.rl.{asked.task}").measure(asked.seed, share=asked.share)
     print(json.dumps({**found, "seconds": round(time.monotonic() - started, 1)}), flush=True)
     return 0
-
-
-def measure_all() -> int:
-    """Run each in a process of its own; 1 if a bar is missed."""
-    found: Results = {}
-    for task, seeds in SEEDS.items():
-        for seed in range(seeds):
-            command = [sys.executable, "-m", "benchmarks.rl", task, "--seed", str(seed)]
-            line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            print(line, end="", flush=True)
-            found.setdefault(task, []).append(json.loads(line))
-    met = {name: bar(found) for name, bar in BARS.items()}
-    for name, is_met in met.items():
-        print(f"{'met' if is_met else 'MISSED'}  {name}")
-    return 0 if all(met.values()) else 1
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from trainyard.compute.lease import device_folder, device_lock
 from trainyard.data.functions import ENVIRONMENT
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
 from trainyard.spec.load.changes import list_changes
 from trainyard.spec.training import TrainerConfig
@@ -46,7 +47,7 @@ class OtherModels(BaseModel):
     """Folder of the reward model whose scores a stage reads: an adapter, or a whole model."""
     reward_sha256: str = Field("", exclude_if=lambda given: not given)
     judges: dict[str, TeacherServer] = Field({}, exclude_if=lambda given: not given)
-    """Endpoint -> where the judge of a reward answers."""
+    """What a reward's judge is known by -> where it answers."""
 
 
 class TrainingJob(OtherModels):
@@ -117,7 +118,7 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any)
     if config.stage.teacher_server is not None:
         inputs["teacher"] = server_at(config.stage.teacher_server, settings)
     if config.stage.judges:
-        inputs["judges"] = {name: server_at(name, settings) for name in config.stage.judges}
+        inputs["judges"] = {one.server: judge_at(one, settings) for one in config.stage.judges}
     if (name := config.stage.environment_function) is not None:
         inputs["environment"] = ENVIRONMENT.find_reference(name, settings.environments)
         inputs["environment_sha256"] = ENVIRONMENT.digest(name, settings.environments)
@@ -135,6 +136,16 @@ def server_at(endpoint: str, settings: Settings) -> TeacherServer:
     """An endpoint of the settings."""
     found = settings.endpoint(endpoint)
     return TeacherServer(base_url=found.base_url, model=found.model or endpoint, api_key_env=found.api_key_env)
+
+
+def judge_at(reward: JudgeReward, settings: Settings) -> TeacherServer:
+    """Where the judge of a reward answers: at an endpoint of the settings, or at an address without a key."""
+    if reward.endpoint is not None:
+        found = server_at(reward.endpoint, settings)
+        return found.model_copy(update={"model": reward.model or found.model})
+    assert reward.base_url is not None, "the spec has either an endpoint or an address"
+    assert reward.model is not None, "asked for with an address"
+    return TeacherServer(base_url=reward.base_url, model=reward.model)
 
 
 def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:

@@ -28,6 +28,7 @@ from trainyard.compute.supervise import DesiredState, kernel_kills, read_tail
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
+from trainyard.spec.estimate.cascade import recomputes
 from trainyard.spec.estimate.memory import GIB, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
@@ -163,7 +164,7 @@ def with_advice(error: TrainyardError, job: TrainingJob) -> LimitExceeded:
     device, available = place(job.config)
     shape = shape_of(job.base)
     lines = advice(shape, job.config, device, available) if shape else []
-    do = "; ".join(lines) or "Lower max_length, or set gradient_checkpointing: true"
+    do = "; ".join(lines) or f"Lower max_length{', or set gradient_checkpointing: true' * recomputes(job.config)}"
     code = error.code if error.code in MEMORY_CODES else "E-DEVICE-MEMORY" if device.facts.is_gpu else "E-MEMORY"
     why = error.why or error.what
     return LimitExceeded("The training does not fit the memory.", why=why, do=f"{do}.", code=code)
@@ -173,7 +174,7 @@ def advice(shape: ModelShape, config: TrainerConfig, device: Device, available: 
     """What it takes now, and each single change that takes less, the greatest saving first."""
     hyper, now = config.hyperparameters, memory_of(shape, config, device).total
     changes: dict[str, dict[str, Any]] = {
-        "gradient_checkpointing: true": {"gradient_checkpointing": True},
+        **({"gradient_checkpointing: true": {"gradient_checkpointing": True}} if recomputes(config) else {}),
         f"max_length: {hyper.max_length // 2}": {"max_length": max(8, hyper.max_length // 2)},
         "batch_size: 1": {"batch_size": 1},
     }

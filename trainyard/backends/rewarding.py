@@ -10,9 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput
+from trainyard.loading import load
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.train.rollouts.environments import Environment
-from trainyard.train.rollouts.judging import JudgeScorer, JudgeServer
+from trainyard.train.rollouts.judging import JudgeScorer
 from trainyard.train.rollouts.reward_model import (
     RewardModelScorer,
     ScorerSource,
@@ -21,6 +22,8 @@ from trainyard.train.rollouts.reward_model import (
     source_of,
 )
 from trainyard.train.rollouts.rewards import CompletionScorer, RewardPanel, require_sound
+
+CLIENT = "trainyard.serve.client.replies"
 
 
 def scorer_of(job: TrainingJob) -> ScorerSource | None:
@@ -45,10 +48,16 @@ def make_panel(
         scorers["reward_model"] = RewardModelScorer(model, int(tokenizer.pad_token_id))
         emit("reward_model", text=f"the reward model {source.folder.name} scores every completion")
     if job.judges:
-        named = job.judges.items()
-        keys = {name: os.environ.get(one.api_key_env) if one.api_key_env else None for name, one in named}
-        scorers["judge"] = JudgeScorer({name: JudgeServer(one.base_url, one.model, keys[name]) for name, one in named})
+        scorers["judge"] = judge_scorer(job)
     return RewardPanel(settings.rewards, scorers)
+
+
+def judge_scorer(job: TrainingJob) -> JudgeScorer:
+    """The judges of a job. The HTTP client is loaded then: a bare machine with a card does not have it."""
+    server = load(f"{CLIENT}:JudgeServer")
+    named = job.judges.items()
+    keys = {name: os.environ.get(one.api_key_env) if one.api_key_env else None for name, one in named}
+    return JudgeScorer({name: server(one.base_url, one.model, keys[name]) for name, one in named})
 
 
 def make_environment(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Environment | None:

@@ -199,6 +199,15 @@ def test_autotune_prints_what_it_takes_and_changes_nothing_that_fits(jobs: Jobs,
     assert tuned.record["losses"] == plain.record["losses"]
 
 
+def test_weights_that_a_technique_adds_are_said(jobs: Jobs, tmp_path: Path) -> None:
+    latent = {"type": "sft", "latent": {"type": "pause", "count": 2}}
+    ran = train_here(jobs(**NATIVE, stage=latent, hyperparameters={"max_steps": 1}), tmp_path)
+    own = ran.record["lora"]["latent_parameters"]
+    (said,) = ran.of("latent")
+    assert own > 0
+    assert said["text"] == f"pause adds {own:,} weights of its own, which are trained with method lora"
+
+
 def test_a_teacher_with_the_weights_of_the_student_is_refused(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs(**NATIVE, stage={"type": "distill", "teacher": "copy"})
     copied = job.model_copy(update={"teacher": job.base, "teacher_sha256": job.base_sha256})

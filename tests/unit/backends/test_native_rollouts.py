@@ -12,11 +12,13 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from tests.small_jobs import Jobs, Ran, train_here
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import TrainingJob, judge_at
 from trainyard.backends.rewarding import make_panel, scorer_of
 from trainyard.compute.child import Stopped
 from trainyard.errors import InvalidInput
+from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
+from trainyard.testing.scripted_server import ScriptedServer, ok, status
 from trainyard.train.rollouts.reward_model import RewardModelScorer, load_reward_model
 from trainyard.train.rollouts.rewards import SampledCompletion
 
@@ -88,6 +90,33 @@ def test_grpo_trains_on_the_native_engine(jobs: Jobs, tmp_path: Path) -> None:
     assert first["reward"] == pytest.approx(first["reward_contains"] + first["reward_length"], abs=1e-5)
     assert first["kl"] == pytest.approx(0.0, abs=1e-5)
     assert ran.record["rows"]["trained"] == 5 * 4
+
+
+def test_constant_rewards_and_a_free_distance_are_said(jobs: Jobs, scorer: Path, tmp_path: Path) -> None:
+    constant = {**SCORED, "type": "ppo", "kl_coef": 0.0, "rewards": [{"type": "contains", "text": "never said"}]}
+    ran = train_here(job_of(jobs, constant, scorer, hyperparameters={**HYPER, "max_steps": 2}), tmp_path / "ppo")
+    assert [one["text"] for one in ran.of("warning") if "same reward" in one["text"]]
+    assert ran.of("progress")[0]["kl"] == pytest.approx(0.0, abs=1e-4)
+    assert {"kl", "constant_groups"} <= ran.record["rollouts"]["at_end"].keys()
+    assert ran.record["rollouts"]["constant"] == ran.record["rollouts"]["count"]
+    # What is trained further knows which reward model its ancestor was scored by.
+    further = jobs(backend="native", adapter=ran.folder, hyperparameters={"max_steps": 1})
+    lineage = train_here(further, tmp_path / "sft").record["lineage"]
+    assert [one.get("scored_by") for one in lineage] == [None, "ab" * 32]
+
+
+def test_a_judge_that_is_busy_is_waited_for_and_its_points_are_the_reward(jobs: Jobs, tmp_path: Path) -> None:
+    replies = [status(429, retry_after=1), ok('{"points": 10}'), ok('{"points": 5}')]
+    with ScriptedServer(replies, then=ok('{"points": 0}')) as server:
+        judge = {"type": "judge", "base_url": server.url, "model": "big", "rubric": "It is short."}
+        stage = {"type": "grpo", "num_generations": 2, "max_completion_length": 4, "rewards": [judge]}
+        job = job_of(jobs, stage, hyperparameters={**HYPER, "max_steps": 1})
+        (reward,) = job.config.stage.judges
+        job = job.model_copy(update={"judges": {reward.server: judge_at(reward, load_settings())}})
+        ran = train_here(job, tmp_path)
+    assert len(server.requests) == 5, "four completions, one of them asked for twice"
+    assert ran.of("progress")[0]["reward_judge"] == pytest.approx(1.5 / 4)
+    assert "It is short." in server.requests[0]["messages"][0]["content"]
 
 
 def test_the_panel_scores_as_the_reward_model_does(jobs: Jobs, scorer: Path) -> None:

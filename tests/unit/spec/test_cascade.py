@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.spec.chains import node, reasons, source
 from tests.unit.spec.test_estimate import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, TINY
 from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.spec.axes.devices import Device
@@ -98,6 +99,58 @@ def test_knobs_that_do_not_apply_are_left_out() -> None:
         "gradient checkpointing",
         "micro-batches of 1, 2 a step",
     ]
+
+
+CHANGING = [
+    ({"latent": latent}, {"type": "lora"}, {})
+    for latent in ("quiet_star", "dsa", "pause", "coconut", "hidden_cot", "codi")
+]
+DRAWN = {"rewards": [{"type": "contains", "text": "a"}], "num_generations": 2}
+
+
+@pytest.mark.parametrize(
+    ("stage", "method", "launch"),
+    [
+        *CHANGING,
+        ({"latent": {"type": "coconut", "reset_optimizer": False}}, {"type": "lora"}, {}),
+        ({"type": "ppo", **DRAWN}, {"type": "lora"}, {}),
+        ({"type": "grpo", **DRAWN}, {"type": "lora"}, {}),
+        ({"type": "dpo"}, {"type": "lora"}, {}),
+        ({"type": "distill", "teacher": "larger"}, {"type": "lora"}, {}),
+        ({}, {"type": "freeze", "interval": 5}, {}),
+        ({}, {"type": "full"}, {"strategy": "fsdp_hybrid", "processes": 2}),
+    ],
+)
+def test_no_knob_is_refused_with_what_is_trained(
+    stage: dict[str, Any], method: dict[str, Any], launch: dict[str, Any]
+) -> None:
+    asked = {"stage": {"type": "sft", **stage}, "method": method, **({"launch": launch} if launch else {})}
+    config = wanted(**asked, hyperparameters={"batch_size": 4})
+    tried = every_knob(config, Device.CUDA)
+    assert tried
+    for _, made in [("", config), *tried]:
+        hyper = made.hyperparameters.model_dump(mode="json")
+        given = {name: hyper[name] for name in ("gradient_checkpointing", "optimizer", "batch_size")}
+        trainer = node("trainer", backend="native", **asked, hyperparameters=given, engine={"head": made.engine.head})
+        setting = ("hyperparameters.gradient", "hyperparameters.opt", "engine.head")
+        found = [one for one in reasons(source(), trainer) if any(name in one.field for name in setting)]
+        assert found == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "knobs"),
+    [
+        ({"latent": "coconut"}, []),
+        ({"latent": {"type": "coconut", "reset_optimizer": False}}, [PAGED]),
+        ({"latent": "codi"}, [PAGED]),
+        ({"latent": "hidden_cot"}, [CHECKPOINTING]),
+        ({"latent": "pause"}, [CHECKPOINTING, PAGED]),
+        ({"type": "ppo", **DRAWN}, [PAGED]),
+    ],
+)
+def test_recomputing_and_8_bit_states_are_tried_where_they_are_allowed(stage: dict[str, Any], knobs: list[str]) -> None:
+    config = wanted(stage={"type": "sft", **stage}, hyperparameters={"batch_size": 1})
+    assert [name for name, _ in every_knob(config, Device.CUDA) if "layer" not in name] == knobs
 
 
 def test_kto_keeps_two_rows_to_compare() -> None:

@@ -29,7 +29,7 @@ def test_cache_of_a_published_model() -> None:
     assert cache_bytes(LLAMA_3_8B, trainer(), Device.CUDA) == 0
 
 
-def test_the_native_engine_draws_at_most_64_together_and_nothing_where_vllm_draws() -> None:
+def test_the_native_engine_draws_at_most_64_together_as_a_server_does_with_its_own_weights() -> None:
     def positions_of(batch: int, accumulation: int, **stage: Any) -> float:
         given = {"type": "grpo", "rewards": [{"type": "exact_match"}], **stage}
         hyper = {"batch_size": batch, "gradient_accumulation": accumulation, "max_length": 512}
@@ -37,7 +37,8 @@ def test_the_native_engine_draws_at_most_64_together_and_nothing_where_vllm_draw
         return cache_bytes(LLAMA_3_8B, config, Device.CUDA) / (128 * 1024 * 1024)
 
     assert [positions_of(8, 4), positions_of(8, 64), positions_of(128, 2)] == [32, 64, 128]
-    assert positions_of(8, 4, rollouts={"engine": "vllm"}) == 0
+    weights = 2 * LLAMA_3_8B.parameters / (128 * 1024 * 1024)
+    assert positions_of(8, 4, rollouts={"engine": "vllm"}) == 32 + weights
 
 
 def test_completions_make_rows_longer() -> None:

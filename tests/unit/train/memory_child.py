@@ -1,13 +1,15 @@
 """A child process that trains a random Llama for three steps on the CPU and prints its peak resident memory.
 
 `python memory_child.py SETTINGS` with JSON settings: method, hidden, layers, feed_forward, vocabulary, rows, length,
-rank, dropout, checkpointing, head. Prints {"imports": bytes, "peak": bytes}.
+rank, dropout, checkpointing, head, and `latent` with the settings of a technique. Prints {"imports": bytes, "peak":
+bytes}.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +17,13 @@ from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.unit.train.stages.stage_rows import TOKENIZER
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, label_logprobs
+from trainyard.train.latent.rows import ANSWER, LENGTHS, PROMPT, STEPS
+from trainyard.train.latent.table import attach
+from trainyard.train.stages.table import STAGES
 
 
 def peak_bytes() -> int:
@@ -61,15 +69,53 @@ def quantise(model: Any) -> None:
                 setattr(block.get_submodule(parent), leaf, held.to("cpu"))
 
 
+def plain_score(model: Any, given: dict[str, Any]) -> Callable[[], torch.Tensor]:
+    """The loss of random rows."""
+
+    def score() -> torch.Tensor:
+        ids = torch.randint(0, given["vocabulary"], (given["rows"], given["length"]))
+        batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+        return -label_logprobs(model, batch, Head(given["head"])).logprobs_N.mean()
+
+    return score
+
+
+def latent_score(model: Any, given: dict[str, Any]) -> Callable[[], torch.Tensor]:
+    """The loss of a technique on random rows in the form that it ends with: half of it prompt, four steps."""
+    settings = Stage.SFT.settings(latent=given["latent"])
+    config = TrainerConfig(stage=settings, method="full", hyperparameters={"max_length": given["length"]})
+    stage, latent = STAGES[Stage.SFT].chosen(config), settings.technique
+    assert latent is not None, given
+    attach(model, TOKENIZER, latent, seed=0)
+
+    def score() -> torch.Tensor:
+        examples = [
+            row_of(torch.randint(0, given["vocabulary"], (given["length"],)).tolist()) for _ in range(given["rows"])
+        ]
+        if stage.at_epoch is not None:
+            examples = [stage.at_epoch(example, row, 1000) for row, example in enumerate(examples)]
+        batch = stage.collate(examples, 0)
+        return stage.loss(batch, stage.score(model, batch, Head(given["head"])), None, config)[0]
+
+    return score
+
+
+def row_of(ids: list[int]) -> dict[str, Any]:
+    """A row as stage sft and as techniques with steps encode it."""
+    half = len(ids) // 2
+    prompt, steps, answer = ids[:half], ids[half : half + 4], ids[half + 4 :]
+    plain = {"input_ids": ids, "labels": ids}
+    return {**plain, PROMPT: prompt, STEPS: steps, LENGTHS: [1] * 4, ANSWER: answer}
+
+
 def main(given: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     imports = peak_bytes()
     model = build(given)
+    score = latent_score(model, given) if given.get("latent") else plain_score(model, given)
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
     for _ in range(3):
-        ids = torch.randint(0, given["vocabulary"], (given["rows"], given["length"]))
-        batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
-        (-label_logprobs(model, batch, Head(given["head"])).logprobs_N.mean()).backward()
+        score().backward()
         optimizer.step()
         optimizer.zero_grad()
     print(json.dumps({"imports": imports, "peak": peak_bytes()}))

@@ -99,7 +99,9 @@ def estimated(settings: dict[str, Any]) -> int:
         key_value_heads=8,
         head_size=hidden // 8,
     )
+    latent = {"stage": {"type": "sft", "latent": settings["latent"]}} if "latent" in settings else {}
     config = native(
+        **latent,
         method={"type": method, "rank": settings["rank"], "dropout": settings["dropout"]},
         engine={"head": settings["head"], "batching": "padded"},
         hyperparameters={
@@ -140,6 +142,24 @@ def test_the_libraries_take_what_the_estimate_says() -> None:
 def test_estimate_is_near_the_resident_memory_of_a_training(other: dict[str, Any]) -> None:
     settings = {**SMALL, **other}
     assert estimated(settings) == pytest.approx(measured(settings)["peak"], rel=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"latent": {"type": "coconut", "max_stage": 3, "thoughts_per_step": 8}},
+        {"latent": {"type": "codi", "thoughts": 16}},
+        {"latent": {"type": "dsa", "granularity": {"type": "token", "top_k": 64}}, "rows": 2, "length": 512},
+        {"latent": {"type": "dsa", "granularity": {"type": "head"}}, "rows": 2, "length": 512},
+        {"latent": {"type": "quiet_star", "thought_tokens": 3, "ahead": 2}, "rows": 2, "length": 96},
+    ],
+    ids=lambda other: other["latent"]["type"],
+)
+def test_thoughts_take_no_more_than_the_estimate_of_a_row_of_full_length(other: dict[str, Any]) -> None:
+    """Labels, prompts and thoughts of a row share its length, and the estimate has the most of each."""
+    settings = {**SMALL, **other}
+    assert 0.6 * estimated(settings) < measured(settings)["peak"] < 1.15 * estimated(settings)
 
 
 @pytest.mark.gpu

@@ -32,6 +32,7 @@ from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
 from trainyard.spec.packages import LIGER
+from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.bases.positions import context_of
 from trainyard.train.batching import Cut, Feed, choose_cut, make_plan, sound_cut
@@ -267,7 +268,7 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     """The model that is trained, the same in every process that makes it."""
     config = job.config
     set_seed(config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
-    policy = build(policy_request(job, device), with_reference=config.stage.needs_reference)
+    policy = build(policy_request(job, device), with_reference=has_reference(config))
     if job.teacher_folder is not None:
         require_other_teacher(job)
         teacher = load_teacher(job.teacher_folder, tokenizer, device, config.hyperparameters.precision)
@@ -282,6 +283,9 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
     if config.stage.technique is not None:
         attach_latent(policy, job, config.stage.technique, tokenizer)
+        if own := policy.facts["latent_parameters"]:
+            added = f"{config.stage.technique} adds {own:,} weights of its own"
+            events.emit("latent", text=f"{added}, which are trained with method {config.method}")
     if isinstance(config.stage, PpoSettings) and config.stage.has_critic:
         attach_critic(policy.model, make_critic(policy_request(job, device), scorer_of(job)))
         policy.facts["critic"] = "the reward model" if job.reward_model else "the model itself, with values of 0"
@@ -300,6 +304,13 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     if config.engine.compile:
         policy.facts["compiled_blocks"] = compile_blocks(policy.model, device)
     return policy
+
+
+def has_reference(config: TrainerConfig) -> bool:
+    """Whether a frozen model is there: where the loss needs it, and where an adapter that is switched off gives it, so
+    that ppo reports its distance although `kl_coef: 0` takes nothing off for it."""
+    free = isinstance(config.stage, PpoSettings) and config.method.facts.adapter
+    return config.stage.needs_reference or free
 
 
 def attach_latent(

@@ -62,7 +62,7 @@ from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import restore_weights
 from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.rollouts.critic import attach_critic, detach_critic
-from trainyard.train.rollouts.feed import RolloutFeed, summarize_rollouts
+from trainyard.train.rollouts.feed import ConstantRewards, RolloutFeed, summarize_rollouts
 from trainyard.train.rollouts.scoring import CRITIC
 from trainyard.train.session.session import Session
 
@@ -183,7 +183,7 @@ def train_on(
             save=save,
             save_steps=run.save_steps,
             stop=lambda: events.stop_requested() or reached(run),
-            hooks=[*evaluation_of(run, save, events), StepReporter(run, report)],
+            hooks=[*evaluation_of(run, save, events), StepReporter(run, report), ConstantRewards(events.emit)],
         )
     if not finished:
         reason = RUNG if reached(run) else "asked to stop; a checkpoint is saved"

@@ -93,32 +93,26 @@ class Variation:
     trainer: Mapping[str, Any] = field(default_factory=dict)
 
 
+LATENT: Mapping[str, Mapping[str, Any]] = {
+    "pause": {"type": "pause", "count": 3},
+    "coconut": {"type": "coconut", "max_stage": 1, "epochs_per_stage": 1, "mix": 0.5},
+    "sparse": {"type": "dsa", "granularity": {"type": "token", "top_k": 6}},
+    "heads": {"type": "dsa", "granularity": {"type": "head", "active": 2}},
+    "quiet": {"type": "quiet_star", "thought_tokens": 2, "ahead": 2},
+    "hidden_cot": {"type": "hidden_cot", "tokens_per_epoch": 2, "most_tokens": 4},
+    "codi": {"type": "codi", "thoughts": 2},
+}
+"""Each technique of latent reasoning, which is proved with an adapter and with whole weights."""
 VARIATIONS: Mapping[str, Variation] = {
     "neftune": Variation(Stage.SFT, Method.LORA, {"neftune_alpha": 5.0, "average": "row", "turns": "last"}),
     "pissa": Variation(Stage.SFT, Method.LORA, method_settings={"init": "pissa_niter_4"}),
     "loftq": Variation(Stage.SFT, Method.QLORA, method_settings={"init": "loftq"}),
     "lisa": Variation(Stage.SFT, Method.FREEZE, method_settings={"interval": 1}),
-    "pause": Variation(Stage.SFT, Method.LORA, {"latent": {"type": "pause", "count": 3}}),
-    "coconut": Variation(
-        Stage.SFT, Method.FULL, {"latent": {"type": "coconut", "max_stage": 1, "epochs_per_stage": 1, "mix": 0.5}}
-    ),
-    "sparse": Variation(
-        Stage.SFT, Method.LORA, {"latent": {"type": "dsa", "granularity": {"type": "token", "top_k": 6}}}
-    ),
-    "sparse-full": Variation(
-        Stage.SFT, Method.FULL, {"latent": {"type": "dsa", "granularity": {"type": "token", "top_k": 6}}}
-    ),
-    "heads": Variation(
-        Stage.SFT, Method.FULL, {"latent": {"type": "dsa", "granularity": {"type": "head", "active": 2}}}
-    ),
-    "quiet": Variation(Stage.SFT, Method.LORA, {"latent": {"type": "quiet_star", "thought_tokens": 2, "ahead": 2}}),
-    "quiet-full": Variation(
-        Stage.SFT, Method.FULL, {"latent": {"type": "quiet_star", "thought_tokens": 2, "ahead": 2}}
-    ),
-    "hidden_cot": Variation(
-        Stage.SFT, Method.FULL, {"latent": {"type": "hidden_cot", "tokens_per_epoch": 2, "most_tokens": 4}}
-    ),
-    "codi": Variation(Stage.SFT, Method.LORA, {"latent": {"type": "codi", "thoughts": 2}}),
+    **{
+        f"{name}{suffix}": Variation(Stage.SFT, method, {"latent": latent})
+        for name, latent in LATENT.items()
+        for suffix, method in (("", Method.LORA), ("-full", Method.FULL))
+    },
     "base": Variation(
         Stage.SFT, Method.FULL, trainer={"rope": RopeScaling(factor=2), "added_tokens": ("<|is|>", "indeed")}
     ),
@@ -159,7 +153,7 @@ class CellVerdict:
 
 
 def cells(stages: tuple[Stage, ...] = STAGES, methods: tuple[Method, ...] = METHODS) -> list[Cell]:
-    """All combinations, and the variations of them: 105 with every stage and method."""
+    """All combinations, and the variations of them: 110 with every stage and method."""
     losses = {stage: tuple(PreferenceLoss) if stage is Stage.DPO else (None,) for stage in stages}
     plain = [Cell(stage, loss, method) for method in methods for stage in stages for loss in losses[stage]]
     varied = [Cell(one.stage, None, one.method, name) for name, one in VARIATIONS.items()]

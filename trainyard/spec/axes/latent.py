@@ -18,10 +18,36 @@ LATENT_FILE = "latent.json"
 """File next to weights that were trained with a technique: its settings, which the embedded server alone reads."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LatentCost:
+    """What a technique computes and keeps besides the tokens of a row, at most. `plan` counts memory and time by it."""
+
+    added: int = 0
+    """Positions with vectors of its own, in each row."""
+    columns: int = 0
+    """Further positions for each token, which go through all layers with gradients."""
+    sampled: int = 0
+    """Those of them whose logits are all kept, because a token is drawn from them."""
+    copied: int = 0
+    """Keys and values that passes over a cache copy for each token: of so many tokens."""
+    pairs: int = 0
+    """Numbers that a layer keeps for each pair of two tokens of a row: masks or scores."""
+    scored: int = 0
+    """Dimensions in which a layer compares each pair of tokens besides its own attention."""
+
+
 class LatentSettings(Variant):
     """A technique with its settings."""
 
     type: Latent
+
+    @property
+    def cost(self) -> LatentCost:
+        return LatentCost()
+
+    def count_own(self, hidden: int, layers: int, heads: int) -> int:
+        """Weights that the technique adds to a model of these sizes."""
+        return 0
 
     @property
     def facts(self) -> LatentFacts:
@@ -62,6 +88,14 @@ class GranularitySettings(Variant):
         return 0
 
     @property
+    def cost(self) -> LatentCost:
+        return LatentCost()
+
+    def count_own(self, hidden: int, heads: int) -> int:
+        """Weights of the chooser of a layer."""
+        return 0
+
+    @property
     def loss_weight(self) -> float:
         """Of the choosers' own loss."""
         return 1.0
@@ -87,6 +121,14 @@ class TokenChoice(GranularitySettings):
         return self.warmup
 
     @property
+    def cost(self) -> LatentCost:
+        # Of each index head the product and what is above 0 of it; the scores, their softmax, the target and its terms.
+        return LatentCost(pairs=2 * self.index_heads + 4, scored=self.index_heads * self.index_dim)
+
+    def count_own(self, hidden: int, heads: int) -> int:
+        return hidden * (self.index_heads * (self.index_dim + 1) + self.index_dim) + 2 * self.index_dim
+
+    @property
     def loss_name(self) -> str:
         return "index_divergence"
 
@@ -103,6 +145,9 @@ class HeadChoice(GranularitySettings):
         if self.shared >= self.active:
             raise ValueError("active is above shared: the router chooses the heads between them")
         return self
+
+    def count_own(self, hidden: int, heads: int) -> int:
+        return hidden * heads
 
     @property
     def loss_weight(self) -> float:
@@ -145,6 +190,13 @@ class DsaSettings(LatentSettings):
         description="What is chosen: tokens (DeepSeek sparse attention) or heads.",
     )
 
+    @property
+    def cost(self) -> LatentCost:
+        return self.granularity.cost
+
+    def count_own(self, hidden: int, layers: int, heads: int) -> int:
+        return layers * self.granularity.count_own(hidden, heads)
+
 
 class QuietStarSettings(LatentSettings):
     """A sampled thought after every token, which is mixed into the prediction of the next one (arXiv 2403.09629)."""
@@ -160,11 +212,31 @@ class QuietStarSettings(LatentSettings):
         100.0, gt=0, le=1e6, description="How much faster the vectors of start and end learn than other weights."
     )
 
+    @property
+    def cost(self) -> LatentCost:
+        # A pass each for the start, the tokens of a thought but the last, that one, the end and the tokens ahead. The
+        # n-th of them reads the row and n columns of each token, and has a mask over them.
+        passes = self.thought_tokens + 1 + self.ahead
+        read = self.thoughts * (passes + passes * (passes + 1) // 2)
+        return LatentCost(
+            columns=self.thoughts * passes, sampled=self.thoughts * self.thought_tokens, copied=read, pairs=read
+        )
+
+    def count_own(self, hidden: int, layers: int, heads: int) -> int:
+        return 3 * hidden * hidden + 5 * hidden
+
 
 class PauseSettings(LatentSettings):
     """Vectors of its own that the model reads between the prompt and its answer (arXiv 2310.02226)."""
 
     count: int = Field(10, ge=1, le=1024, description="Pauses before the answer, in training and when it is served.")
+
+    @property
+    def cost(self) -> LatentCost:
+        return LatentCost(added=self.count)
+
+    def count_own(self, hidden: int, layers: int, heads: int) -> int:
+        return hidden
 
 
 class CurriculumSettings(LatentSettings):
@@ -192,6 +264,19 @@ class CoconutSettings(CurriculumSettings):
     feedback: bool = Field(
         True, description="False: thoughts are pauses, and nothing is fed back: the control with the same curriculum."
     )
+
+    @property
+    def most_thoughts(self) -> int:
+        return self.max_stage * self.thoughts_per_step
+
+    @property
+    def cost(self) -> LatentCost:
+        # The pass of a thought copies what is before it: a prompt is taken as half of its row.
+        copied = math.ceil(self.most_thoughts / 2) + 1 if self.feedback else 0
+        return LatentCost(added=self.most_thoughts + 2 * self.markers, copied=copied)
+
+    def count_own(self, hidden: int, layers: int, heads: int) -> int:
+        return hidden * (2 if self.feedback else 3)
 
     def stage_at(self, epoch: int) -> int:
         """Steps that are thoughts in an epoch; above `max_stage` no step is left."""
@@ -249,6 +334,15 @@ class CodiSettings(LatentSettings):
         None, ge=1, le=65_536, description="Width of the layer that makes a thought of a state; default: the model's."
     )
 
+    @property
+    def cost(self) -> LatentCost:
+        # The row is computed twice: with its reasoning, and with thoughts in its place, whose passes copy the prompt.
+        return LatentCost(added=self.thoughts + 2, columns=1, copied=math.ceil(self.thoughts / 2) + 1)
+
+    def count_own(self, hidden: int, layers: int, heads: int) -> int:
+        inner = self.projection or hidden
+        return 2 * hidden + 2 * hidden * inner + inner + 3 * hidden
+
 
 @dataclass(frozen=True, kw_only=True)
 class LatentFacts(Facts):
@@ -265,6 +359,11 @@ class LatentFacts(Facts):
     """Whether its attention has a mask of its own, which flash-attention cannot take."""
     measures_layers: bool = False
     """Whether a part of its loss is measured inside the layers while they compute."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations that are computed again in the backward pass give the same gradients."""
+        return not (self.keeps_cache or self.measures_layers)
 
 
 class Latent(AxisValue):

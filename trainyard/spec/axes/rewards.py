@@ -94,8 +94,30 @@ class JudgeReward(RewardSource):
     """0 to 1, as a model at an endpoint judges the completion by a rubric."""
 
     type: Literal["judge"] = "judge"
-    endpoint: str = Field(min_length=1, max_length=256, description="Endpoint of trainyard.toml at which it answers.")
+    endpoint: str | None = left_out(
+        None, min_length=1, max_length=256, description="Endpoint of trainyard.toml at which it answers, with its key."
+    )
+    base_url: str | None = left_out(
+        None, min_length=1, max_length=2048, description="OpenAI-compatible address, asked without a key."
+    )
+    model: str | None = left_out(
+        None, min_length=1, max_length=256, description="The server's name for the judge; default: the endpoint's."
+    )
     rubric: str = Field(min_length=1, max_length=4096, description="What a good answer has.")
+
+    @model_validator(mode="after")
+    def one_address(self) -> JudgeReward:
+        if (self.endpoint is None) == (self.base_url is None):
+            raise PydanticCustomError("judge_address", "a judge takes either an endpoint or a base_url")
+        if self.base_url is not None and self.model is None:
+            raise PydanticCustomError("judge_model", "a judge at a base_url needs the server's name of its model")
+        return self
+
+    @property
+    def server(self) -> str:
+        """What its server is known by: its address, or its endpoint and the model there."""
+        place = self.endpoint or self.base_url
+        return f"{place} {self.model}" if self.model is not None else str(place)
 
 
 class EnvironmentReward(RewardSource):

@@ -91,10 +91,9 @@ class StageSettings(Variant):
         return any(isinstance(one, ModelReward) for one in getattr(self, "rewards", ()))
 
     @property
-    def judges(self) -> tuple[str, ...]:
-        """Endpoints of the judges that rewards ask."""
-        rewards = getattr(self, "rewards", ())
-        return tuple(dict.fromkeys(one.endpoint for one in rewards if isinstance(one, JudgeReward)))
+    def judges(self) -> tuple[JudgeReward, ...]:
+        """The rewards that a judge gives."""
+        return tuple(one for one in getattr(self, "rewards", ()) if isinstance(one, JudgeReward))
 
     @property
     def environment_function(self) -> str | None:

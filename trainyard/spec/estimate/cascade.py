@@ -3,9 +3,10 @@
     rungs   full → freeze (only if it is asked for) → lora (or the kind of adapter that is asked for) → qlora
     knobs   as asked → gradient checkpointing → 8-bit optimizer states → smaller micro-batches → chunked output layer
 
-Each knob is added to the ones before it, and the first combination that fits wins. A knob costs time or rounding and
-changes nothing that is learned: the length of the rows, the rank and the rows of a step are never touched. Everything
-that differs from what was asked is in `FitResult.changes`, and everything that did not fit in `FitResult.rejected`.
+Each knob is added to the ones before it, and the first combination that fits wins. A knob that is refused for what is
+trained, or that has no effect there, is left out. A knob costs time or rounding and changes nothing that is learned:
+the length of the rows, the rank and the rows of a step are never touched. Everything that differs from what was asked
+is in `FitResult.changes`, and everything that did not fit in `FitResult.rejected`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import Method, with_type
+from trainyard.spec.axes.methods import FreezeSettings, Method, with_type
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.memory import GIB, Memory, memory_of
@@ -176,12 +177,12 @@ def variants(config: TrainerConfig, device: Device) -> Iterator[tuple[tuple[str,
 
 
 def turned(config: TrainerConfig, device: Device) -> Iterator[tuple[str, TrainerConfig]]:
-    if not config.hyperparameters.gradient_checkpointing:
+    if not config.hyperparameters.gradient_checkpointing and recomputes(config):
         config = with_hyper(config, gradient_checkpointing=True)
         yield "gradient checkpointing", config
-    if config.hyperparameters.optimizer is Optimizer.ADAMW and device in EIGHT_BIT:
-        config = with_hyper(config, optimizer=EIGHT_BIT[device])
-        yield f"optimizer {EIGHT_BIT[device]}", config
+    if config.hyperparameters.optimizer is Optimizer.ADAMW and (smaller := smaller_states(config, device)) is not None:
+        config = with_hyper(config, optimizer=smaller)
+        yield f"optimizer {smaller}", config
     while (smaller := smaller_batch(config)) is not None:
         config = smaller
         hyper = config.hyperparameters
@@ -190,6 +191,25 @@ def turned(config: TrainerConfig, device: Device) -> Iterator[tuple[str, Trainer
     if config.backend is BackendName.NATIVE and config.engine.head in ("auto", "full") and by_labels:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"head": "chunked"})})
         yield "chunked output layer", config
+
+
+def recomputes(config: TrainerConfig) -> bool:
+    """Whether gradient checkpointing saves memory with what is trained, and leaves the gradients as they are."""
+    if config.stage.facts.draws_groups and config.backend is BackendName.NATIVE:
+        return False
+    technique = config.stage.technique
+    return technique is None or technique.facts.recomputes
+
+
+def smaller_states(config: TrainerConfig, device: Device) -> Optimizer | None:
+    """The 8-bit optimizer of a device; None where it has none, or where states begin again or are divided."""
+    technique, facts, chosen = config.stage.technique, config.backend.facts, EIGHT_BIT.get(device)
+    if technique is not None and technique.resets_optimizer:
+        return None
+    if isinstance(config.method, FreezeSettings) and config.method.interval is not None:
+        return None
+    divided = facts.sharded if config.launch.strategy.facts.sharded else {}
+    return chosen if chosen in divided.get("hyperparameters.optimizer", (chosen,)) else None
 
 
 def smaller_batch(config: TrainerConfig) -> TrainerConfig | None:

@@ -15,6 +15,8 @@ constants of nf4; LitGPT's table for a 7 B model, which the activation slope on 
     rollouts     of drawn completions: what their cache takes more than activations and logits (rollouts.py)
     teacher      of distill: e P of the teacher, and its logits once more in float32; its layers keep nothing
     critic       of ppo: the critic's weights, gradients and states; of a stage with a reward model its weights
+    thoughts     of latent reasoning, besides activations and logits of the further positions: the keys and values that
+                 passes over a cache copy, and what a layer keeps for each pair of tokens (masks, scores)
     gathered     of weights that processes divide among them: the largest group that is whole at once
     fragments    CUDA: 5 % of all that; CPU: what the C library's heap keeps and does not return
     context      CUDA 0.8 GiB; CPU 0.45 GiB: torch, transformers, PEFT and bitsandbytes, imported and used once
@@ -72,6 +74,7 @@ class Memory(Strict):
     rollouts: int = 0
     teacher: int = 0
     critic: int = 0
+    thoughts: int = 0
     fragments: int
     context: int
 
@@ -115,6 +118,7 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device, teacher:
     kept["rollouts"] = max(0, cache_bytes(shape, config, device) - kept["activations"] - kept["logits"])
     kept["teacher"] = teacher_bytes(teacher, half, tokens) if teacher is not None else 0
     kept["critic"] = critic_bytes(shape, config, half, trained)
+    kept["thoughts"] = thought_bytes(shape, config, half, tokens)
     imports = TRL_BYTES if config.backend is BackendName.TRL and not on_cuda else 0
     context = int(device.facts.context_gib * GIB) + imports
     return Memory(**kept, fragments=int(fragments), context=context)
@@ -135,7 +139,14 @@ def critic_bytes(shape: ModelShape, config: TrainerConfig, half: int, trained: i
 
 
 def count_trainable(shape: ModelShape, config: TrainerConfig) -> int:
-    """Parameters that move."""
+    """Parameters that move, those of a latent technique included."""
+    technique = config.stage.technique
+    own = technique.count_own(shape.hidden, shape.layers, shape.heads) if technique is not None else 0
+    return own + count_method(shape, config)
+
+
+def count_method(shape: ModelShape, config: TrainerConfig) -> int:
+    """Parameters of the model and its adapter that move."""
     if config.method.type is Method.FULL:
         return shape.parameters
     if isinstance(config.method, FreezeSettings):
@@ -183,10 +194,19 @@ def positions(config: TrainerConfig, device: Device) -> int:
     padded = hyper.batch_size * (hyper.max_length + drawn_length(config)) * sequences
     by_rows = engine.batching == "padded" or config.stage.facts.compares_rows or drawn_length(config) > 0
     if config.backend is not BackendName.NATIVE or by_rows:
-        return round(padded * shared_growth(config))
+        return round(padded * shared_growth(config) * thought_growth(config))
     budget = engine.token_budget or max(hyper.max_length, hyper.batch_size * hyper.max_length // 2)
     whole_step = padded * hyper.gradient_accumulation
-    return min(whole_step, max(budget, hyper.max_length * sequences))
+    return round(min(whole_step, max(budget, hyper.max_length * sequences)) * thought_growth(config))
+
+
+def thought_growth(config: TrainerConfig) -> float:
+    """How many positions go through the layers for each token of a row of full length, thoughts included."""
+    technique = config.stage.technique
+    if technique is None:
+        return 1.0
+    cost = technique.cost
+    return 1 + cost.columns + cost.added / config.hyperparameters.max_length
 
 
 def shared_growth(config: TrainerConfig) -> float:
@@ -220,7 +240,8 @@ def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> floa
         kept = (24 * d + 6 * f) * (1.1 if adapter else 1.0)
     else:
         kept = (34 if adapter else 40) * d + 16.0 * f
-    if config.engine.attention == "eager":
+    technique = config.stage.technique
+    if config.engine.attention == "eager" or (technique is not None and technique.facts.measures_layers):
         kept += shape.heads * config.hyperparameters.max_length * (6 if on_cuda else 4)
     return kept
 
@@ -245,12 +266,30 @@ def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: D
     """Return the bytes of the output layer: its logits, the same in float32, and their gradient."""
     if config.stage.facts.head == "reward":
         return 0
-    logits, asked = shape.vocabulary * tokens, config.engine.head
+    sampled, asked = sampled_positions(config, tokens), config.engine.head
+    logits, whole = shape.vocabulary * (tokens - sampled), shape.vocabulary * sampled
     chunked = asked in ("chunked", "liger") or (asked == "auto" and logits > CHUNKED_ABOVE)
     chunked = chunked and not config.stage.facts.compares_logits
     if config.backend is BackendName.NATIVE and chunked:
         logits = min(logits, LOGITS_PER_CHUNK)
-    return (10 if device.facts.is_gpu else 12) * logits
+    return (10 if device.facts.is_gpu else 12) * (logits + whole)
+
+
+def sampled_positions(config: TrainerConfig, tokens: int) -> int:
+    """Those of the positions of which a token of a thought is drawn, so that no chunked head computes them."""
+    technique = config.stage.technique
+    return round(tokens * technique.cost.sampled / thought_growth(config)) if technique is not None else 0
+
+
+def thought_bytes(shape: ModelShape, config: TrainerConfig, width: int, tokens: int) -> int:
+    """What the passes of a latent technique copy and compare; `width` is the bytes of a number of the activations."""
+    technique = config.stage.technique
+    if technique is None:
+        return 0
+    cost, words = technique.cost, tokens / thought_growth(config)
+    copied = 2 * width * shape.key_value_heads * shape.head_size * cost.copied
+    compared = 4 * config.hyperparameters.max_length * cost.pairs
+    return round(shape.layers * words * (copied + compared))
 
 
 def teacher_bytes(teacher: ModelShape, half: int, tokens: int) -> int:

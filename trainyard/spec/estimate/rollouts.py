@@ -6,6 +6,8 @@
     cache       keys and values of all completions of a step on a device, drawn at once:
                 2 e · blocks · key-value heads · head size · length · batch_size · gradient_accumulation;
                 the native engine draws at most 64 together, or those of one micro-batch where it has more
+    vllm        a server has weights of its own in half precision, and sleeps while the policy learns; its share of the
+                device (`rollouts.memory`) has to have room for both, and may be larger
 
 The cache is gone before the backward pass begins, so only what of it is more than activations and logits counts. TRL
 computes the logits of a step in chunks; they are estimated as if it did not.
@@ -50,12 +52,16 @@ def drawn_at_once(config: TrainerConfig) -> int:
 
 
 def cache_bytes(shape: ModelShape, config: TrainerConfig, device: Device) -> int:
-    """The keys and values of the completions of a step, on one device."""
+    """The keys and values of the completions that are drawn together, on one device; of a server its weights too."""
     if not drawn_length(config):
         return 0
-    if isinstance(config.stage, DrawnSettings) and config.stage.rollouts.engine == "vllm":
-        return 0  # the server has its own, in its share of the memory
-    hyper = config.hyperparameters
-    number = 2 if device.facts.is_gpu and config.method.facts.adapter else 4
+    hyper, served = config.hyperparameters, serves_policy(config)
+    number = 2 if served or (device.facts.is_gpu and config.method.facts.adapter) else 4
     positions = drawn_at_once(config) * (hyper.max_length + drawn_length(config))
-    return 2 * number * shape.layers * shape.key_value_heads * shape.head_size * positions
+    cache = 2 * number * shape.layers * shape.key_value_heads * shape.head_size * positions
+    return cache + (number * shape.parameters if served else 0)
+
+
+def serves_policy(config: TrainerConfig) -> bool:
+    """Whether a vLLM server draws the completions."""
+    return isinstance(config.stage, DrawnSettings) and config.stage.rollouts.engine == "vllm"

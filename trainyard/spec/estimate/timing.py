@@ -4,7 +4,8 @@
 
 A step is scaled by its operations, so that what was measured at one length carries to another. Of a parameter of the
 blocks and of the output layer they are 6 for each token, 4 where the base is frozen; causal attention adds to the
-parameters of each block its width times the length of the row. Without a measurement there is no time.
+parameters of each block its width times the length of the row. A latent technique adds its positions, its weights and
+what it compares tokens by. Without a measurement there is no time.
 """
 
 from __future__ import annotations
@@ -122,7 +123,13 @@ def operations(shape: ModelShape, config: TrainerConfig, rows: float, tokens_per
     length = tokens_per_row / config.stage.facts.sequences_with_graph
     attention = shape.layers * shape.heads * shape.head_size * length
     computed = shape.parameters - (0 if shape.tied else shape.embedding)
-    return operations_per_parameter(config) * rows * tokens_per_row * (computed + attention)
+    technique, positions = config.stage.technique, tokens_per_row
+    if technique is not None:
+        cost = technique.cost
+        positions = tokens_per_row * (1 + cost.columns) + cost.added
+        attention += shape.layers * cost.scored * length
+        computed += technique.count_own(shape.hidden, shape.layers, shape.heads)
+    return operations_per_parameter(config) * rows * positions * (computed + attention)
 
 
 def rows_per_step(config: TrainerConfig) -> int:

@@ -45,10 +45,6 @@ class CoconutModule(LatentModule):
         super().__init__(settings)
         self.vectors_KD = own_vectors(model, END if settings.feedback else THOUGHT)
 
-    @property
-    def positions(self) -> int:
-        return served_thoughts(self.settings) + 2 * self.settings.markers
-
     def hidden_states(self, model: Any, batch: Batch) -> torch.Tensor:
         embeds_BTD = rollout.embed(model, batch, self.vectors_KD)
         if not self.settings.feedback:
@@ -57,7 +53,7 @@ class CoconutModule(LatentModule):
         return rollout.think_ahead(model, embeds_BTD, batch["attention_mask"], thought_BT, keep)
 
     def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
-        return self.open_after(model, ids_BT, mask_BT, served_thoughts(self.settings))
+        return self.open_after(model, ids_BT, mask_BT, self.settings.most_thoughts)
 
     def open_after(
         self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor, thoughts: int
@@ -77,10 +73,6 @@ class CoconutModule(LatentModule):
 def keep(hidden_BTD: torch.Tensor) -> torch.Tensor:
     """A thought is the hidden state as it is."""
     return hidden_BTD
-
-
-def served_thoughts(settings: CoconutSettings) -> int:
-    return settings.max_stage * settings.thoughts_per_step
 
 
 # The curriculum

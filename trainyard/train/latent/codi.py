@@ -51,10 +51,6 @@ class CodiModule(LatentModule):
             nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width), nn.LayerNorm(width)
         )  # fmt: skip
 
-    @property
-    def positions(self) -> int:
-        return self.settings.thoughts + 2
-
     def layers_after_thoughts(self, model: Any, batch: Batch) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Hidden states after the final norm (B, T, D), and of each layer those before the answer (B, D).
 

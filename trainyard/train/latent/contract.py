@@ -39,7 +39,7 @@ class LatentModule(nn.Module):
     @property
     def positions(self) -> int:
         """Positions that an answer takes in the model's context besides its tokens and those of the prompt."""
-        return 0
+        return self.settings.cost.added
 
     def num_read(self, num_answered: int) -> int:
         """Tokens and thoughts that the model computes for an answer of so many tokens."""

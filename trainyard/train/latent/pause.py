@@ -33,10 +33,6 @@ class PauseModule(LatentModule):
         super().__init__(settings)
         self.vectors_KD = own_vectors(model, 1)
 
-    @property
-    def positions(self) -> int:
-        return self.settings.count
-
     def hidden_states(self, model: Any, batch: Batch) -> torch.Tensor:
         embeds_BTD = rollout.embed(model, batch, self.vectors_KD)
         return rollout.run(model, embeds_BTD, batch["attention_mask"])

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from trainyard.errors import Corrupt
+from trainyard.errors import Corrupt, Reason, Refused
 from trainyard.spec.axes.latent import LATENT_FILE, AnyLatent, Latent, LatentSettings
 from trainyard.stores.whole import file_sha256
 from trainyard.train.latent import rollout
@@ -49,8 +49,13 @@ def attach(
 ) -> LatentModule:
     """Make the technique a part of a model, with the weights of an earlier training where there are some.
 
-    Raises as `load`, and `InvalidInput` (`E-MODEL-INVALID`) for a model that the technique cannot read.
+    Raises as `load`, `InvalidInput` (`E-MODEL-INVALID`) for a model that the technique cannot read, and `Refused`
+    (`R-BATCH`) for one that recomputes its activations where the gradients would be wrong.
     """
+    if not settings.facts.recomputes and rollout.base_of(model).is_activation_checkpointing:
+        because = f"With gradient checkpointing, technique {settings} would compute wrong gradients without a message."
+        where = "config.hyperparameters.gradient_checkpointing"
+        raise Refused([Reason("R-BATCH", "trainer", where, because, "Remove gradient_checkpointing.")])
     if settings.facts.keeps_cache:
         rollout.require_passes(model)
     own = prepare(model, tokenizer, settings, seed=seed)

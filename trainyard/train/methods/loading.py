@@ -214,4 +214,6 @@ def ancestors(folder: str | Path, sha256: str) -> list[dict[str, Any]]:
     """What some weights come from and then those weights themselves."""
     record = training_record(folder)
     own = {"stage": record.get("stage"), "method": record.get("method"), "sha256": sha256}
-    return [*record.get("lineage", []), {**own, "parents": record.get("parents", [])}]
+    scorer = record.get("reward_model_sha256")
+    scored = {"scored_by": scorer} if scorer else {}
+    return [*record.get("lineage", []), {**own, "parents": record.get("parents", []), **scored}]

@@ -62,12 +62,16 @@ def generalized_advantages(
     return advantages_RT, (advantages_RT + values_RT) * mask_RT
 
 
-def whiten(values_RT: torch.Tensor, mask_RT: torch.Tensor) -> torch.Tensor:
-    """The values that count, shifted and scaled to mean 0 and variance 1 (unbiased); 0 elsewhere: (R, T)."""
+def whiten(values_RT: torch.Tensor, mask_RT: torch.Tensor, *, magnify: bool = True) -> torch.Tensor:
+    """The values that count, shifted and scaled to mean 0 and variance 1 (unbiased); 0 elsewhere: (R, T).
+
+    Without `magnify` a variance below 1 stays.
+    """
     valid_N = values_RT[mask_RT.bool()]
     if len(valid_N) < 2:
         return torch.zeros_like(values_RT)
-    return (values_RT - valid_N.mean()) * torch.rsqrt(valid_N.var() + WHITEN_EPSILON) * mask_RT
+    variance = valid_N.var() if magnify else valid_N.var().clamp(min=1)
+    return (values_RT - valid_N.mean()) * torch.rsqrt(variance + WHITEN_EPSILON) * mask_RT
 
 
 def center_groups(scores_R: torch.Tensor, group: int, scale: Literal["group", "batch", "none"]) -> torch.Tensor:

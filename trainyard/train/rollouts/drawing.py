@@ -41,6 +41,10 @@ Prompt = dict[str, Any]
 class RolloutWriter(CompletionWriter, Protocol):
     """Who draws and scores: a session."""
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a frozen model to compare with."""
+
     def scores(self, batch: Batch) -> Scores:
         """What the model that is trained says of a batch, without a graph."""
 
@@ -220,23 +224,26 @@ def measure_tokens(
 ) -> None:
     """Fill in the log-probabilities and values of every row that the stage needs; similar lengths go together.
 
+    Those of a reference are also computed where it is there and nothing is taken off for the distance: for its report.
+
     `always` asks for the model's own log-probabilities, where another engine has drawn.
     """
     settings = config.stage
     values = isinstance(settings, PpoSettings) and settings.has_critic
+    compared = settings.needs_reference or (isinstance(settings, PpoSettings) and writer.has_reference)
     old = steps_per_rollout(settings) > 1 or values or always
     order = sorted(range(len(rows)), key=lambda at: (len(rows[at].prompt) + len(rows[at].ids), at))
     size = config.hyperparameters.batch_size
     for start in range(0, len(order), size):
         some = [rows[at] for at in order[start : start + size]]
         batch = collate(some, pad_id)
-        if old or (settings.needs_reference and isinstance(settings, PpoSettings)):
+        if old or (compared and isinstance(settings, PpoSettings)):
             asked = {**batch, WITH_VALUES: torch.tensor(True)} if values else batch
             scores = writer.scores(asked)
             share(scores["logprobs_N"], some, "old")
             if values:
                 share(scores["values_N"], some, "values")
-        if settings.needs_reference:
+        if compared:
             share(writer.reference_scores(batch)["logprobs_N"], some, "reference")
 
 
@@ -275,7 +282,7 @@ def settle_ppo(
     old_RT, mask_RT = padded_rows([row.old or [0.0] * row.num_learned for row in rows])
     kl_RT = torch.zeros_like(old_RT)
     reported: dict[str, float] = {}
-    if settings.needs_reference:
+    if all(row.reference for row in rows):
         kl_RT = estimate_kl(old_RT, padded_rows([row.reference for row in rows])[0], "k1")
         reported["kl"] = float((kl_RT * mask_RT).sum() / mask_RT.sum())
     if settings.num_generations > 1:
@@ -291,7 +298,8 @@ def settle_ppo(
     advantages_RT, returns_RT = generalized_advantages(
         rewards_RT, values_RT, mask_RT, gamma=settings.gamma, lam=settings.lam
     )
-    advantages_RT = whiten(advantages_RT, mask_RT)
+    # Where every group is constant, nothing but the critic's errors is left: they are not magnified.
+    advantages_RT = whiten(advantages_RT, mask_RT, magnify=reported.get("constant_groups", 0.0) < 1)
     for at, row in enumerate(rows):
         row.advantages = advantages_RT[at, : row.num_learned].tolist()
         row.returns = returns_RT[at, : row.num_learned].tolist()

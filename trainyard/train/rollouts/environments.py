@@ -78,13 +78,19 @@ def is_right(turn: Turn, answer: str) -> float:
     return float(said == wanted or (bool(numbers) and numbers[-1] == wanted))
 
 
+def answer_call(call: Mapping[str, Any]) -> Turn:
+    """The reply to one call of the calculator."""
+    given = call["function"].get("arguments") or {}
+    expression = given.get("expression", "") if isinstance(given, dict) else str(given)
+    named = {"tool_call_id": call["id"]} if call.get("id") else {}
+    return {"role": "tool", "name": "calculator", **named, "content": compute(str(expression))}
+
+
 def calculator(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bool]:
     """Computes what it is called with; a message without a call is the final answer."""
     last = messages[-1]
-    for one in last.get("tool_calls") or ():
-        given = one["function"].get("arguments") or {}
-        expression = given.get("expression", "") if isinstance(given, dict) else str(given)
-        return [{"role": "tool", "name": "calculator", "content": compute(str(expression))}], 0.0, False
+    if calls := last.get("tool_calls"):
+        return [answer_call(one) for one in calls], 0.0, False
     found = CALL.search(text_of(last))
     if found:
         return [{"role": "user", "content": compute(found[1])}], 0.0, False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,7 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.batching import BatchPlan, Cursor, Cut, Feed, StepRows
+from trainyard.train.loop import StepRecord
 from trainyard.train.rollouts.buffer import Rollout
 from trainyard.train.rollouts.drawing import CompletionServer, Surroundings, draw_rollout, steps_per_rollout
 from trainyard.train.rollouts.environments import Environment
@@ -83,6 +84,33 @@ def require_prompts(found: int, wanted: int) -> None:
         )
 
 
+CONSTANT_AGAIN = 10
+"""Steps in a row that are constant, after which it is said once more."""
+
+
+def is_constant(reported: Mapping[str, float]) -> bool:
+    """Whether all completions of each prompt of a rollout were worth the same, so that rewards taught nothing."""
+    return reported.get("constant_groups", 0.0) >= 1 - 1e-6
+
+
+@dataclass
+class ConstantRewards:
+    """Warns when a step, and then a row of them, has nothing to learn from."""
+
+    emit: Callable[..., None]
+    steps: int = 0
+
+    def on_step(self, record: StepRecord) -> None:
+        self.steps = self.steps + 1 if is_constant(record.metrics) else 0
+        if self.steps in (1, CONSTANT_AGAIN):
+            since = f"The {self.steps} steps up to {record.step}" if self.steps > 1 else f"Step {record.step}"
+            self.emit(
+                "warning",
+                text=f"{since}: all completions of each prompt have the same reward, which teaches nothing. Use "
+                "rewards that differ between them, easier or harder prompts, or a higher temperature.",
+            )
+
+
 HISTORY = "history"
 """Among what is kept: what each rollout so far has reported."""
 SHARE = 0.1
@@ -99,7 +127,8 @@ def summarize_rollouts(kept: Mapping[str, Any]) -> dict[str, Any]:
     size = math.ceil(SHARE * len(history))
     ends = {"at_start": history[:size], "at_end": history[-size:]}
     means = {end: {name: fmean(one[name] for one in some) for name in history[0]} for end, some in ends.items()}
-    return {"count": len(history), **means, "found": [dict(one) for one in history]}
+    constant = sum(is_constant(one) for one in history)
+    return {"count": len(history), "constant": constant, **means, "found": [dict(one) for one in history]}
 
 
 @dataclass

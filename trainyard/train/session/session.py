@@ -231,6 +231,10 @@ class Session:
         known = {name.removeprefix("reference/"): batch[name] for name in batch if name.startswith("reference/")}
         return known or self.reference_scores(batch)
 
+    @property
+    def has_reference(self) -> bool:
+        return self.engine.reference is not None
+
     def reference_scores(self, batch: Batch) -> Scores:
         """Score a batch on the engine's device with the frozen reference: no gradients, no dropout."""
         assert self.engine.reference is not None, "a stage with a reference is built with one"

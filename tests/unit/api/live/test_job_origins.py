@@ -132,7 +132,8 @@ def make_adapter(folder: Path) -> Produced:
     (folder / "adapter").mkdir()
     record = {
         "stage": "sft", "method": "lora", "base_sha256": "b" * 64, "device": "cpu", "versions": {"torch": "2.9.1"},
-        "hyperparameters": {"seed": 7}, "lineage": [{"sha256": "b" * 64, "stage": None, "method": None, "parents": []}],
+        "hyperparameters": {"seed": 7},
+        "lineage": [{"sha256": "b" * 64, "stage": None, "method": None, "parents": [], "scored_by": "d" * 64}],
         "data": {"tokens": {"read": 10, "trained": 6, "masked": 4}, "rows": {"read": 2, "trained": 2}},
     }  # fmt: skip
     (folder / "adapter" / "training.json").write_text(json.dumps(record))
@@ -168,7 +169,7 @@ def test_provenance_is_what_the_run_has_recorded(run: Run, tmp_path: Path) -> No
     (training,) = found.trainings
     assert (training.ended, training.seed, training.versions) == (True, 7, {"torch": "2.9.1"})
     assert (training.words["base_sha256"], training.tokens["trained"]) == ("b" * 64, 6)
-    assert training.lineage[0].sha256 == "b" * 64
+    assert (training.lineage[0].sha256, training.lineage[0].scored_by) == ("b" * 64, "d" * 64)
     text = provenance_text(found)
     assert f"chain guide {chain.digest}" in text
     assert "tokens: read 10, trained 6, masked 4" in text

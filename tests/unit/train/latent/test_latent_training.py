@@ -11,11 +11,12 @@ import torch
 from tests.unit.train.latent.latent_models import ROWS, TOKENIZER, attached, causal_model, config_with
 from tests.unit.train.stages.stage_rows import PAD
 from trainyard.backends.native.assembly import require_room
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Cursor, Feed, choose_cut, make_plan
 from trainyard.train.loop import train
 from trainyard.train.methods.full import plain_groups
+from trainyard.train.methods.table import checkpoint_activations
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
@@ -45,6 +46,26 @@ def started(folder: Path, latent: dict[str, Any]) -> tuple[Session, Feed]:
     optimizer = make_optimizer(plain_groups(model, config), config)
     engine = TrainState(model, None, stage, config, optimizer, LearningRate(optimizer, config, 16), TOKENIZER)
     return Session(engine, folder), feed
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_a_model_that_recomputes_is_taken_where_the_gradients_stay_the_same(name: str) -> None:
+    model = causal_model("llama")
+    checkpoint_activations(model)
+    if name in ("pause", "hidden_cot"):
+        attached(model, TECHNIQUES[name])
+        return
+    with pytest.raises(Refused, match=r"R-BATCH .*gradient_checkpointing: With gradient checkpointing, technique"):
+        attached(model, TECHNIQUES[name])
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_a_plan_counts_the_weights_of_a_technique(name: str) -> None:
+    model = causal_model("llama")
+    own = attached(model, TECHNIQUES[name])
+    sizes = model.config
+    counted = own.settings.count_own(sizes.hidden_size, sizes.num_hidden_layers, sizes.num_attention_heads)
+    assert counted == sum(value.numel() for value in own.parameters())
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,9 +17,10 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.rewards import ModelReward
 from trainyard.spec.axes.stages import PpoSettings, Stage
 from trainyard.train.batching import Cursor
-from trainyard.train.loop import train
+from trainyard.train.loop import StepRecord, train
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.rollouts.critic import detach_critic, split_groups
+from trainyard.train.rollouts.feed import HISTORY, ConstantRewards, summarize_rollouts
 from trainyard.train.rollouts.rewards import RewardPanel
 from trainyard.train.session.session import Session
 from trainyard.train.stages import ppo
@@ -55,6 +58,36 @@ def test_a_start_has_no_divergence_and_no_value(tmp_path: Path) -> None:
     (batch, *_) = feed.drawn(Cursor(), session, session.engine.config, {})
     assert float(batch["reported/kl"]) == pytest.approx(0.0, abs=1e-5)
     assert float(batch["reported/value"]) == 0.0
+
+
+def test_constant_rewards_teach_nothing_and_are_not_magnified(tmp_path: Path) -> None:
+    """With the default advantage and a critic that is wrong everywhere by a little."""
+    given = toy(kl_coef=0.0)
+    assert given.critic is not None
+    torch.nn.init.normal_(given.critic.score.weight, std=0.05)
+    given.panel.scorers["reward_model"] = FunctionScorer(lambda _: 0.5)
+    session, feed = given.open(tmp_path)
+    (batch, *_) = feed.drawn(Cursor(), session, session.engine.config, {})
+    assert float(batch["reported/constant_groups"]) == 1
+    assert float(batch["reported/value"]) != 0
+    assert float(batch["advantages_N"].std()) < 0.5
+    told: list[str] = []
+    watch = ConstantRewards(lambda _event, text: told.append(text))
+    reported = {"constant_groups": 1.0}
+    for step in range(1, 31):
+        watch.on_step(StepRecord(step, 0.0, 0.0, 0.0, False, 1, 1, 1, 1.0, {} if step == 4 else reported))
+    assert [text.partition(":")[0] for text in told] == ["Step 1", "Step 5", "The 10 steps up to 14"]
+    assert summarize_rollouts({HISTORY: [reported, {"constant_groups": 0.5}]})["constant"] == 1
+
+
+def test_a_distance_that_costs_nothing_is_reported_where_a_reference_is_there(tmp_path: Path) -> None:
+    session, feed = toy(kl_coef=0.0).open(tmp_path)
+    session.engine.reference = partial(nullcontext, session.engine.model)
+    (batch, *_) = feed.drawn(Cursor(), session, session.engine.config, {})
+    assert float(batch["reported/kl"]) == pytest.approx(0.0, abs=1e-5)
+    session.drop_reference()
+    (batch, *_) = feed.drawn(Cursor(epoch=1), session, session.engine.config, {})
+    assert "reported/kl" not in batch
 
 
 def losses_of(session: Session, feed: Any, progress: SavedProgress, after: int | None = None) -> bool:

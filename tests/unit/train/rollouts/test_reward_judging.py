@@ -1,60 +1,58 @@
-"""A judge behind an endpoint: its points, what it is asked, and what happens when it is away."""
+"""A judge of completions: what it is asked, and what its replies are worth."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from typing import Any
 
-import httpx
 import pytest
+from pydantic import ValidationError
 
-from trainyard.errors import Unavailable
 from trainyard.spec.axes.rewards import JudgeReward
-from trainyard.train.rollouts.judging import JudgeScorer, JudgeServer
+from trainyard.train.rollouts.judging import JudgeScorer
 from trainyard.train.rollouts.rewards import SampledCompletion
 
 ASKED = JudgeReward(endpoint="wise", rubric="It is polite.")
-SERVER = JudgeServer("http://judge/v1", "big", "secret")
 
 
-def scorer(*replies: Any) -> tuple[JudgeScorer, list[httpx.Request]]:
-    """A judge that gives these replies: a text, or a status."""
-    given, asked = iter(replies), []
+def scorer(reply: str) -> tuple[JudgeScorer, list[tuple[str, dict[str, Any]]]]:
+    asked: list[tuple[str, dict[str, Any]]] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        reply = next(given)
-        if isinstance(reply, int):
-            return httpx.Response(reply)
-        return httpx.Response(200, json={"choices": [{"message": {"content": reply}}]})
+    def answer(prompts: Sequence[str], schema: dict[str, Any]) -> list[str]:
+        asked.extend((prompt, schema) for prompt in prompts)
+        return [reply for _ in prompts]
 
-    return JudgeScorer({"wise": SERVER}, httpx.MockTransport(answer)), asked
+    return JudgeScorer({"wise": answer}), asked
 
 
 @pytest.mark.parametrize(
-    ("reply", "expected"), [("7", 0.7), ("Points: 8.5", 0.85), ("10", 1.0), ("99", 1.0), ("0", 0.0), ("fine", 0.0)]
-)
+    ("reply", "expected"),
+    [
+        ('{"points": 7}', 0.7), ('{"points": 8.5}', 0.85), ("7", 0.7), ("Points: 10", 1.0), ("99", 1.0), ("0", 0.0),
+        ("fine", 0.0), ("", 0.0),
+    ],
+)  # fmt: skip
 def test_points_become_a_share(reply: str, expected: float) -> None:
     judge, _ = scorer(reply)
     assert judge.score([SampledCompletion("Please.", 2, prompt="May I?")], ASKED) == [expected]
 
 
-def test_the_judge_sees_rubric_question_and_answer_and_gets_its_key() -> None:
+def test_the_judge_sees_rubric_question_and_answer_and_has_a_form_to_reply_in() -> None:
     judge, asked = scorer("5")
-    judge.score([SampledCompletion("Please.", 2, prompt="May I?")], ASKED)
-    body = json.loads(asked[0].content)
-    text = body["messages"][0]["content"]
-    assert (body["model"], body["temperature"]) == ("big", 0)
-    assert all(part in text for part in ("It is polite.", "May I?", "Please."))
-    assert asked[0].headers["authorization"] == "Bearer secret"
-    assert "secret" not in repr(SERVER)
+    judge.score([SampledCompletion("Please.", 2, prompt="May I?"), SampledCompletion("No.", 2, prompt="So?")], ASKED)
+    (first, schema), (second, _) = asked
+    assert all(part in first for part in ("It is polite.", "May I?", "Please.", '{"points": NUMBER}'))
+    assert "So?" in second
+    assert schema["required"] == ["points"]
 
 
-def test_a_judge_that_is_busy_is_asked_again_and_one_that_refuses_is_not() -> None:
-    judge, asked = scorer(503, 429, "4")
-    assert judge.score([SampledCompletion("x", 1)], ASKED) == [0.4]
-    assert len(asked) == 3
-    judge, asked = scorer(401)
-    with pytest.raises(Unavailable, match="The judge at http://judge/v1 does not answer"):
-        judge.score([SampledCompletion("x", 1)], ASKED)
-    assert len(asked) == 1
+def test_a_judge_has_one_address() -> None:
+    there = JudgeReward(base_url="http://127.0.0.1:8000/v1", model="big", rubric="Short.")
+    assert there.server == "http://127.0.0.1:8000/v1 big"
+    assert (ASKED.server, ASKED.model_copy(update={"model": "small"}).server) == ("wise", "wise small")
+    with pytest.raises(ValidationError, match="either an endpoint or a base_url"):
+        JudgeReward(rubric="Short.")
+    with pytest.raises(ValidationError, match="either an endpoint or a base_url"):
+        JudgeReward(endpoint="wise", base_url="http://127.0.0.1:8000", model="big", rubric="Short.")
+    with pytest.raises(ValidationError, match="needs the server's name of its model"):
+        JudgeReward(base_url="http://127.0.0.1:8000", rubric="Short.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.rl.calculator import (
     RENDERER,
@@ -20,6 +21,7 @@ from benchmarks.rl.calculator import (
     trainer_of,
 )
 from benchmarks.rl.toy import Toy, toy_config, toy_policy
+from tests.unit.data.renderers.toys import toy
 from trainyard.api.keys import dependencies
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings, load_settings
@@ -28,7 +30,7 @@ from trainyard.spec.chain import ResolvedNode
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Cursor
 from trainyard.train.head import IGNORED
-from trainyard.train.rollouts.drawing import complete_prompts
+from trainyard.train.rollouts.drawing import Trajectory, complete_prompts
 from trainyard.train.rollouts.environments import Environment, calculator, compute, guessing, python
 from trainyard.train.rollouts.rewards import RewardPanel
 from trainyard.train.session.sampling import Generated, Sampling, StopReason
@@ -55,6 +57,10 @@ def test_a_call_is_answered_and_the_final_message_is_compared() -> None:
     call = [{"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2+2"}}}]
     answered, reward, done = calculator(said("", tool_calls=call), "4")
     assert (answered[0]["role"], answered[0]["content"], reward, done) == ("tool", "4", 0.0, False)
+    three = [{"id": f"c{n}", "function": {"name": "calculator", "arguments": {"expression": f"{n}*2"}}} for n in (1, 2)]
+    answered, _, done = calculator(said("", tool_calls=[*three, *call]), "4")
+    assert [(one["content"], one.get("tool_call_id")) for one in answered] == [("2", "c1"), ("4", "c2"), ("4", None)]
+    assert not done
     assert calculator(said("It is 84"), "84") == ([], 1.0, True)
     assert calculator(said("85"), "84") == ([], 0.0, True)
 
@@ -110,14 +116,55 @@ def test_a_conversation_goes_on_with_the_tokens_that_were_sampled() -> None:
 
 def test_the_tokens_of_an_environment_have_no_labels_and_the_ratio_is_1(tmp_path: Path) -> None:
     model = toy_policy(toy_config(len(WORDS), hidden=32, context=64), 0)
-    environment = Environment.of(SETTINGS_OF.environment, TOKENIZER)
+    environment = Environment(lambda *_: ([{"role": "user", "content": "7"}], 0.0, False), RENDERER)
     prompts = [example_of(3 + at, 4) for at in range(16)]
-    toy = Toy(trainer_of(1, 0), model, TOKENIZER, prompts, RewardPanel((EnvironmentReward(),)), None, environment)
-    session, feed = toy.open(tmp_path)
+    toys = Toy(trainer_of(1, 0), model, TOKENIZER, prompts, RewardPanel((EnvironmentReward(),)), None, environment)
+    session, feed = toys.open(tmp_path)
     (batch,) = feed.drawn(Cursor(), session, session.engine.config, {})
     scores = session.engine.stage.score(model, batch, session.engine.head)
     assert len(scores["logprobs_N"]) == len(batch["advantages_N"]) == int((batch["labels"] != IGNORED).sum())
+    # What is trained is what was sampled: the probabilities of the drawing, and with them the ratio.
+    examples = [feed.examples[row] for row in feed.plan.prompts_at(Cursor())]
+    drawn = complete_prompts(session, examples, session.engine.config, feed.plan.place(Cursor()), environment)
+    (rows,) = feed.plan.at(Cursor())
+    sampled_N = torch.tensor([value for row in rows for value in drawn[row].logprobs])
+    assert sum(sum(not own for own in drawn[row].row.learned) for row in rows) > 0, "an environment has spoken"
+    assert float((scores["logprobs_N"].detach() - sampled_N).exp().sub(1).abs().max()) < 1e-4
     assert RENDERER.stop_ids == {1}
+
+
+def test_a_trajectory_with_calls_of_a_tool_is_trained_on_what_was_sampled() -> None:
+    renderer = toy("qwen3")
+    environment, stop = Environment(calculator, renderer), renderer.stops["<|im_end|>"]
+
+    def ids_of(text: str) -> list[int]:
+        return renderer.control.ids(text, start=False)
+
+    def turn(text: str) -> Generated:
+        ids = [*ids_of(text), stop]
+        return Generated(ids, text, [-0.5] * len(ids), [-0.5] * len(ids), StopReason.END)
+
+    asked = [{"role": "user", "content": "Add 1 and 2, and 3 and 4."}]
+    prompt = ids_of(renderer.text(asked, ask=True))
+    drawn = Trajectory({"input_ids": prompt, "messages": asked, "answer": "10", "question": "x"})
+    calls = "\n".join(
+        f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{sum}"}}}}\n</tool_call>'
+        for sum in ("1+2", "3+4")
+    )
+    first, last = turn(calls), turn("3 + 7 is 10")
+    drawn.take(first, environment)
+    assert [one["role"] for one in drawn.messages] == ["user", "assistant", "tool", "tool"]
+    assert [one["content"] for one in drawn.messages[2:]] == ["3", "7"]
+    spoken = drawn.ids[len(first.ids) :]
+    assert renderer.tokenizer.decode(spoken) == (
+        "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n7\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    drawn.take(last, environment)
+    found = drawn.settled()
+    assert found.row.ids == [*first.ids, *spoken, *last.ids]
+    assert [id for id, own in zip(found.row.ids, found.row.learned, strict=True) if own] == [*first.ids, *last.ids]
+    assert (found.sampled.given, found.ended, len(found.logprobs)) == (1.0, True, len(first.ids) + len(last.ids))
 
 
 # An operator's own function

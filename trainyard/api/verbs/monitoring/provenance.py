@@ -31,7 +31,7 @@ from trainyard.stores.metrics import number, select_since
 LEDGER = (b'"ledger"',)
 WORDS = (
     "stage", "method", "backend", "base_model", "base_sha256", "chat_template_sha256", "device", "precision", "head",
-    "kernels", "attention", "batching", "renderer",
+    "kernels", "attention", "batching", "renderer", "reward_model_sha256",
 )  # fmt: skip
 """Of `training.json`."""
 Counts = dict[str, int]
@@ -73,6 +73,8 @@ class TrainedFrom(Response):
     method: str = ""
     parents: tuple[str, ...] = ()
     """SHA-256 of adapters that were merged."""
+    scored_by: str = ""
+    """SHA-256 of the reward model whose scores it learned from."""
 
 
 class TrainingOrigin(Response):
@@ -189,7 +191,7 @@ def origin_of(
 def lineage_of(given: Sequence[Any]) -> Iterator[TrainedFrom]:
     for one in given:
         if isinstance(one, Mapping):
-            words = {name: str(one.get(name) or "") for name in ("sha256", "stage", "method")}
+            words = {name: str(one.get(name) or "") for name in ("sha256", "stage", "method", "scored_by")}
             yield TrainedFrom(**words, parents=tuple(map(parent_sha256, one.get("parents") or ())))
 
 

@@ -1,0 +1,44 @@
+"""Many prompts to one server from code that is not asynchronous: a training whose rewards a judge gives.
+
+A step waits for its slowest reply, so a server that is busy is waited for: `RETRIES` further tries, each as late as its
+Retry-After says or twice as late as the one before, up to a minute. That is about five minutes in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainyard.serve.client.client import FIRST_WAIT_S, ChatClient
+
+AT_ONCE, RETRIES, MOST_TOKENS = 8, 10, 64
+
+
+@dataclass(frozen=True)
+class JudgeServer:
+    """Where a judge answers; called, it gives the replies to prompts."""
+
+    base_url: str
+    model: str
+    key: str | None = field(default=None, repr=False)
+    first_wait_s: float = FIRST_WAIT_S
+
+    def __call__(self, prompts: Sequence[str], schema: dict[str, Any]) -> list[str]:
+        """Ask greedily for replies of this JSON Schema. Raises as `ChatClient.complete`."""
+        return asyncio.run(self.ask(prompts, schema))
+
+    async def ask(self, prompts: Sequence[str], schema: dict[str, Any]) -> list[str]:
+        limits = {"concurrency": AT_ONCE, "retries": RETRIES}
+        client = ChatClient(self.base_url, self.model, self.key, first_wait_s=self.first_wait_s, **limits)
+        async with client:
+            found = await asyncio.gather(
+                *(
+                    client.complete(
+                        [{"role": "user", "content": prompt}], schema, max_tokens=MOST_TOKENS, temperature=0
+                    )
+                    for prompt in prompts
+                )
+            )
+        return [one.text for one in found]
