@@ -34,7 +34,7 @@ NAMED_SECRET = re.compile(
 """Names of fields whose texts are replaced whatever they are; `token_env` names a variable and `max_tokens` counts."""
 USER_INFO = re.compile(r"(?<=://)[^\s/?#@]{1,512}(?=@)")
 """What is before the host in a URL: a password, or a token in place of a name."""
-MAY_HAVE_KEY = re.compile(r"[A-Za-z0-9_./+-]{16}|PRIVATE KEY|://")
+MAY_HAVE_KEY = re.compile(r"[A-Za-z0-9_./+~-]{16}|PRIVATE KEY|://")
 """What a text with a key has; the table of keys is imported for these only."""
 NUMBERS = {int, float, bool, type(None)}
 DETECTORS = "trainyard.data.quality.detectors:"
@@ -72,7 +72,8 @@ def known_secrets(settings: Settings) -> tuple[str, ...]:
     Those of the settings (`api_key_env` of endpoints, `databases`) are among them whatever their names.
     """
     own = {one.api_key_env for one in settings.endpoints.values()} | set(settings.databases.values())
-    values = [value for name, value in os.environ.items() if name in own or NAMED_SECRET.search(name)]
+    named = {name for name in os.environ if NAMED_SECRET.search(name)} - {"PWD"}  # the shell's working folder
+    values = [os.environ[name] for name in own | named if name in os.environ]
     text = read_auth(settings) or ""
     found = {one for one in (*values, text, text.partition(":")[2]) if len(one) >= KNOWN_CHARS}
     return tuple(sorted(found))

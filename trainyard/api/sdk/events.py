@@ -22,9 +22,9 @@ class LineSplitter:
     def feed(self, text: str) -> list[str]:
         """The lines that are whole now. A carriage return at the end of a piece may be half of a line end."""
         text = self.rest + text
-        held = text.endswith("\r")
-        *lines, self.rest = LINE_END.split(text[:-1] if held else text)
-        self.rest += "\r" * held
+        is_open = text.endswith("\r")
+        *lines, self.rest = LINE_END.split(text[:-1] if is_open else text)
+        self.rest += "\r" if is_open else ""
         return lines
 
 
