@@ -71,7 +71,8 @@ def known_secrets(settings: Settings) -> tuple[str, ...]:
 
     Those of the settings (`api_key_env` of endpoints, `databases`) are among them whatever their names.
     """
-    own = {one.api_key_env for one in settings.endpoints.values()} | set(settings.databases.values())
+    endpoints = settings.endpoints.values()
+    own = {one.api_key_env for one in endpoints if one.api_key_env} | set(settings.databases.values())
     named = {name for name in os.environ if NAMED_SECRET.search(name)} - {"PWD"}  # the shell's working folder
     values = [os.environ[name] for name in own | named if name in os.environ]
     text = read_auth(settings) or ""

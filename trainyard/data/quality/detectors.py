@@ -152,7 +152,7 @@ UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 KEY_CANDIDATES = (
-    r"[A-Za-z0-9_.+/-]{16}|://[^\s/]+:[^\s/]+@",
+    r"[A-Za-z0-9_.+/~-]{16}|://[^\s/]+:[^\s/]+@",
     r"[A-Za-z][_.+/-]?[0-9]|[0-9][_.+/-]?[A-Za-z]|hf_|://",
     r"(?i:key|secret|token|passw|pwd|credential|bearer|auth)|://|" + "|".join(map(re.escape, PREFIXES)),
 )

@@ -180,9 +180,9 @@ def turned(config: TrainerConfig, device: Device) -> Iterator[tuple[str, Trainer
     if not config.hyperparameters.gradient_checkpointing and recomputes(config):
         config = with_hyper(config, gradient_checkpointing=True)
         yield "gradient checkpointing", config
-    if config.hyperparameters.optimizer is Optimizer.ADAMW and (smaller := smaller_states(config, device)) is not None:
-        config = with_hyper(config, optimizer=smaller)
-        yield f"optimizer {smaller}", config
+    if config.hyperparameters.optimizer is Optimizer.ADAMW and (states := smaller_states(config, device)) is not None:
+        config = with_hyper(config, optimizer=states)
+        yield f"optimizer {states}", config
     while (smaller := smaller_batch(config)) is not None:
         config = smaller
         hyper = config.hyperparameters

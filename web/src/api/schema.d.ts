@@ -7141,10 +7141,23 @@ export interface components {
          */
         JudgeReward: {
             /**
-             * Endpoint
-             * @description Endpoint of trainyard.toml at which it answers.
+             * Base Url
+             * @description OpenAI-compatible address, asked without a key.
+             * @default null
              */
-            endpoint: string;
+            base_url: string | null;
+            /**
+             * Endpoint
+             * @description Endpoint of trainyard.toml at which it answers, with its key.
+             * @default null
+             */
+            endpoint: string | null;
+            /**
+             * Model
+             * @description The server's name for the judge; default: the endpoint's.
+             * @default null
+             */
+            model: string | null;
             /**
              * Rubric
              * @description What a good answer has.
@@ -12318,6 +12331,11 @@ export interface components {
              * @default []
              */
             parents: string[];
+            /**
+             * Scored By
+             * @default
+             */
+            scored_by: string;
             /**
              * Sha256
              * @default
