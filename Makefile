@@ -37,7 +37,7 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy trainyard flows nodes tasks
 	$(BIN)/lint-imports
-	$(PYTEST) -q -m 'not slow and not network' tests/architecture
+	$(PYTEST) -q -n 2 -m 'not slow and not network' tests/architecture
 
 test: setup ## The default tests but those of `make check` (about nine minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains and not browser'

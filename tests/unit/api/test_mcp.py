@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters, types
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
+from tests.selection import slow
 from tests.unit.api.answering import answering
 from trainyard.api.context import OWNER
 from trainyard.api.mcp.tools import NAMES, list_tools
@@ -79,7 +80,7 @@ def require_answer(tool: types.Tool, result: types.CallToolResult) -> None:
         jsonschema.validate(result.structured_content, tool.output_schema)
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", slow("legacy")])
 async def test_an_agent_lists_and_calls_every_tool_of_a_child_process(mode: str) -> None:
     async with Client(child(), mode=mode) as client:
         tools = (await client.list_tools()).tools
@@ -142,7 +143,7 @@ async def connected(url: str, token: str, mode: str = "auto") -> AsyncIterator[C
         yield client
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", slow("legacy")])
 async def test_an_agent_lists_and_calls_every_tool_over_http(mode: str) -> None:
     with answering() as url:
         async with connected(url + "/mcp", "owner", mode) as client:

@@ -138,7 +138,8 @@ def test_a_sweep_has_a_file_or_a_name(context: Context, given: dict[str, Any]) -
         find_asked(asked(**given), context)
 
 
-def test_without_a_server_a_checked_sweep_says_what_to_start(context: Context) -> None:
+def test_without_a_server_a_checked_sweep_says_what_to_start(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)  # that of the flow tests, in the same process
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
         sweep(asked(), context)
 
