@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -29,8 +29,10 @@ LOST = ("Failed to load resource", "ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPT
 
 
 @pytest.fixture(scope="module")
-def training(service: DashboardService, finished_job: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """A chain that is training: its id, and that of its run; and a job that has ended."""
+def training(service: DashboardService) -> Iterator[dict[str, str]]:
+    """A chain that is training: its id, and that of its run; and a job that has ended, next to it in the list."""
+    service.wait_for_job(service.jobs["other"], "completed", "failed")
+    ended = service.get("jobs", state="completed", limit=1)["jobs"][0]
     hyper = {"max_steps": STEPS, "gradient_accumulation": 1}
     nodes = [
         {"type": "data_source", "config": {"path": "data.jsonl"}},
@@ -39,7 +41,7 @@ def training(service: DashboardService, finished_job: dict[str, Any]) -> Iterato
     chain = service.post("chains", {"name": "long", "nodes": nodes})["id"]
     run = service.post(f"chains/{chain}/run")["id"]
     until(lambda: service.get(f"jobs/{run}")["step"], TRAINS_S, "the first step")
-    yield {"chain": chain, "run": run, "ended": finished_job["id"], "ended_name": finished_job["name"]}
+    yield {"chain": chain, "run": run, "ended": ended["id"], "ended_name": ended["name"]}
     service.post(f"jobs/{run}/cancel", {"wait": False})
     service.wait_for_job(run, "canceled", "completed")
 
@@ -53,6 +55,11 @@ def last_step(page: Page) -> int:
 def num_lines(page: Page) -> int:
     text = page.get_by_role("status").filter(has_text=re.compile(r"^\d+ lines")).inner_text()
     return int(text.split()[0])
+
+
+def newest_log(service: DashboardService) -> Path:
+    """What the trainer prints that was started last."""
+    return max(service.stack.settings.runs.glob("**/child.log"), key=lambda path: path.stat().st_ctime)
 
 
 def percent(page: Page) -> int:
@@ -107,7 +114,10 @@ def test_the_api_is_killed(
     back = last_step(other), num_lines(other)
     assert back >= before
     until(lambda: last_step(other) > back[0], NOTICE_MS / 1000, "later steps")
-    until(lambda: num_lines(other) > back[1], NOTICE_MS / 1000, "more lines")
+    with newest_log(service).open("a") as log:  # a trainer of this machine prints nothing while all is well
+        log.write("printed after the outage\n")
+    expect(other.get_by_role("log", name="Log")).to_contain_text("printed after the outage")
+    assert num_lines(other) > back[1]
     service.post(f"jobs/{training['run']}/pause", {"wait": False})
     expect(other.locator("p .state-paused")).to_be_visible(timeout=BACK_MS)
     service.post(f"jobs/{training['run']}/resume")

@@ -28,6 +28,25 @@ const withScript = (spec: Spec, node: string, script: string): Spec => ({
   }),
 });
 
+interface Drafted {
+  target: Record<string, unknown>;
+  node: string;
+  script: string;
+  name: string;
+}
+
+/** Store a chain under its name, as a new revision where there is one: a run over the network takes stored chains. */
+async function store(spec: { name: string }): Promise<string> {
+  const body = spec as never;
+  const { chains } = await dataOf(client.GET("/api/v1/chains", { params: { query: { limit: 200 } } }));
+  const known = chains.find((one) => one.name === spec.name);
+  if (!known) return (await dataOf(client.POST("/api/v1/chains", { body }))).id;
+  const path = { chain: known.id };
+  const { etag } = await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path } }));
+  const header = { "If-Match": `"${etag}"` };
+  return (await dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path, header }, body }))).id;
+}
+
 interface DraftProps {
   list: TrainingScriptList | undefined;
   /** Put a text into the editor, to be saved under a name. */
@@ -49,10 +68,11 @@ export function Draft({ list, onEdit }: DraftProps) {
     return { ...shown, target: stored.body as Record<string, unknown>, name: stored.name };
   });
   const train = useMutation({
-    mutationFn: async ({ target, node, script }: { target: Record<string, unknown>; node: string; script: string }) => {
+    mutationFn: async ({ target, node, script, name }: Drafted) => {
       const { spec } = await expand({ target });
-      const body = { target: withScript(spec as unknown as Spec, node, script) };
-      return dataOf(client.POST("/api/v1/runs", { body: body as never })) as Promise<{ id: string }>;
+      const chain = await store({ ...withScript(spec as unknown as Spec, node, script), name: `${name}-${script}` });
+      const started = client.POST("/api/v1/chains/{chain}/run", { params: { path: { chain } }, body: {} as never });
+      return dataOf(started) as Promise<{ id: string }>;
     },
   });
   return (
