@@ -39,7 +39,7 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/lint-imports
 	$(PYTEST) -q -n 2 -m 'not slow and not network' tests/architecture
 
-test: setup ## The default tests but those of `make check` (about nine minutes on two cores, offline)
+test: setup ## The default tests but those of `make check` (about fourteen minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains and not browser'
 
 test-fast: setup ## The unit tests without torch, servers and child processes (a minute on two cores)
@@ -48,7 +48,7 @@ test-fast: setup ## The unit tests without torch, servers and child processes (a
 test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three minutes)
 	$(PYTEST) -q -m chains
 
-test-browser: setup ## The dashboard in Chromium, over a running stack (five minutes)
+test-browser: setup ## The dashboard in Chromium, over a running stack (eleven minutes)
 	$(PYTEST) -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'browser and not timed and not slow and not network' tests/browser
 	$(PYTEST) -q -rfEP -m 'browser and timed and not slow and not network' tests/browser
 
