@@ -95,9 +95,10 @@ def test_a_script_trains(page: Page, service: DashboardService) -> None:
 
 
 def test_a_chain_trains_with_the_script_of_its_trainer(page: Page, service: DashboardService) -> None:
+    # Not the two steps of the test before: their result would be taken over.
     nodes = [
         {"type": "data_source", "config": {"path": "data.jsonl"}},
-        {"type": "trainer", "config": {"hyperparameters": {"max_steps": 2, "gradient_accumulation": 1}}},
+        {"type": "trainer", "config": {"hyperparameters": {"max_steps": 3, "gradient_accumulation": 1}}},
     ]
     stored = service.post("chains", {"name": "drafted", "nodes": nodes})
     open_page(page, "/scripts", "Scripts")
@@ -108,7 +109,7 @@ def test_a_chain_trains_with_the_script_of_its_trainer(page: Page, service: Dash
     link = page.get_by_role("status").get_by_role("link", name=re.compile("^job-"))
     expect(link).to_be_visible()
     found = service.wait_for_job(link.inner_text(), "completed", "failed")
-    assert (found["state"], found["backend"], found["step"]) == ("completed", "script", 2), found["message"]
+    assert (found["state"], found["backend"], found["step"]) == ("completed", "script", 3), found["message"]
 
 
 def num_cancelled(address: str) -> float:
