@@ -141,6 +141,8 @@ class BoundedProtocol(HttpToolsProtocol):
     phase: Phase = "head"
     since = 0.0
     head_bytes = 0
+    in_body = False
+    """Whether a whole head has come and its message has not ended."""
     seen: object = None
     """The request of the phase."""
     deadline: asyncio.TimerHandle | None = None
@@ -164,6 +166,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self.head_bytes += len(data)
             if self.head_bytes > MAX_HEAD_BYTES:
                 self.refuse_head(phase)
+
+    def on_headers_complete(self) -> None:
+        self.in_body = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self.in_body = False
+        super().on_message_complete()
 
     def refuse_head(self, phase: Phase) -> None:
         """Close a connection whose head is too long; in the middle of an answer there is no other one."""
@@ -201,7 +211,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def phase_now(self) -> Phase:
         """What the connection waits for: a request's head, its body, or our answer."""
         if self.cycle is None or self.cycle.response_complete:
-            return "head"
+            return "body" if self.in_body else "head"  # the rest of a body that was answered before its end
         return "body" if self.cycle.more_body else "answer"
 
     def enter(self, phase: Phase) -> None:
