@@ -16,7 +16,7 @@ from trainyard.errors import Conflict
 
 
 class Answering:
-    """A session's socket that counts its connections, and ends them when it is told to."""
+    """A session's socket that counts its connections, and ends them when it is asked to."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.accepted, self.ends_after = str(path), 0, 1000

@@ -191,7 +191,7 @@ def test_a_damaged_gguf_adapter_is_reported_as_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [0, 4, 8, 9, 99])
 def test_an_array_that_claims_to_be_endless_ends_soon(kind: int, tmp_path: Path) -> None:
-    """A header with one list of 2^60 items of a type; the package's own reader goes on without end."""
+    """A header with one list of 2^60 items of a type; the package's own reader would read it without end."""
     base = make_base(tmp_path / "base")
     head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, kind, 2**60)
     (tmp_path / "endless.gguf").write_bytes(head + bytes(50))
