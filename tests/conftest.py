@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -26,8 +27,10 @@ from trainyard import settings as settings_module
 from trainyard.data.limited.service import ReadingService, shared_service
 
 REPOSITORY = Path(__file__).parent.parent
+# How long a draw takes says how busy the machine is.
 hypothesis_settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-hypothesis_settings.load_profile("busy")  # how long a draw takes says how busy the machine is
+hypothesis_settings.register_profile("default_tests", hypothesis_settings.get_profile("busy"), max_examples=30)
+hypothesis_settings.load_profile("default_tests")  # `make test-all` draws the 100 of `busy`
 tqdm.monitor_interval = 0  # the thread that looks after slow progress bars is not started
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
 
@@ -72,6 +75,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not is_test or not config.getoption("fast"):
         return None
     return True if is_heavy(collection_path) or starts_processes(collection_path) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave what collection imports out of garbage collections: each full one would take 0.5 s, and libraries that
+    train ask for them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
