@@ -20,13 +20,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import httpx
 import psutil
 
 from benchmarks.harness import Row, Sample, finish
+from tests.api_process import keep_in_step
 from tests.unit.backends.session_host import hosted, record_of
 from tests.unit.backends.session_in_process import batch_here, open_here
 from trainyard import connect
@@ -50,8 +50,7 @@ def main() -> None:
         root = Path(name)
         build_tiny_model(root / "model")
         settings = load_settings(home=root / "home", threads=1)
-        fill(settings)
-        with kept(settings), service(settings) as (url, process):
+        with keep_in_step(fill(settings)), service(settings) as (url, process):
             headers = {"authorization": f"Bearer {keep_auth(settings)}"}
             figures: dict[str, list[float]] = {}
             with httpx.Client(base_url=f"{url}/api/v1", headers=headers) as client:
@@ -67,8 +66,8 @@ def main() -> None:
 # The home
 
 
-def fill(settings: Settings) -> None:
-    """10,000 jobs in the index, one of them with a training that runs."""
+def fill(settings: Settings) -> JobIndex:
+    """An index of 10,000 jobs, one of them with a training that runs."""
     rows = []
     for number in range(JOBS):
         run_id = f"{number:08x}-0000-4000-8000-{number:012x}"
@@ -86,34 +85,15 @@ def fill(settings: Settings) -> None:
     record.emit("trainer", "job", folder=str(training))
     write_step(training, 0)
     rows[0] = with_files(rows[0], settings)
-    JobIndex(settings.home / "live" / "jobs.sqlite3").put(rows, time.time())
+    index = JobIndex(settings.home / "live" / "jobs.sqlite3")
+    index.put(rows, time.time())
+    return index
 
 
 def write_step(training: Path, step: int) -> None:
     event = {"event": "progress", "step": step, "loss": 1.0, "time": time.time()}
     with (training / "events.jsonl").open("a") as stream:
         stream.write(json.dumps(event) + "\n")
-
-
-@contextmanager
-def kept(settings: Settings) -> Iterator[None]:
-    """Say each second, in the place of Prefect, that the index is in step."""
-    index, stop = JobIndex(settings.home / "live" / "jobs.sqlite3"), Event()
-
-    def work() -> None:
-        while not stop.wait(1.0):
-            index.note_try(time.time())
-            index.note_success(time.time())
-
-    index.note_try(time.time())
-    index.note_success(time.time())
-    thread = Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 @contextmanager

@@ -9,17 +9,17 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from tests.api_process import serving
+from tests.api_process import keep_in_step, serving
 from trainyard.api.access.limits import MOST_OF_CALLER
 from trainyard.compute.child import LOG_FILE
 from trainyard.serve.listening import BODY_S, HEAD_S, MAX_CONNECTIONS, MAX_HEAD_BYTES
@@ -74,27 +74,6 @@ class Place:
         return httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=30)
 
 
-@contextmanager
-def kept(index: JobIndex) -> Iterator[None]:
-    """Say each second, in the place of Prefect, that the index is in step."""
-    stop = Event()
-
-    def work() -> None:
-        while True:
-            index.note_try(time.time())
-            index.note_success(time.time())
-            if stop.wait(1.0):
-                return
-
-    thread = Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     home, work = tmp_path_factory.mktemp("api") / "home", tmp_path_factory.mktemp("work")
@@ -107,7 +86,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         token, other = (tokens.create(name, "read", "", 1) for name in ("many", "other"))
         index = JobIndex(load_settings(home=home).home / "live" / "jobs.sqlite3")
         index.put([row_of(work)], time.time())
-        with kept(index), serving() as port:
+        with keep_in_step(index), serving() as port:
             yield Place(port, work / LOG_FILE, token, other)
 
 

@@ -81,9 +81,14 @@ class DashboardService:
         return answer.json()
 
     def wait_for_job(self, job: str, *states: str, seconds: float = 240) -> dict[str, Any]:
-        """The job, once it is in one of these states."""
-        until(lambda: self.get(f"jobs/{job}")["state"] in states, seconds, f"becoming {' or '.join(states)}")
-        found: dict[str, Any] = self.get(f"jobs/{job}")
+        """The job, once it is in one of these states; a paused one has also written its last checkpoint."""
+        found: dict[str, Any] = {}
+
+        def has_arrived() -> bool:
+            found.update(self.get(f"jobs/{job}"))
+            return found["state"] in states and found["detail"] != "pausing"
+
+        until(has_arrived, seconds, f"becoming {' or '.join(states)}")
         return found
 
 

@@ -187,10 +187,14 @@ class Stack:
 
 
 @contextmanager
-def standing(folder: Path, model: Path) -> Iterator[Stack]:
-    """A stack that is up and has data for its jobs; in the end nothing that it started is left."""
+def standing(folder: Path, model: Path, prepare: Callable[[Stack], None] = lambda _: None) -> Iterator[Stack]:
+    """A stack that is up and has data for its jobs; in the end nothing that it started is left.
+
+    `prepare` writes what else is in its folders, or changes its environment, before it starts.
+    """
     stack = Stack(folder, model)
     stack.write_data()
+    prepare(stack)
     try:
         up = stack.command("up")
         assert up.returncode == 0, up.stderr

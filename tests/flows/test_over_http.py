@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.flows.real_stack import Stack, until
+from tests.flows.real_stack import Stack, standing, until
 from trainyard.api.stack import running
 from trainyard.stores.auth_string import read_auth
 
@@ -31,8 +32,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterato
     model under the names of theirs in a cache of the hub.
     """
     root = tmp_path_factory.mktemp("stack")
-    stack = Stack(root, tiny_model)
-    stack.write_data()
+    with standing(root, tiny_model, partial(write_documented, root, tiny_model)) as stack:
+        yield stack
+
+
+def write_documented(root: Path, model: Path, stack: Stack) -> None:
     rows = [{"instruction": f"Name node {n}.", "input": "", "output": f"Node {n} reads pairs."} for n in range(16)]
     pairs = [
         {
@@ -47,19 +51,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterato
     for name in ("mlx-community/Llama-3.2-3B-Instruct-4bit", "meta-llama/Llama-3.2-3B"):
         snapshot = root / "hub" / f"models--{name.replace('/', '--')}" / "snapshots" / "a1"
         snapshot.parent.mkdir(parents=True)
-        snapshot.symlink_to(tiny_model)
+        snapshot.symlink_to(model)
         (snapshot.parents[1] / "refs").mkdir()
         (snapshot.parents[1] / "refs" / "main").write_text("a1")
     stack.environment |= {
         "TRAINYARD_DATA_ROOTS": json.dumps([str(stack.work)]), "HF_HUB_CACHE": str(root / "hub"), "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
-    try:
-        up = stack.command("up")
-        assert up.returncode == 0, up.stderr
-        yield stack
-    finally:
-        stack.command("down")
-    assert not stack.children()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as State
 
+from trainyard.stores.whole import new_file
 from trainyard.sweeps.asha import Trial, TrialState
 from trainyard.sweeps.spec import Choice, Range, Scalar, SweepSpec
 
@@ -49,6 +50,19 @@ def make_sampler(spec: SweepSpec, number: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.RandomSampler(seed=seed)
 
 
+def read_trials(folder: Path, spec: SweepSpec) -> list[Trial]:
+    """The trials of a sweep for who only looks at them; none before it has begun."""
+    path = folder / STUDY_FILE
+    if not path.is_file():
+        return []
+    study = optuna.load_study(study_name=spec.name, storage=address_of(path))
+    return [read_trial(one) for one in study.get_trials(deepcopy=False)]
+
+
+def address_of(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
 class SweepStudy:
     """The trials of one sweep; one process at a time writes them."""
 
@@ -57,10 +71,18 @@ class SweepStudy:
         self.highest = spec.direction == "max"
         self.direction: Literal["minimize", "maximize"] = "maximize" if self.highest else "minimize"
         self.distributions = {path: distribution_of(one) for path, one in spec.parameters.items()}
-        self.study = optuna.create_study(
-            storage=f"sqlite:///{folder / STUDY_FILE}", study_name=spec.name, direction=self.direction,
-            load_if_exists=True,
-        )  # fmt: skip
+        path = folder / STUDY_FILE
+        if not path.exists():
+            # Under its name the file is a whole study: Optuna makes its tables one by one, and both a reader in between
+            # and this process would find half of them.
+            with new_file(path) as temporary:
+                self.open(temporary)
+        self.study = self.open(path)
+
+    def open(self, path: Path) -> optuna.Study:
+        return optuna.create_study(
+            storage=address_of(path), study_name=self.spec.name, direction=self.direction, load_if_exists=True
+        )
 
     def trials(self) -> list[Trial]:
         return [read_trial(one) for one in self.study.get_trials(deepcopy=False)]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from tests.unit.sweeps.test_halving import CHAIN
+from tests.unit.sweeps.test_halving import CHAIN, sweep_spec
 from trainyard.sweeps.asha import TrialState
 from trainyard.sweeps.spec import SweepSpec, parse_range
-from trainyard.sweeps.study import SweepStudy
+from trainyard.sweeps.study import SweepStudy, read_trials
 
 RANGES = {"lr": "loguniform(1e-5, 1e-3)", "rank": "choice(8, 16)", "drop": "uniform(0, 0.2, 0.1)", "n": "int(1, 9, 2)"}
 
@@ -84,3 +86,30 @@ def test_trials_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     study.aim(0, 9)
     study.stop_paused()
     assert [one.state for one in study.trials()][:2] == [TrialState.RUNNING, TrialState.STOPPED]
+
+
+def test_a_sweep_begins_while_others_look_at_it(tmp_path: Path) -> None:
+    spec = sweep_spec()
+    for turn in range(8):
+        folder, done = tmp_path / str(turn), Event()
+        folder.mkdir()
+        assert read_trials(folder, spec) == []
+
+        def look(folder: Path = folder, done: Event = done) -> int:
+            most = 0
+            while not done.is_set():
+                most = max(most, len(read_trials(folder, spec)))
+            return most
+
+        with ThreadPoolExecutor(2) as pool:
+            looking = [pool.submit(look) for _ in range(2)]
+            try:
+                study = SweepStudy(folder, spec)
+                for number in range(3):
+                    study.add(3)
+                    study.pause(number, 3, 1.0)
+            finally:
+                done.set()
+            assert all(one.result() <= 3 for one in looking)
+        assert read_trials(folder, spec) == study.trials()
+        assert sorted(path.name for path in folder.iterdir()) == ["study.db"]

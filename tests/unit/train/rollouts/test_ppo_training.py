@@ -72,12 +72,12 @@ def test_constant_rewards_teach_nothing_and_are_not_magnified(tmp_path: Path) ->
     assert float(batch["reported/constant_groups"]) == 1
     assert float(batch["reported/value"]) != 0
     assert float(batch["advantages_N"].std()) < 0.5
-    told: list[str] = []
-    watch = ConstantRewards(lambda _event, text: told.append(text))
+    warnings: list[str] = []
+    watch = ConstantRewards(lambda _event, text: warnings.append(text))
     reported = {"constant_groups": 1.0}
     for step in range(1, 31):
         watch.on_step(StepRecord(step, 0.0, 0.0, 0.0, False, 1, 1, 1, 1.0, {} if step == 4 else reported))
-    assert [text.partition(":")[0] for text in told] == ["Step 1", "Step 5", "The 10 steps up to 14"]
+    assert [text.partition(":")[0] for text in warnings] == ["Step 1", "Step 5", "The 10 steps up to 14"]
     assert summarize_rollouts({HISTORY: [reported, {"constant_groups": 0.5}]})["constant"] == 1
 
 

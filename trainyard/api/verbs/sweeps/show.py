@@ -17,7 +17,7 @@ from trainyard.settings import Settings
 from trainyard.sweeps.asha import Trial, find_best
 from trainyard.sweeps.chains import apply_values
 from trainyard.sweeps.folder import SweepRecord, list_records, read_record, sweep_folder
-from trainyard.sweeps.study import STUDY_FILE, SweepStudy
+from trainyard.sweeps.study import read_trials
 
 
 class SweepReport(Response):
@@ -64,7 +64,7 @@ def list_sweeps(_given: Nothing, context: Context) -> SweepList:
 def report_of(record: SweepRecord, settings: Settings) -> SweepReport:
     """What the study of a sweep says now; before its first trial there is none."""
     spec, folder = record.spec, sweep_folder(settings, record.spec.name)
-    trials = tuple(SweepStudy(folder, spec).trials()) if (folder / STUDY_FILE).is_file() else ()
+    trials = tuple(read_trials(folder, spec))
     return SweepReport(
         name=spec.name, run_id=record.run_id, folder=folder, is_running=holder(folder / "lock") is not None,
         metric=spec.metric.value, direction=spec.direction, scheduler=spec.scheduler,
