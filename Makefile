@@ -54,7 +54,7 @@ test-browser: setup ## The dashboard in Chromium, over a running stack (eleven m
 
 test-all: setup ## Every test that can run here, with coverage and mutation bars
 	$(PYTEST) -q -m 'timed and not gpu and not network'
-	$(PYTEST) -q -n 2 --dist loadfile -m 'not timed and not gpu and not network and not backends' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(PYTEST) -q -n 2 --dist loadfile -m 'not timed and not gpu and not network and not backends' --hypothesis-profile=busy --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
 	$(BIN)/python -m tests.mutation
 
 # Neither needs .venv: PYTHON is an interpreter with torch for the card (on a bare machine: after `make gpu-wheels` elsewhere).

@@ -173,11 +173,22 @@ def reading_service() -> Iterator[ReadingService]:
 
 @contextlib.contextmanager
 def kept_service() -> Iterator[ReadingService]:
-    """Keep one service open for every `reading_service` of this process meanwhile."""
-    with ReadingService() as service, contextlib.ExitStack() as after:
-        _open.append(service)
-        after.callback(_open.remove, service)
+    """Keep one service open for every `reading_service` of this process meanwhile: the open one, else a new one."""
+    if _open:
+        yield _open[-1]
+        return
+    with ReadingService() as service, shared_service(service):
         yield service
+
+
+@contextlib.contextmanager
+def shared_service(service: ReadingService) -> Iterator[None]:
+    """Make this service the open one meanwhile. If it does not run, its first request starts it."""
+    _open.append(service)
+    try:
+        yield
+    finally:
+        _open.remove(service)
 
 
 def parse_limited(items: Sequence[ParseItem]) -> list[ParsedItem]:
