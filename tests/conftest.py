@@ -24,7 +24,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.fast import EXAMPLES, is_heavy, needs_a_model, starts_processes
 from trainyard import settings as settings_module
-from trainyard.data.limited.service import ReadingService, shared_service
+from trainyard.data.limited.service import ReadingService, kept_service
 
 REPOSITORY = Path(__file__).parent.parent
 # How long a draw takes says how busy the machine is.
@@ -169,9 +169,8 @@ def thread_name(one: threading.Thread | psutil.Process) -> str:
 @pytest.fixture(autouse=True, scope="session")
 def nothing_is_left_by_the_session() -> Iterator[None]:
     before = others()
-    with shared_service(READING):
+    with kept_service(READING):
         yield
-    READING.stop()
     limited = sys.modules.get("trainyard.data.renderers.limited")
     for each in list(limited.RUNNING.values()) if limited else ():
         each.stop()

@@ -158,37 +158,52 @@ def outcome(request: Request, result: Result | None, error: TrainyardError | Non
     )  # fmt: skip
 
 
-_open: list[ReadingService] = []
+class SharedReading:
+    """The service that is open for everything in this process, and how many use it: it ends with the last of them."""
+
+    def __init__(self) -> None:
+        self.service: ReadingService | None = None
+        self.users, self.lock = 0, threading.Lock()
+
+    @contextlib.contextmanager
+    def use(self, offered: ReadingService | None = None) -> Iterator[ReadingService | None]:
+        """The open service, else the offered one, which is open from now on."""
+        with self.lock:
+            if self.service is None:
+                self.service = offered
+            found = self.service
+            self.users += found is not None
+        try:
+            yield found
+        finally:
+            if found is not None:
+                self.leave(found)
+
+    def leave(self, service: ReadingService) -> None:
+        with self.lock:
+            self.users -= 1
+            if self.users:
+                return
+            self.service = None
+        service.stop()
+
+
+SHARED = SharedReading()
 
 
 @contextlib.contextmanager
 def reading_service() -> Iterator[ReadingService]:
     """The service that is open already, else one that ends with this context."""
-    if _open:
-        yield _open[-1]
-        return
-    with ReadingService() as service:
-        yield service
+    with SHARED.use() as found, contextlib.ExitStack() as own:
+        yield found or own.enter_context(ReadingService())
 
 
 @contextlib.contextmanager
-def kept_service() -> Iterator[ReadingService]:
-    """Keep one service open for every `reading_service` of this process meanwhile: the open one, else a new one."""
-    if _open:
-        yield _open[-1]
-        return
-    with ReadingService() as service, shared_service(service):
-        yield service
-
-
-@contextlib.contextmanager
-def shared_service(service: ReadingService) -> Iterator[None]:
-    """Make this service the open one meanwhile. If it does not run, its first request starts it."""
-    _open.append(service)
-    try:
-        yield
-    finally:
-        _open.remove(service)
+def kept_service(offered: ReadingService | None = None) -> Iterator[ReadingService]:
+    """Keep one service open for every `reading_service` of this process meanwhile; its first request starts it."""
+    with SHARED.use(offered or ReadingService()) as found:
+        assert found is not None
+        yield found
 
 
 def parse_limited(items: Sequence[ParseItem]) -> list[ParsedItem]:

@@ -89,7 +89,6 @@ def context(home: Path, trained: Path) -> Context:
     return here
 
 
-@pytest.mark.slow
 def test_merged_folder_says_what_both_say_and_how_far_it_is(
     context: Context, tmp_path: Path, tiny_model: Path, trained: Path
 ) -> None:
