@@ -38,7 +38,7 @@ def client_of(stack: Stack, tenant: str) -> httpx.Client:
 def paths_of(kind: str, found: str) -> list[tuple[str, str]]:
     """Every route that names a job, or a session."""
     routes = [route_of(name) for name in OPERATIONS]
-    values = {kind: found, "op_seq": "1", "name": "forward-1-logits"}
+    values = {kind: found, "op_seq": "1", "name": "forward-1-logits", "node": "trainer"}
     return [(method, path.removeprefix("/api/v1").format(**values)) for method, path in routes if f"{{{kind}}}" in path]
 
 

@@ -20,7 +20,7 @@ from trainyard.api.records import RunResult
 from trainyard.api.stack import import_prefect_client
 from trainyard.errors import Conflict, NotFound, Unavailable
 from trainyard.settings import Settings
-from trainyard.stores.live.job_index import FRESH_S, JobIndex, JobPage, JobQuery, Row
+from trainyard.stores.live.job_index import JobIndex, JobPage, JobQuery, Row
 
 SHOWN_AMBIGUOUS = 5
 
@@ -47,36 +47,32 @@ def find_job(word: str, context: Context) -> FoundJob:
     neither Prefect nor the index can say.
     """
     settings, tenant, index = context.settings, context.caller.tenant, open_index(context.settings)
-    if index.is_kept(time.time()) and (found := index.find(word, tenant)):
-        return FoundJob(the_only(found, word), age_of(index))
+    now, fresh = time.time(), index.freshness()
+    if fresh.is_kept(now) and (found := index.find(word, tenant)):
+        return FoundJob(the_only(found, word), fresh.as_of(now))
     try:
         row = import_prefect_client(settings, "listing").find_job(word, tenant)
     except Unavailable:
         found = index.find(word, tenant)
         if not found:
             raise
-        return FoundJob(the_only(found, word), age_of(index))
+        return FoundJob(the_only(found, word), fresh.as_of(now))
     return FoundJob(with_files(row, settings), None)
 
 
 def list_jobs(query: JobQuery, context: Context) -> FoundJobs:
     """A page of the jobs of a query. Raises `Unavailable` if neither Prefect nor the index can say."""
     settings, index = context.settings, open_index(context.settings)
-    if index.is_kept(time.time()):
-        return FoundJobs(index.select(query), age_of(index))
+    now, fresh = time.time(), index.freshness()
+    if fresh.is_kept(now):
+        return FoundJobs(index.select(query), fresh.as_of(now))
     try:
         rows, cursor = import_prefect_client(settings, "listing").select_jobs(query, settings.runs)
     except Unavailable:
-        if index.synced_at() is None:
+        if fresh.synced_at is None:
             raise
-        return FoundJobs(index.select(query), age_of(index))
+        return FoundJobs(index.select(query), fresh.as_of(now))
     return FoundJobs(JobPage([with_files(row, settings) for row in rows], cursor), None)
-
-
-def age_of(index: JobIndex) -> float | None:
-    """When the index was last in step with Prefect, if that is more than a moment ago."""
-    synced = index.synced_at()
-    return synced if synced is None or time.time() - synced > FRESH_S else None
 
 
 def the_only(found: Sequence[dict[str, Any]], word: str) -> dict[str, Any]:

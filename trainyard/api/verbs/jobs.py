@@ -90,6 +90,9 @@ class Job(JobTraining):
         return found
 
 
+JOB_FIELDS = frozenset(Job.model_fields)
+
+
 class JobList(Response):
     jobs: tuple[Job, ...]
     next: str | None = None
@@ -301,7 +304,7 @@ def gone(row: dict[str, Any]) -> bool:
 
 def job_of(row: dict[str, Any]) -> Job:
     """The row of a job, with the part of its files, as lists show it."""
-    return Job(**{key: value for key, value in row.items() if key in Job.model_fields})
+    return Job(**{key: value for key, value in row.items() if key in JOB_FIELDS})
 
 
 def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:

@@ -123,6 +123,22 @@ def text_of(row: Mapping[str, Any]) -> str:
     return "\n".join(words).lower()
 
 
+class Freshness(NamedTuple):
+    """How new the rows of an index are."""
+
+    synced_at: float | None
+    """When they were last known to be those of Prefect; None before the first time."""
+    tried_at: float
+
+    def is_kept(self, now: float) -> bool:
+        """Whether a synchroniser keeps the index, so that it may answer in the place of Prefect."""
+        return self.synced_at is not None and now - self.tried_at <= ALIVE_S
+
+    def as_of(self, now: float) -> float | None:
+        """When the rows were true, if that is more than a moment ago."""
+        return self.synced_at if self.synced_at is None or now - self.synced_at > FRESH_S else None
+
+
 class JobIndex:
     """The index of a home."""
 
@@ -133,12 +149,16 @@ class JobIndex:
 
     def synced_at(self) -> float | None:
         """When its rows were last known to be those of Prefect; None before the first time."""
-        return self.facts().get(SYNCED)
+        return self.freshness().synced_at
 
     def is_kept(self, now: float) -> bool:
         """Whether a synchroniser keeps it, so that it may answer in the place of Prefect."""
+        return self.freshness().is_kept(now)
+
+    def freshness(self) -> Freshness:
+        """How new its rows are."""
         facts = self.facts()
-        return SYNCED in facts and now - facts.get(TRIED, 0.0) <= ALIVE_S
+        return Freshness(facts.get(SYNCED), facts.get(TRIED, 0.0))
 
     def changes(self) -> int:
         """How often a row has changed: equal numbers mean equal rows."""
