@@ -46,6 +46,7 @@ OTHER = {
     "name": "other", "hyperparameters": {"max_steps": JOB_STEPS, "gradient_accumulation": 1, "learning_rate": 0.003},
     "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
 }  # fmt: skip
+# One of the texts contains the character 0, which no data source reads: this job fails, and its message names its file.
 SPOILED = {"hyperparameters": {"max_steps": 2}, "eval": {"share": 0.2, "steps": 1, "samples": 2, "sample_tokens": 8}}
 CHAIN = [
     {"type": "data_source", "config": {"path": "data.jsonl"}}, {"type": "validator"},
@@ -123,7 +124,7 @@ def finished_job(service: DashboardService) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def all_jobs(service: DashboardService) -> list[dict[str, Any]]:
     """Every job that the session starts, once none of them changes any more."""
-    return [service.finished(name) for name in ("first", "other", "chain_run", "spoiled")]
+    return [*map(service.finished, ("first", "other", "chain_run")), service.finished("spoiled", "failed")]
 
 
 @pytest.fixture(scope="session")
@@ -160,8 +161,8 @@ def places(service: DashboardService) -> Places:
 
 @pytest.fixture(scope="session")
 def spoiled(service: DashboardService) -> Places:
-    """`places` with a job on rows of the corpus, and their file."""
-    return Places(service, other=service.finished("spoiled")["id"], data=SPOILED_FILE)
+    """`places` with a job that was refused rows of the corpus, and their file."""
+    return Places(service, other=service.finished("spoiled", "failed")["id"], data=SPOILED_FILE)
 
 
 @pytest.fixture(scope="module")

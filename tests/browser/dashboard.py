@@ -66,11 +66,11 @@ class DashboardService:
     def start_job(self, name: str, given: dict[str, Any]) -> None:
         self.started[name] = self.post("jobs", {"dataset": {"path": "data.jsonl"}, **given})["id"]
 
-    def finished(self, name: str) -> dict[str, Any]:
-        """A job that the session has started, once it has completed."""
+    def finished(self, name: str, state: str = "completed") -> dict[str, Any]:
+        """A job that the session has started, once it has ended so."""
         if name not in self.ended:
             found = self.wait_for_job(self.started[name], "completed", "failed")
-            assert found["state"] == "completed", found["message"]
+            assert found["state"] == state, found["message"]
             self.ended[name] = found
         return self.ended[name]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -66,11 +67,12 @@ class EnvOutput(Response):
 def up(given: UpInput, context: Context) -> UpOutput:
     settings = context.settings
     chosen = exposure_of(given)
-    with stack.exclusive(settings, context.say):
+    with stack.exclusive(settings, context.say), ThreadPoolExecutor(1) as aside:
         stack.choose_exposure(settings, chosen)
         if chosen is not None and (certificate := require_safe(chosen, everybody=given.no_auth)):
             warn_of_expiry(certificate, context.say)
         attached = stack.attached(settings, auth=not given.no_auth)
+        serving = aside.submit(start_embedded, settings, context.say)  # it needs no Prefect, and takes as long
         url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
         asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
         if not stack.bootstrapped(settings, url):
@@ -78,7 +80,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
         worker = stack.running_for(settings, "worker", url) or begin_work(settings, url, context.say)
         watchdog = stack.start_watchdog(settings, url)
         service = start_api(settings, url, context.say)
-        embedded = start_embedded(settings, context.say)
+        embedded = serving.result()
         for line in local.restore_servers(settings):
             context.say(line)
         stack.wait_until_healthy(service)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -158,14 +159,15 @@ def outcome(request: Request, result: Result | None, error: TrainyardError | Non
     )  # fmt: skip
 
 
-_open: list[ReadingService] = []
+_kept: ContextVar[ReadingService | None] = ContextVar("reading service", default=None)
 
 
 @contextlib.contextmanager
 def reading_service() -> Iterator[ReadingService]:
-    """The service that is open already, else one that ends with this context."""
-    if _open:
-        yield _open[-1]
+    """The service that is kept open in this context, else one that ends with this block."""
+    kept = _kept.get()
+    if kept is not None:
+        yield kept
         return
     with ReadingService() as service:
         yield service
@@ -173,10 +175,11 @@ def reading_service() -> Iterator[ReadingService]:
 
 @contextlib.contextmanager
 def kept_service() -> Iterator[ReadingService]:
-    """Keep one service open for every `reading_service` of this process meanwhile."""
+    """Keep one service open for every `reading_service` of this context meanwhile; other threads have their own."""
+    before = _kept.get()
     with ReadingService() as service, contextlib.ExitStack() as after:
-        _open.append(service)
-        after.callback(_open.remove, service)
+        _kept.set(service)
+        after.callback(_kept.set, before)
         yield service
 
 

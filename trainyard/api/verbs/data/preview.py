@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from trainyard.api.requests.data import PreviewInput
 from trainyard.api.responses import Response
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import devices_here
-from trainyard.data.limited.service import reading_service
+from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.remote.pins import pin_sources
@@ -155,12 +156,12 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
     """
     settings = settings_of(context)
     name = given.base_model or settings.default_base_model
-    with tempfile.TemporaryDirectory() as scratch, reading_service():
+    with tempfile.TemporaryDirectory() as scratch, kept_service():
         raw, rows, _ = read_first(given, given.rows, Path(scratch) / "first", settings)
         context.on_part(raw)
         # The reader is a process of its own: the rows arrive while the tokenizer is imported here.
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(read_first, given, given.limit, Path(scratch) / "more", settings)
+            reading = pool.submit(copy_context().run, read_first, given, given.limit, Path(scratch) / "more", settings)
             lengths = Lengths(load_renderer(name, given.template, settings), given.max_length)
             raw, rows, facts = reading.result()
         shown: list[RenderedRow] = []
