@@ -40,6 +40,7 @@ GROUPS = (
 The first group starts the stack, and the second needs none; the third needs no job. `-n 2` gives each process the next
 group when it has finished one. What kills services is last: a stack that was started again is slow.
 """
+OTHERS = (len(GROUPS), "others", 0)
 WAITING = ("test_qa_pipeline_is_built_by_dragging_and_run", "test_the_numbers_of_the_overview_are_rests")
 """They run after the other tests of their group: the device is busy with the jobs of the session at first."""
 OTHER = {
@@ -56,17 +57,17 @@ CHAIN = [
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {file: at for at, (_, files) in enumerate(GROUPS) for file in files}
-    names = {file: group for group, files in GROUPS for file in files}
-    order = [file for _, files in GROUPS for file in files]
+    places = {file: (at, group, files.index(file)) for at, (group, files) in enumerate(GROUPS) for file in files}
+    own = [item for item in items if item.path.parent == Path(__file__).parent]
 
     def place(item: pytest.Item) -> tuple[int, bool, int]:
-        file = item.path.name
-        return places.get(file, len(GROUPS)), item.name in WAITING, order.index(file) if file in order else 0
+        at, _, number = places.get(item.path.name, OTHERS)
+        return at, item.name in WAITING, number
 
-    items.sort(key=place)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(names.get(item.path.name, "others")))
+    ordered = iter(sorted(own, key=place))
+    items[:] = [next(ordered) if item in own else item for item in items]
+    for item in own:
+        item.add_marker(pytest.mark.xdist_group(places.get(item.path.name, OTHERS)[1]))
 
 
 def start_jobs(service: DashboardService) -> None:
