@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,27 +22,36 @@ from tests.browser.records import NIGHT, RUN, SWEEP, seed_adapters, seed_graph, 
 from tests.browser.shared_stack import shared_service
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+UNUSED_FEATURES = (
+    "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup", "AimEnabled",
+    "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades", "LensOverlay",
+    "HttpsFirstBalancedModeAutoEnable", "MediaRouter", "PaintHolding", "ThirdPartyStoragePartitioning",
+    "AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints", "NetworkTimeServiceQuerying", "PreconnectToSearch",
+)  # fmt: skip
+"""Chromium draws an address bar for each page, also where nobody sees it: two renderers and 0.7 s of CPU for a page of
+1.1 s. The second line and those below are Playwright's own, which this option takes the place of."""
 PAGE_MS = 20_000
 JOB_STEPS = 12
 expect.set_options(timeout=PAGE_MS)
 
-
 GROUPS = (
-    ("actions", ("test_chain_pages.py", "test_machine_pages.py", "test_started_pages.py", "test_jobs_pages.py")),
+    ("chains", ("test_chain_pages.py",)),
     ("lone", ("test_sweep_and_script_pages.py",)),
-    ("records", ("test_records_pages.py",)),
+    ("jobs", ("test_jobs_pages.py",)),
     ("pages", ("test_pages.py",)),
     ("texts", ("test_untrusted_text.py",)),
+    ("records", ("test_records_pages.py",)),
+    ("machine", ("test_machine_pages.py", "test_started_pages.py")),
     ("outages", ("test_outages.py",)),
 )
-"""Which files one process runs, in their order: what compares a list with the API's is not next to what starts jobs.
+"""Which files one process runs. `-n 2` gives each process the next group when it has finished one.
 
-The first group starts the stack, and the second needs none; the third needs no job. `-n 2` gives each process the next
-group when it has finished one. What kills services is last: a stack that was started again is slow.
+The first group needs no job, and the second no stack; the longest come first. Whatever starts a job, or compares a list
+of jobs with the API's, is in one group. What kills services is last: a stack that was started again is slow.
 """
 OTHERS = (len(GROUPS), "others", 0)
-WAITING = ("test_qa_pipeline_is_built_by_dragging_and_run", "test_the_numbers_of_the_overview_are_rests")
-"""They run after the other tests of their group: the device is busy with the jobs of the session at first."""
+OF_JOBS = ("test_qa_pipeline_is_built_by_dragging_and_run", "test_the_numbers_of_the_overview_are_rests")
+"""Tests of other files that belong to the group of jobs."""
 OTHER = {
     "name": "other", "hyperparameters": {"max_steps": JOB_STEPS, "gradient_accumulation": 1, "learning_rate": 0.003},
     "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
@@ -55,19 +64,21 @@ CHAIN = [
 ]  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # pytest-xdist reads the marks in the same hook, as the first plugin
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     places = {file: (at, group, files.index(file)) for at, (group, files) in enumerate(GROUPS) for file in files}
     own = [item for item in items if item.path.parent == Path(__file__).parent]
 
-    def place(item: pytest.Item) -> tuple[int, bool, int]:
-        at, _, number = places.get(item.path.name, OTHERS)
-        return at, item.name in WAITING, number
+    def place(item: pytest.Item) -> tuple[int, str, int]:
+        file = "test_jobs_pages.py" if item.name in OF_JOBS else item.path.name
+        at, group, number = places.get(file, OTHERS)
+        return at, group, number + (item.name in OF_JOBS)
 
     ordered = iter(sorted(own, key=place))
     items[:] = [next(ordered) if item in own else item for item in items]
     for item in own:
-        item.add_marker(pytest.mark.xdist_group(places.get(item.path.name, OTHERS)[1]))
+        item.add_marker(pytest.mark.xdist_group(place(item)[1]))
+    return (yield)
 
 
 def start_jobs(service: DashboardService) -> None:
@@ -174,7 +185,8 @@ def browser() -> Iterator[Browser]:
     )
     with sync_playwright() as playwright:
         # A container has no user namespaces for the browser's sandbox, and only pages of our own server are opened.
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        options = ["--no-sandbox", f"--disable-features={','.join(UNUSED_FEATURES)}"]
+        browser = playwright.chromium.launch(executable_path=program, args=options)
         yield browser
         browser.close()
 
