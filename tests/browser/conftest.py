@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +16,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.browser.dashboard import SPOILED_FILE, Audit, DashboardService, PageWatch, audit, log_in, write_spoiled
 from tests.browser.records import NIGHT, RUN, SWEEP, seed_adapters, seed_graph, seed_night, seed_run, seed_sweep
@@ -64,21 +66,33 @@ CHAIN = [
 ]  # fmt: skip
 
 
-@pytest.hookimpl(wrapper=True)  # pytest-xdist reads the marks in the same hook, as the first plugin
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    places = {file: (at, group, files.index(file)) for at, (group, files) in enumerate(GROUPS) for file in files}
+PLACES = {file: (at, group, files.index(file)) for at, (group, files) in enumerate(GROUPS) for file in files}
+
+
+def place_of(nodeid: str) -> tuple[int, str, int]:
+    """The number of a test's group, the group, and the place in it."""
+    path, _, name = nodeid.partition("::")
+    belongs = name in OF_JOBS
+    at, group, number = PLACES.get("test_jobs_pages.py" if belongs else path.rpartition("/")[2], OTHERS)
+    return at, group, number + belongs
+
+
+class WholeGroups(LoadScopeScheduling):
+    """`--dist loadgroup` by `GROUPS`. With pytest 9 the marks of pytest-xdist have no effect."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return place_of(nodeid)[1]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    return WholeGroups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests of this folder, in their places among the others."""
     own = [item for item in items if item.path.parent == Path(__file__).parent]
-
-    def place(item: pytest.Item) -> tuple[int, str, int]:
-        file = "test_jobs_pages.py" if item.name in OF_JOBS else item.path.name
-        at, group, number = places.get(file, OTHERS)
-        return at, group, number + (item.name in OF_JOBS)
-
-    ordered = iter(sorted(own, key=place))
+    ordered = iter(sorted(own, key=lambda item: place_of(item.nodeid)))
     items[:] = [next(ordered) if item in own else item for item in items]
-    for item in own:
-        item.add_marker(pytest.mark.xdist_group(place(item)[1]))
-    return (yield)
 
 
 def start_jobs(service: DashboardService) -> None:
