@@ -39,16 +39,16 @@ expect.set_options(timeout=PAGE_MS)
 GROUPS = (
     ("chains", ("test_chain_pages.py",)),
     ("lone", ("test_sweep_and_script_pages.py",)),
+    ("records", ("test_records_pages.py",)),
+    ("machine", ("test_machine_pages.py", "test_started_pages.py")),
     ("jobs", ("test_jobs_pages.py",)),
     ("pages", ("test_pages.py",)),
     ("texts", ("test_untrusted_text.py",)),
-    ("records", ("test_records_pages.py",)),
-    ("machine", ("test_machine_pages.py", "test_started_pages.py")),
     ("outages", ("test_outages.py",)),
 )
 """Which files one process runs. `-n 2` gives each process the next group when it has finished one.
 
-The first group needs no job, and the second no stack; the longest come first. Whatever starts a job, or compares a list
+The second group needs no stack, and those before the jobs' need no job: the device is busy at first. Whatever starts a job, or compares a list
 of jobs with the API's, is in one group. What kills services is last: a stack that was started again is slow.
 """
 OTHERS = (len(GROUPS), "others", 0)
