@@ -48,13 +48,13 @@ test-fast: setup ## The unit tests without torch, servers and child processes (a
 test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three minutes)
 	$(PYTEST) -q -m chains
 
-test-browser: setup ## The dashboard in Chromium, over a running stack (eleven minutes)
+test-browser: setup ## The dashboard in Chromium, over a running stack (six minutes)
 	$(PYTEST) -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'browser and not timed and not slow and not network' tests/browser
 	$(PYTEST) -q -rfEP -m 'browser and timed and not slow and not network' tests/browser
 
 test-all: setup ## Every test that can run here, with coverage and mutation bars
 	$(PYTEST) -q -m 'timed and not gpu and not network'
-	$(PYTEST) -q -n 2 --dist loadfile -m 'not timed and not gpu and not network and not backends' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(PYTEST) -q -n 2 --dist loadfile -m 'not timed and not gpu and not network and not backends' --hypothesis-profile=busy --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
 	$(BIN)/python -m tests.mutation
 
 # Neither needs .venv: PYTHON is an interpreter with torch for the card (on a bare machine: after `make gpu-wheels` elsewhere).

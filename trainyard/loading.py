@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
 
 def load(path: str) -> Any:
     """Return the module, or the object at `module:name`. Raises `ImportError` or `AttributeError` if it is missing."""
-    module, _, name = path.partition(":")
+    module, name = parse_path(path)
     found = importlib.import_module(module)
-    return attrgetter(name)(found) if name else found
+    return name(found) if name else found
+
+
+@cache
+def parse_path(path: str) -> tuple[str, Callable[[Any], Any] | None]:
+    """The module, and what gets the object out of it. A service asks for the same few with every request."""
+    module, _, name = path.partition(":")
+    return module, attrgetter(name) if name else None

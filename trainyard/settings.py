@@ -69,13 +69,24 @@ class ApiSettings(BaseSettings):
     api_requests_per_s: float = Field(500.0, gt=0, description="Requests of one caller per second, over two seconds.")
     api_failed_logins: int = Field(10, ge=1, description="Wrong credentials of an address in a minute; then it waits.")
     api_heavy_calls: int = Field(4, ge=1, description="Operations that take long or much memory, at a time.")
+
+
+class ScriptSettings(ApiSettings):
+    """Settings of the training scripts of this home."""
+
+    allow_scripts: bool = Field(False, description="Whether chains may run the training scripts of this home.")
     api_edit_scripts: bool = Field(
         False,
         description="Whether admins may write this home's training scripts over the API; allow_scripts runs them.",
     )
+    script_wrapper: tuple[str, ...] = Field(
+        (),
+        description="Program and arguments that run a training script with limits or as another user, such as "
+        '["prlimit", "--as=64000000000"]; the script\'s command follows them.',
+    )
 
 
-class MachineSettings(ApiSettings):
+class MachineSettings(ScriptSettings):
     """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
     embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
@@ -147,7 +158,6 @@ class Settings(MachineSettings):
     backend_envs: dict[str, Path] = Field(
         default_factory=dict, description="Backend -> an environment that is there already, instead of envs/NAME."
     )
-    allow_scripts: bool = Field(False, description="Whether chains may run the training scripts of this home.")
     weights_store: str = Field(
         "", description="Where nights publish adapters, such as gs://bucket/prefix; empty: nowhere."
     )

@@ -218,6 +218,7 @@ def test_a_preview_of_an_inner_address_says_what_is_refused(place: Place) -> Non
     assert "private, local or metadata address" in answer.text
 
 
+@pytest.mark.slow  # the first preview of a service imports what encodes rows; `test_addresses.py` has the redirects
 def test_an_allowed_name_does_not_lead_further(place: Place) -> None:
     """The operator allows `localhost`; what it redirects to is judged again, and by its own name."""
     url = f"http://localhost:{place.allowed.port}/rows.jsonl"

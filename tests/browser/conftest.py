@@ -48,8 +48,9 @@ GROUPS = (
 )
 """Which files one process runs. `-n 2` gives each process the next group when it has finished one.
 
-The second group needs no stack, and those before the jobs' need no job: the device is busy at first. Whatever starts a job, or compares a list
-of jobs with the API's, is in one group. What kills services is last: a stack that was started again is slow.
+The second group needs no stack, and those before that of the jobs need no job: the device is busy at first. Whatever
+starts a job, or compares a list of jobs with the API's, is in one group. What kills services is last: a stack that was
+started again is slow.
 """
 OTHERS = (len(GROUPS), "others", 0)
 OF_JOBS = ("test_qa_pipeline_is_built_by_dragging_and_run", "test_the_numbers_of_the_overview_are_rests")

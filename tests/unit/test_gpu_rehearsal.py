@@ -65,6 +65,7 @@ def test_a_bare_cuda_machine_has_what_is_imported(folder: str) -> None:
     assert {name: path for name, path in found.items() if name not in BARE | WHEELS} == {}
 
 
+@pytest.mark.slow
 def test_a_part_of_the_gpu_tests_runs_on_a_cpu() -> None:
     output = rehearse("-k", QUICK)
     assert " passed" in output

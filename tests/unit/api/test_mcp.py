@@ -80,7 +80,8 @@ def require_answer(tool: types.Tool, result: types.CallToolResult) -> None:
         jsonschema.validate(result.structured_content, tool.output_schema)
 
 
-@pytest.mark.parametrize("mode", ["auto", slow("legacy")])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_an_agent_lists_and_calls_every_tool_of_a_child_process(mode: str) -> None:
     async with Client(child(), mode=mode) as client:
         tools = (await client.list_tools()).tools
@@ -106,7 +107,7 @@ async def test_a_tool_that_is_not_there_and_a_wrong_value_are_errors_with_a_reme
         assert "E-SCOPE: chains create needs a token with the scope run" in text_of(denied)
 
 
-async def test_progress_comes_as_notifications() -> None:
+async def test_a_child_process_answers_and_sends_progress_as_notifications() -> None:
     reported: list[tuple[float, str | None]] = []
 
     async def note(progress: float, _total: float | None, message: str | None) -> None:
@@ -114,7 +115,15 @@ async def test_progress_comes_as_notifications() -> None:
 
     deprecated = {"nodes": [CHAIN["nodes"][0], {"type": "trainer", "config": {"method": "lora", "lora": {"rank": 4}}}]}
     async with Client(child()) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         result = await client.call_tool("check", {"files": [deprecated]}, progress_callback=note)
+        results = {name: await client.call_tool(name, arguments(tools[name])) for name in ("plan", "chains_create")}
+        local = await client.call_tool("serve", arguments(tools["serve"]))
+    assert list(tools) == list(NAMES)
+    for name, one in [("check", result), *results.items()]:
+        require_answer(tools[name], one)
+    assert results["plan"].structured_content["digest"] == results["chains_create"].structured_content["digest"]
+    assert "E-LOCAL: serve runs until it is stopped" in text_of(local)
     assert not result.is_error
     assert [progress for progress, _ in reported] == [1.0]
     assert "lora.rank is deprecated" in str(reported[0][1])

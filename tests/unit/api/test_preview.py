@@ -13,6 +13,7 @@ from trainyard.api.context import Caller, Context
 from trainyard.api.requests.data import PreviewInput
 from trainyard.api.terminal.data import preview_text, raw_text
 from trainyard.api.verbs.data.preview import DataPreview, RawRows, preview
+from trainyard.data.limited import service
 from trainyard.data.limited.service import ReadingService
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.data.sources import read_source
@@ -71,11 +72,12 @@ def test_one_process_reads_the_set(tmp_path: Path, tiny_model: Path, monkeypatch
     started: list[ReadingService] = []
     start = ReadingService.start
 
-    def note_start(service: ReadingService) -> None:
-        started.append(service)
-        start(service)
+    def note_start(one: ReadingService) -> None:
+        started.append(one)
+        start(one)
 
     monkeypatch.setattr(ReadingService, "start", note_start)
+    monkeypatch.setattr(service, "SHARED", service.SharedReading())  # not the one of all tests
     found, _ = show(tmp_path, CHATS, tiny_model)
     assert (found.looked_at, len(started)) == (len(CHATS), 1)
 

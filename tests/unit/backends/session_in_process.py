@@ -1,12 +1,8 @@
-"""What a session computes when its verbs are called directly, in a process of its own: the numbers as JSON.
-
-python -m tests.unit.backends.session_in_process HOME SESSION STEPS OUT
-"""
+"""What a session computes when its verbs are called directly: the numbers as JSON."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +47,3 @@ def main(home: str, session_id: str, steps: str, out: str) -> None:
     found |= {"ids": generated.ids, "logprobs": generated.logprobs, "scored": session.logprobs([[5, 6, 7, 8]])}
     found["weights"] = session.save("last", kind="weights")["sha256"]
     Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:5])

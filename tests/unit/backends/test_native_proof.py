@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.selection import by_default, slow
 from trainyard.backends.native.proof import (
     DIGESTS,
     METHODS,
@@ -58,7 +59,7 @@ def test_stopped_and_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
     assert all(len(one["sha256"][name]) == 64 for one in verdicts for name in DIGESTS)
 
 
-@pytest.mark.parametrize("name", VARIATIONS)
+@pytest.mark.parametrize("name", by_default([name for name in VARIATIONS if not name.endswith("-full")], VARIATIONS))
 def test_a_variation_that_is_stopped_ends_in_the_same_bits(name: str, world: Path, tmp_path: Path) -> None:
     cell = Cell(VARIATIONS[name].stage, None, VARIATIONS[name].method, name)
     stop_inside_an_accumulation(world, tmp_path / "stopped", cell)
@@ -104,8 +105,8 @@ def test_nothing_dropped_is_identical(world: Path, straight: dict[str, str], tmp
 
 @pytest.mark.parametrize(
     ("stage", "loss"),
-    [(Stage.DPO, PreferenceLoss.SIGMOID), (Stage.DPO, PreferenceLoss.IPO), (Stage.DPO, PreferenceLoss.KTO_PAIR),
-     (Stage.KTO, None)],
+    [(Stage.DPO, PreferenceLoss.SIGMOID), slow((Stage.DPO, PreferenceLoss.IPO)),
+     (Stage.DPO, PreferenceLoss.KTO_PAIR), (Stage.KTO, None)],
 )  # fmt: skip
 def test_shared_prompts_and_packed_pairs_resume_to_the_same_bits(
     stage: Stage, loss: PreferenceLoss | None, world: Path, tmp_path: Path

@@ -80,6 +80,28 @@ def test_scripts_are_off_unless_the_operator_allows_them(jobs: Jobs, tmp_path: P
     assert not (tmp_path / "home" / "runs").exists()
 
 
+def test_the_operator_runs_scripts_with_limits(
+    own: Callable[[str], TrainingJob], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+import resource
+tell("progress", step=1, loss=float(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+leave()
+"""
+    (home / "trainyard.toml").write_text('script_wrapper = ["prlimit", "--nofile=123"]\n')
+    settings_module.settings.cache_clear()
+    ran = run(own(text), tmp_path)
+    assert ran.record["final_loss"] == 123.0
+    (program,) = ran.of("program")
+    assert program["argv"][:2] == ["prlimit", "--nofile=123"]
+    monkeypatch.setenv("TRAINYARD_SCRIPT_WRAPPER", '["not-installed-here"]')
+    settings_module.settings.cache_clear()
+    found = probe(BackendName.SCRIPT)
+    assert not found.available
+    assert "'not-installed-here'" in found.why
+    assert "script_wrapper" in found.fix
+
+
 @pytest.mark.slow
 def test_the_built_in_script_trains_an_adapter(allowed: Path, jobs: Jobs, tmp_path: Path) -> None:
     ran = run(jobs(backend="script", hyperparameters={"max_steps": 6}), tmp_path)

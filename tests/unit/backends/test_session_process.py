@@ -7,9 +7,9 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,10 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
+from tests.unit.backends import session_in_process
 from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
+from trainyard.backends.native.sessions.program import read_key
 from trainyard.backends.sessions.frames import LENGTHS, MAGIC, ask, receive_frame
 from trainyard.backends.sessions.records import SessionState, read_status, write_record
-from trainyard.compute.supervise import DesiredState, Status
+from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, Refused, TrainyardError
 from trainyard.settings import Settings, load_settings
 
@@ -42,6 +44,35 @@ def shared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Any:
         yield session
 
 
+@dataclass(frozen=True)
+class Left:
+    """A session of a preference stage in a home with a long name, after its caller has left it."""
+
+    session: HostedSession
+    outcome: Outcome
+    socket: Path
+    socket_mode: int
+    socket_folder_mode: int
+    forward: dict[str, Any]
+    refused: TrainyardError
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Left:
+    """One session for the tests that look at what is there after its end."""
+    settings = load_settings(home=tmp_path_factory.mktemp("left") / ("long-" * 20) / "home", threads=1)
+    row = {"prompt": "What is 2?", "chosen": "It is two.", "rejected": "It is nine."}
+    with hosted(settings, record_of(tiny_model, stage="dpo", idle_s=1)) as session:
+        place = Path(session.place())
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (place, place.parent)]
+        forward = session.call("forward", rows=[row], outputs=["logits"])
+        with pytest.raises(TrainyardError) as refused:
+            session.call("forward", rows=ROWS)
+        session.train_step([row])
+        session.call("save", name="all")
+        return Left(session, session.wait(30), place, *modes, forward, refused.value)
+
+
 def numbers(session: HostedSession, steps: int = STEPS) -> dict[str, Any]:
     """What `session_in_process` computes, through the socket."""
     done = [session.train_step() for _ in range(steps)]
@@ -59,14 +90,15 @@ def numbers(session: HostedSession, steps: int = STEPS) -> dict[str, Any]:
 
 
 def numbers_in_process(settings: Settings, session_id: str, out: Path, steps: int = STEPS) -> dict[str, Any]:
-    words = [str(settings.home), session_id, str(steps), str(out)]
-    program = [sys.executable, "-m", "tests.unit.backends.session_in_process", *words]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    """What the same verbs return here, without a socket and a process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries
+        session_in_process.main(str(settings.home), session_id, str(steps), str(out))
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 
 
+@pytest.mark.slow
 def test_a_session_computes_the_bits_of_the_same_verbs_in_one_process(
     here: Settings, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -99,6 +131,9 @@ def test_a_killed_session_continues_from_its_checkpoint_to_the_same_bits(
             session.call("step", op_seq=7)
         assert "It was resumed after operation 4." in gap.value.why
         after = numbers(session, STEPS - 1)
+        assert session.close().status is Status.DONE
+    assert read_status(here, record.id).state is SessionState.ENDED
+    assert read_status(here, record.id).detail == "closed"
     whole = numbers_in_process(here, record.id, tmp_path / "in.json")
     assert [*(one["loss"] for one in before), *after["losses"]] == whole["losses"]
     assert after["weights"] == whole["weights"]
@@ -167,16 +202,12 @@ def test_two_sessions_at_once_compute_what_each_computes_alone(
     assert found[records[0].id]["weights"] != found[records[1].id]["weights"]
 
 
-def test_a_session_that_nobody_calls_saves_and_ends(here: Settings, tiny_model: Path) -> None:
-    record = record_of(tiny_model, idle_s=1)
-    with hosted(here, record) as session:
-        session.train_step()
-        outcome = session.wait(30)
-        assert (outcome.status, outcome.reason) == (Status.STOPPED, "idle")
-    status = read_status(here, record.id)
+def test_a_session_that_nobody_calls_saves_and_ends(left: Left) -> None:
+    assert (left.outcome.status, left.outcome.reason) == (Status.STOPPED, "idle")
+    status = read_status(left.session.settings, left.session.record.id)
     assert (status.state, status.detail) == (SessionState.ENDED, "idle")
-    assert (status.last["op_seq"], status.last["saved_op_seq"], status.last["global_step"]) == (4, 4, 1)
-    assert not (session.folder / "socket.json").exists()
+    assert (status.last["op_seq"], status.last["saved_op_seq"], status.last["global_step"]) == (7, 7, 1)
+    assert not (left.session.folder / "socket.json").exists()
 
 
 @pytest.mark.slow
@@ -194,19 +225,15 @@ def test_a_session_that_is_asked_to_stop_saves_first(here: Settings, tiny_model:
 # What it keeps
 
 
-def test_everything_that_a_session_writes_is_its_users_alone(here: Settings, tiny_model: Path) -> None:
-    record = record_of(tiny_model)
-    with hosted(here, record) as session:
-        assert stat.S_IMODE(Path(session.place()).parent.stat().st_mode) == 0o700
-        assert stat.S_IMODE(Path(session.place()).stat().st_mode) == 0o600
-        session.call("forward", rows=ROWS, outputs=["logits"])
-        session.call("save", name="all")
-        session.close()
-    assert (session.folder / "saved" / "all" / "state.safetensors").is_file()
-    written = [path for path in session.folder.rglob("*") if "spec" not in path.name]
+def test_everything_that_a_session_writes_is_its_users_alone(left: Left) -> None:
+    assert (left.socket_mode, left.socket_folder_mode) == (0o600, 0o700)
+    folder = left.session.folder
+    assert (folder / "saved" / "all" / "state.safetensors").is_file()
+    assert [*folder.glob("checkpoints/*/state.*")]
+    written = [path for path in folder.rglob("*") if "spec" not in path.name]
     open_to_others = [path for path in written if path.stat().st_mode & 0o077]
     assert [path for path in open_to_others if "checkpoints" in path.parts or "saved" in path.parts] == []
-    assert stat.S_IMODE(session.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_outputs_are_kept_as_safetensors(shared: HostedSession) -> None:
@@ -233,14 +260,11 @@ def test_lists_tensors_and_rows_are_the_same_batch(shared: HostedSession) -> Non
     assert shared.call("forward", rows=ROWS)["units"] > 3
 
 
-def test_pairs_are_a_batch_of_a_preference_stage(here: Settings, tiny_model: Path) -> None:
-    row = {"prompt": "What is 2?", "chosen": "It is two.", "rejected": "It is nine."}
-    with hosted(here, record_of(tiny_model, stage="dpo")) as session:
-        found = session.call("forward", rows=[row])
-        assert found["units"] == 1
-        assert found["loss"] == pytest.approx(0.6931, abs=1e-3)
-        with pytest.raises(InvalidInput, match="E-DATA-FORMAT: Stage dpo does not learn from sft rows"):
-            session.call("forward", rows=ROWS)
+def test_pairs_are_a_batch_of_a_preference_stage(left: Left) -> None:
+    assert left.forward["units"] == 1
+    assert left.forward["loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert isinstance(left.refused, InvalidInput)
+    assert "E-DATA-FORMAT: Stage dpo does not learn from sft rows" in str(left.refused)
 
 
 def test_a_scale_below_zero_pushes_an_answer_away(shared: HostedSession) -> None:
@@ -314,7 +338,22 @@ def test_checkpoints_with_a_key_contain_nothing_readable_and_need_it(
     assert again["sha256"]
 
 
-def test_a_key_that_others_may_read_is_refused(here: Settings, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(SECRET)
+    key.chmod(0o644)
+    with pytest.raises(InvalidInput, match="E-PARAMETER: Others may read the key"):
+        read_key(key)
+    key.chmod(0o600)
+    assert read_key(key) == SECRET
+    with pytest.raises(InvalidInput, match="E-PARAMETER: The key of the checkpoints cannot be read"):
+        read_key(tmp_path / "none")
+
+
+@pytest.mark.slow
+def test_a_session_with_a_key_that_others_may_read_does_not_open(
+    here: Settings, tiny_model: Path, tmp_path: Path
+) -> None:
     key = tmp_path / "key"
     key.write_text(SECRET)
     key.chmod(0o644)
@@ -413,12 +452,7 @@ def test_a_strategy_that_the_engine_does_not_have_is_refused(here: Settings, tin
         HostedSession(here, record).open().wait()
 
 
-def test_a_home_with_a_long_name_has_a_socket_elsewhere(tmp_path: Path, tiny_model: Path) -> None:
-    settings = load_settings(home=tmp_path / ("long-" * 20) / "home", threads=1)
-    with hosted(settings, record_of(tiny_model)) as session:
-        place = Path(session.place())
-        assert len(os.fsencode(place)) <= 100
-        assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
-        assert session.call("zero_grad") == {}
-        session.close()
-    assert not place.parent.exists()
+def test_a_home_with_a_long_name_has_a_socket_elsewhere(left: Left) -> None:
+    assert left.session.folder not in left.socket.parents
+    assert len(os.fsencode(left.socket)) <= 100
+    assert not left.socket.parent.exists()

@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.selection import by_default
 from tests.small_jobs import Jobs, Ran, train_here
 from trainyard.compute.child import Stopped
 from trainyard.spec.training import TrainerConfig
@@ -28,6 +29,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 ON_TRL = ("neftune", "pissa", "base")
 CASES = [("native", name) for name in OPTIONS] + [("trl", name) for name in ON_TRL]
+QUICK = [("native", "row"), *(("trl", name) for name in ON_TRL)]
+"""Of the native engine, the others are also in `test_native_proof.py`."""
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:
@@ -39,7 +42,7 @@ def trained(jobs: Jobs, backend: str, name: str, folder: Path, *, stop_after: in
     return train_here(jobs(**{**OPTIONS[name], "backend": backend, "hyperparameters": hyper}), folder, stop_after)
 
 
-@pytest.mark.parametrize(("backend", "name"), CASES)
+@pytest.mark.parametrize(("backend", "name"), by_default(QUICK, CASES))
 def test_a_stopped_job_ends_in_the_same_bits(backend: str, name: str, jobs: Jobs, tmp_path: Path) -> None:
     whole = trained(jobs, backend, name, tmp_path / "whole")
     with pytest.raises(Stopped):

@@ -215,7 +215,7 @@ def test_half_precision_begins_at_the_same_loss(stage: str, jobs: Jobs, tmp_path
     assert first["auto"] in (first["fp32"], first["bf16"])
 
 
-@pytest.mark.parametrize("stage", ["dpo", "kto", "reward"])
+@pytest.mark.parametrize("stage", by_default(["kto"], ["dpo", "kto", "reward"]))
 def test_stage_trains_through_a_quantised_base(stage: str, jobs: Jobs, tmp_path: Path) -> None:
     """And is saved, stopped and resumed to the same curve."""
     method = {"type": "qlora", "dropout": 0.0}

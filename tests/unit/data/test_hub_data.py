@@ -21,6 +21,7 @@ from trainyard.testing.loopback import serving
 PROGRAM = """
 import json, sys, tempfile
 from pathlib import Path
+from trainyard.data.limited.service import kept_service
 from trainyard.data.remote.pins import pin_sources
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.data.sources import read_source
@@ -29,19 +30,20 @@ from trainyard.settings import load_settings
 from trainyard.spec.nodes import DataSourceConfig
 
 settings = load_settings()
-for line in sys.argv[1:]:
-    asked = json.loads(line)
-    run, refresh = asked.pop("run", ""), asked.pop("refresh", False)
-    config, folder = DataSourceConfig(**asked), Path(tempfile.mkdtemp())
-    try:
-        pin_sources(config, settings, run=run, refresh=refresh, say=lambda text: None)
-        made = read_source(config, folder, settings=settings, report=lambda fraction, text: None)
-    except TrainyardError as error:
-        print("ANSWER", json.dumps(str(error)))
-        continue
-    ((port, part),) = made.outputs.items()
-    rows = [row.source for row in read_rows(folder / part.folder / ROWS_FILE, port)]
-    print("ANSWER", json.dumps({"port": port.value, "rows": rows, "facts": part.facts}))
+with kept_service():
+    for line in sys.argv[1:]:
+        asked = json.loads(line)
+        run, refresh = asked.pop("run", ""), asked.pop("refresh", False)
+        config, folder = DataSourceConfig(**asked), Path(tempfile.mkdtemp())
+        try:
+            pin_sources(config, settings, run=run, refresh=refresh, say=lambda text: None)
+            made = read_source(config, folder, settings=settings, report=lambda fraction, text: None)
+        except TrainyardError as error:
+            print("ANSWER", json.dumps(str(error)))
+            continue
+        ((port, part),) = made.outputs.items()
+        rows = [row.source for row in read_rows(folder / part.folder / ROWS_FILE, port)]
+        print("ANSWER", json.dumps({"port": port.value, "rows": rows, "facts": part.facts}))
 """
 CARD = """---
 configs:

@@ -87,6 +87,7 @@ def test_a_batch_scores_as_single_rows_do(made: tuple[Path, Any], tiny_model: Pa
         assert own == [pytest.approx(value, abs=1e-4) if value is not None else None for value in expected]
 
 
+@pytest.mark.slow
 def test_a_choice_that_is_stopped_says_so(made: tuple[Path, Any], tmp_path: Path) -> None:  # noqa: F811
     with pytest.raises(Conflict, match=r"E-STOPPED: The choice among the answers was stopped"):
         choose_best(

@@ -36,6 +36,29 @@ def test_a_taken_port_is_refused() -> None:
             bind("127.0.0.1", taken.getsockname()[1])
 
 
+async def answered(scope: Scope, _receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a"})
+
+
+async def test_half_a_head_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "HEAD_S", 0.3)
+    with bind("127.0.0.1", 0) as listener:
+        server = SecondServer(server_config(answered, graceful_s=1))
+        running = asyncio.create_task(server.serve([listener]))
+        async with asyncio.timeout(20):
+            while not server.started:
+                await asyncio.sleep(0.01)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 408")
+        writer.close()
+        await writer.wait_closed()
+        server.should_exit = True
+        await running
+
+
 async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer without end waits for its reader as long as a part of it is read now and then, and no longer."""
     monkeypatch.setattr(listening, "UNREAD_S", 0.5)

@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,13 @@ RESPONSE_TARGETS = ("job", "run_id", "id", "session", "version", "name", "chain"
 """Fields that name what an operation is about, or what it made."""
 MAX_FIELDS_BYTES = 8 << 10
 LOGS: dict[Path, AuditLog] = {}
-"""One for each folder of this process, which remembers when it flushed."""
+"""One for each home of this process, which remembers when it flushed."""
 
 
 def log_of(home: Path) -> AuditLog:
-    folder = home / "audit"
-    return LOGS.setdefault(folder, AuditLog(folder))
+    if home not in LOGS:
+        LOGS.setdefault(home, AuditLog(home / "audit"))
+    return LOGS[home]
 
 
 @dataclass
@@ -119,5 +120,13 @@ def has_content(home: Path) -> bool:
 
 
 def targets_of(value: object, names: tuple[str, ...]) -> dict[str, str]:
-    found = {name: getattr(value, name, None) for name in names}
+    kind: Any = type(value)
+    found = {name: getattr(value, name, None) for name in attributes_in(kind, names)}
     return {name: cut(str(one)) for name, one in found.items() if isinstance(one, str | Path) and one != ""}
+
+
+@cache
+def attributes_in(kind: type, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the names that objects of a class have: pydantic takes long to say that it has none of a name."""
+    fields = kind.model_fields if issubclass(kind, BaseModel) else {}
+    return tuple(name for name in names if name in fields or hasattr(kind, name))

@@ -46,6 +46,8 @@ BLOCK_MARK = re.compile("PRIVATE KEY|AGE-SECRET-KEY-1")
 """What a key over several lines has, and a key of age."""
 SERVICE_LOGGERS = ("trainyard.rest", "trainyard.mcp", "uvicorn.error")
 CUT_CHARS, MAX_ITEMS, MAX_DEPTH = 200, 40, 6
+MAX_NUMBERS = 8
+"""Of a list of numbers: what follows the first tokens of a row tells a reader of the log nothing."""
 
 
 def find_secrets(text: str) -> list[tuple[int, int]]:
@@ -172,8 +174,8 @@ def redact_value(value: Any, name: str = "", depth: int = 0) -> Any:
 def redact_items(value: Any, name: str, depth: int) -> Any:
     """The first items of a mapping or a list."""
     if is_numbers(value):
-        kept_numbers = list(value)[:MAX_ITEMS]
-        return kept_numbers + ([f"… {len(value) - MAX_ITEMS:,} more"] if len(value) > MAX_ITEMS else [])
+        more = [f"… {len(value) - MAX_NUMBERS:,} more"] if len(value) > MAX_NUMBERS else []
+        return [*value[:MAX_NUMBERS], *more]
     items = list(value.items() if isinstance(value, Mapping) else value)
     kept, left = items[:MAX_ITEMS], len(items) - MAX_ITEMS
     if isinstance(value, Mapping):

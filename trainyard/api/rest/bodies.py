@@ -78,9 +78,18 @@ async def read_request(model: type[BaseModel], request: Request, whole: str = ""
     if twice := sorted(path.keys() & given.keys()):
         raise unknown_fields(twice, "in the body, and in the path or a header", "Give them once.")
     try:
-        return model.model_validate_json(json.dumps({**given, **path}, default=str), strict=True)
+        return model.model_validate_json(with_fields(body if given else b"{}", path), strict=True)
     except ValidationError as error:
         raise invalid_fields(error) from error
+
+
+def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
+    """A JSON object with further fields: a batch in it is not written out a second time."""
+    if not fields:
+        return body
+    more = json.dumps(fields, default=str).encode()
+    inner = body.strip()[1:-1]
+    return b"%s,%s}" % (more[:-1], inner) if inner.strip() else more
 
 
 def media_type(request: Request) -> str:
@@ -95,7 +104,7 @@ def read_object(body: bytes, kind: str) -> dict[str, Any]:
             do=f"Send the header Content-Type: {JSON_TYPE}.", code="E-MEDIA-TYPE",
         )  # fmt: skip
     try:
-        found = json.loads(body, object_pairs_hook=object_of, parse_constant=refuse_constant)
+        found = json.loads(body.decode(), object_pairs_hook=object_of, parse_constant=refuse_constant)
         depth_within(found, MAX_DEPTH)
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trainyard.api.context import Context
@@ -38,7 +39,7 @@ class Surface:
 
     def __getattr__(self, name: str) -> Surface:
         words = f"{self._word} {name.rstrip('_').replace('_', '-')}".strip()
-        if name.startswith("__") or not any(one == words or one.startswith(f"{words} ") for one in OPERATIONS):
+        if name.startswith("__") or words not in known_words():
             raise AttributeError(f"There is no operation {words!r}. Here are: {self._known()}.", name=name)
         return Surface(self._call, words)
 
@@ -62,7 +63,14 @@ class Surface:
         if self._word not in OPERATIONS:
             return inspect.Signature()
         fields = load(REQUESTS + OPERATIONS[self._word].request).model_fields
-        return inspect.Signature(parameter(name, field) for name, field in fields.items())
+        return inspect.Signature([parameter(name, field) for name, field in fields.items()])
+
+
+@cache
+def known_words() -> frozenset[str]:
+    """The names of operations, and of the groups that they are in."""
+    parts = [one.split() for one in OPERATIONS]
+    return frozenset(" ".join(words[:count]) for words in parts for count in range(1, len(words) + 1))
 
 
 def parameter(name: str, field: FieldInfo) -> inspect.Parameter:

@@ -8,6 +8,7 @@ data, a script is code.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import trainyard
@@ -38,6 +39,12 @@ class ScriptProgram(ExternalProgram):
                 why="Training scripts are switched off.",
                 fix="Let the operator set `allow_scripts = true` in trainyard.toml.",
                 code="R-SCRIPT-OFF",
+            )
+        if given.script_wrapper and shutil.which(given.script_wrapper[0]) is None:
+            return Probe(
+                False,
+                why=f"There is no program {given.script_wrapper[0]!r}, with which scripts are run here.",
+                fix="Let the operator install it, or correct `script_wrapper` in trainyard.toml.",
             )
         try:
             environments.python_of(BackendName.SCRIPT, given)

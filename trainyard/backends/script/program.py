@@ -30,6 +30,7 @@ from trainyard.compute.shim import follow, how_ended, start
 from trainyard.compute.supervise import last_log_line
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
+from trainyard.settings import settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.metrics import read_curve
 
@@ -58,7 +59,8 @@ def carry_out(folder: Path, events: Events) -> int:
     """The script's exit code; its events are passed on while it runs."""
     place = folder / FOLDER
     tail = EventTail.at_end(place / OWN_EVENTS)
-    argv = [str(environments.python_of(BackendName.SCRIPT)), files.SCRIPT_FILE, files.SPEC_NAME]
+    python = str(environments.python_of(BackendName.SCRIPT))
+    argv = [*settings().script_wrapper, python, files.SCRIPT_FILE, files.SPEC_NAME]
     variables = {**environments.clean_variables(child_environment()), EVENTS_VARIABLE: str(place / OWN_EVENTS)}
     process = start(argv, folder / LOG_FILE, cwd=place, env=variables)
     events.emit("program", argv=argv, program_pid=process.pid)

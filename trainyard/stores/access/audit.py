@@ -23,6 +23,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,19 @@ class AuditLog:
     known: LogEnd | None = field(default=None, init=False)
     """The end after this process's last line. Reading it again takes longer than writing a line."""
 
+    @cached_property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    @cached_property
+    def head(self) -> Path:
+        return self.folder / "head.json"
+
     def append(self, entry: Mapping[str, Any], *, flush: bool = False) -> None:
         """Add a line. Raises on the disk: `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`)."""
         with translate_os_errors("The audit log was not written"):
             self.keep_private()
-            with DISK.locked(self.folder / "lock"):
+            with DISK.locked(self.lock):
                 self._append(entry, flush)
 
     def keep_private(self) -> None:
@@ -124,7 +133,7 @@ class AuditLog:
 
     def _write_head(self, seq: int, digest: str) -> None:
         text = json.dumps({"seq": seq, "hash": digest}).ljust(HEAD_BYTES - 1) + "\n"
-        descriptor = os.open(self.folder / "head.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.head, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(descriptor, text.encode(), 0)
         finally:
@@ -163,8 +172,11 @@ def sealed(entry: Mapping[str, Any]) -> tuple[bytes, str]:
     return b"{%s}" % b",".join(filter(None, (before, own, after))), digest
 
 
+CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
 def canonical(entry: Mapping[str, Any]) -> bytes:
-    return json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    return CANONICAL.encode(entry).encode()
 
 
 def parsed(data: bytes) -> dict[str, Any] | None:

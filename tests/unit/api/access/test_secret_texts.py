@@ -94,7 +94,8 @@ def test_what_is_written_down_has_an_end() -> None:
     assert shown["data"] == "1,000,000 bytes"
     assert shown["path"] == "a"
     assert "bottom" not in str(shown)
-    assert redact_value(list(range(100)))[-1] == "… 60 more"
+    assert redact_value(list(range(100))) == [*range(8), "… 92 more"]
+    assert redact_value(["word"] * 100)[-1] == "… 60 more"
     assert len(redact_value({"text": "word " * 10_000})["text"]) < 300
     refuse_secrets(texts_of_request(Odd(deep=deep)))
 

@@ -137,6 +137,9 @@ def test_wrong_merges_are_refused_before_anything_is_loaded(context: Context, tm
     with pytest.raises(InvalidInput, match="E-MERGE: acme/whole/v1 is a whole model"):
         merge(MergeInput(name="acme/whole/v1", to=target), context)
     assert not target.exists()
+    target.mkdir()
+    with pytest.raises(Conflict, match="E-FILE-EXISTS"):
+        merge(MergeInput(name="acme/bot/v1", to=target), context)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.selection import by_default
 from tests.unit.train.latent.latent_models import ROWS, TOKENIZER, attached, config_with, stage_with
 from tests.unit.train.latent.test_coconut import naive_hidden
 from tests.unit.train.stages.stage_rows import PAD
@@ -69,7 +70,12 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "quiet_star": {"type": "quiet_star", "thought_tokens": 2, "ahead": 2},
 }
 GREEDY = Sampling(max_new_tokens=3, temperature=0, stop_ids=())
-CELLS = [(family, name) for family in CONFIGS for name in TECHNIQUES if (family[:5], name) != ("gemma", "quiet_star")]
+CELLS = [
+    (family, name, method)
+    for family in CONFIGS for name in TECHNIQUES if (family[:5], name) != ("gemma", "quiet_star")
+    for method in ("full", "lora")
+]  # fmt: skip
+QUICK = [cell for cell in CELLS if cell[2] == "lora" or cell[0] == "gpt2"]
 
 
 def build(family: str) -> Any:
@@ -87,8 +93,7 @@ def batch_of(latent: dict[str, Any]) -> tuple[Batch, list[list[int]]]:
     return stage.collate(examples, PAD), prompts
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize(("family", "name"), CELLS)
+@pytest.mark.parametrize(("family", "name", "method"), by_default(QUICK, CELLS))
 def test_a_technique_trains_and_answers_on_an_architecture(family: str, name: str, method: str, tmp_path: Path) -> None:
     latent, base = TECHNIQUES[name], build(family)
     lora = LoraConfig(r=2, target_modules="all-linear", fan_in_fan_out=family == "gpt2")

@@ -50,7 +50,7 @@ class Encoder:
     def vocabulary(self) -> int:
         return int(self.session.engine.model.get_input_embeddings().weight.shape[0])
 
-    @property
+    @cached_property
     def pad_id(self) -> int:
         return int(self.session.engine.tokenizer.pad_token_id)
 
