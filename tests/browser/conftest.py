@@ -6,10 +6,9 @@ logged in, and its test fails if the page logged an error, broke the content sec
 
 from __future__ import annotations
 
-import fcntl
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,28 +16,50 @@ from urllib.parse import quote
 import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
-from tests.browser.dashboard import Audit, DashboardService, PageWatch, audit, log_in, processes_of, write_spoiled
+from tests.browser.dashboard import SPOILED_FILE, Audit, DashboardService, PageWatch, audit, log_in, write_spoiled
 from tests.browser.records import NIGHT, RUN, SWEEP, seed_adapters, seed_graph, seed_night, seed_run, seed_sweep
-from tests.flows.real_stack import standing, until
-from trainyard.api.stack import running
-from trainyard.stores.auth_string import read_auth
+from tests.browser.shared_stack import shared_service
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+UNUSED_FEATURES = (
+    "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup", "AimEnabled",
+    "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades", "LensOverlay",
+    "HttpsFirstBalancedModeAutoEnable", "MediaRouter", "PaintHolding", "ThirdPartyStoragePartitioning",
+    "AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints", "NetworkTimeServiceQuerying", "PreconnectToSearch",
+)  # fmt: skip
+"""Chromium draws an address bar for each page, also where nobody sees it: two renderers and 0.7 s of CPU for a page of
+1.1 s. The second line and those below are Playwright's own, which this option takes the place of."""
 PAGE_MS = 20_000
 JOB_STEPS = 12
 expect.set_options(timeout=PAGE_MS)
 
+GROUPS = (
+    ("chains", ("test_chain_pages.py",)),
+    ("lone", ("test_sweep_and_script_pages.py",)),
+    ("records", ("test_records_pages.py",)),
+    ("machine", ("test_machine_pages.py", "test_started_pages.py")),
+    ("jobs", ("test_jobs_pages.py",)),
+    ("pages", ("test_pages.py",)),
+    ("texts", ("test_untrusted_text.py",)),
+    ("outages", ("test_outages.py",)),
+)
+"""Which files one process runs. `-n 2` gives each process the next group when it has finished one.
 
-ORDER = {"test_records_pages.py": -2, "test_sweep_and_script_pages.py": -1, "test_outages.py": 1}
-"""First what needs no job, while the jobs of the session are trained; last what kills services: a stack that was
-started again is slow."""
-PAGES_GROUP = {"test_sweep_and_script_pages.py", "test_pages.py", "test_untrusted_text.py"}
-"""They only look at pages: a second process runs them over a stack of its own, next to the others (`-n 2`)."""
+The second group needs no stack, and those before that of the jobs need no job: the device is busy at first. Whatever
+starts a job, or compares a list of jobs with the API's, is in one group. What kills services is last: a stack that was
+started again is slow.
+"""
+OTHERS = (len(GROUPS), "others", 0)
+OF_JOBS = ("test_qa_pipeline_is_built_by_dragging_and_run", "test_the_numbers_of_the_overview_are_rests")
+"""Tests of other files that belong to the group of jobs."""
 OTHER = {
     "name": "other", "hyperparameters": {"max_steps": JOB_STEPS, "gradient_accumulation": 1, "learning_rate": 0.003},
     "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
 }  # fmt: skip
+# One of the texts contains the character 0, which no data source reads: this job fails, and its message names its file.
 SPOILED = {"hyperparameters": {"max_steps": 2}, "eval": {"share": 0.2, "steps": 1, "samples": 2, "sample_tokens": 8}}
 CHAIN = [
     {"type": "data_source", "config": {"path": "data.jsonl"}}, {"type": "validator"},
@@ -46,75 +67,46 @@ CHAIN = [
 ]  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in the same hook
+PLACES = {file: (at, group, files.index(file)) for at, (group, files) in enumerate(GROUPS) for file in files}
+
+
+def place_of(nodeid: str) -> tuple[int, str, int]:
+    """The number of a test's group, the group, and the place in it."""
+    path, _, name = nodeid.partition("::")
+    belongs = name in OF_JOBS
+    at, group, number = PLACES.get("test_jobs_pages.py" if belongs else path.rpartition("/")[2], OTHERS)
+    return at, group, number + belongs
+
+
+class WholeGroups(LoadScopeScheduling):
+    """`--dist loadgroup` by `GROUPS`. With pytest 9 the marks of pytest-xdist have no effect."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return place_of(nodeid)[1]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    return WholeGroups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: ORDER.get(item.path.name, 0))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("pages" if item.path.name in PAGES_GROUP else "actions"))
+    """Sort the tests of this folder, in their places among the others."""
+    own = [item for item in items if item.path.parent == Path(__file__).parent]
+    ordered = iter(sorted(own, key=lambda item: place_of(item.nodeid)))
+    items[:] = [next(ordered) if item in own else item for item in items]
 
 
-@contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Two stacks that start at the same time would take the same free ports."""
-    with (folder / "stack.lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+def start_jobs(service: DashboardService) -> None:
+    """Start what the tests look at; one after the other has the device, in the order in which they are needed."""
+    first = {"max_steps": JOB_STEPS, "save_steps": JOB_STEPS // 2, "gradient_accumulation": 1}
+    service.start_job("first", {"hyperparameters": first})
+    service.start_job("other", OTHER)
+    start_chain(service)
+    service.start_job("spoiled", {"dataset": {"path": write_spoiled(service.stack)}, **SPOILED})
 
 
-@pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[DashboardService]:
-    """A running stack with some rows in `data.jsonl`, for all tests of the session; its jobs are started at once."""
-    folder = tmp_path_factory.mktemp("dashboard")
-    (folder / "home").mkdir()
-    (folder / "home" / "trainyard.toml").write_text("allow_scripts = true\n")
-    with ExitStack() as kept:
-        with one_at_a_time(tmp_path_factory.getbasetemp().parent):
-            stack = kept.enter_context(standing(folder, tiny_model))
-        api = running(stack.settings, "api")
-        assert api is not None
-        service = DashboardService(stack, api.url, read_auth(stack.settings) or "")
-        first = {"max_steps": JOB_STEPS, "save_steps": JOB_STEPS // 2, "gradient_accumulation": 1}
-        service.start_job("first", {"hyperparameters": first})
-        service.start_job("other", OTHER)
-        service.start_job("spoiled", {"dataset": {"path": write_spoiled(stack)}, **SPOILED})
-        yield service
-    until(lambda: not processes_of(stack.settings.home), 30, "the end of all processes")
-
-
-@pytest.fixture(scope="session")
-def finished_job(service: DashboardService) -> dict[str, Any]:
-    """A training job that has completed, for every test that only looks at one."""
-    return service.wait_for_job(service.jobs["first"], "completed", "failed")
-
-
-@pytest.fixture(scope="session")
-def other_job(service: DashboardService, finished_job: dict[str, Any]) -> dict[str, Any]:
-    """A second job, with another learning rate, evaluations and samples."""
-    return service.wait_for_job(service.jobs["other"], "completed", "failed")
-
-
-@pytest.fixture(scope="session")
-def spoiled_job(service: DashboardService) -> dict[str, Any]:
-    """A job on rows of the corpus, from a file with a name of it."""
-    return service.wait_for_job(service.jobs["spoiled"], "completed", "failed")
-
-
-@pytest.fixture(scope="session")
-def seeded(service: DashboardService, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> DashboardService:
-    """The service, with records of a run, a night, a graph, a sweep and two versions of an adapter."""
-    here, scratch = service.stack.settings, tmp_path_factory.mktemp("records")
-    here = here.model_copy(update={"working_folder": service.stack.work})
-    seed_run(here, scratch)
-    seed_night(here)
-    seed_graph(here)
-    seed_sweep(here)
-    seed_adapters(here, scratch, tiny_model)
-    return service
-
-
-@pytest.fixture(scope="session")
-def stored_chain(service: DashboardService, other_job: dict[str, Any]) -> dict[str, str]:
-    """A stored chain with two revisions, and a run of the second: its id and that of the run."""
+def start_chain(service: DashboardService) -> None:
+    """Store a chain with two revisions, and start a run of the second."""
     spec = service.post("chains/expand", {"target": {"name": "depot", "nodes": CHAIN}})["spec"]
     stored = service.post("chains", spec)
     headers = {"authorization": f"Bearer {service.token}", "if-match": f'"{stored["etag"]}"'}
@@ -122,20 +114,82 @@ def stored_chain(service: DashboardService, other_job: dict[str, Any]) -> dict[s
     answer = httpx.put(place, json={**spec, "description": "the second"}, headers=headers, timeout=60)
     assert answer.is_success, answer.text
     run = service.post(f"chains/{stored['id']}/run")["id"]
-    service.wait_for_job(run, "completed", "failed")
-    return {"chain": stored["id"], "chain_run": run}
+    service.started |= {"chain": stored["id"], "chain_run": run}
+
+
+def seed(service: DashboardService, scratch: Path, model: Path) -> None:
+    """Store records of a run, a night, a graph, a sweep and two versions of an adapter."""
+    here = service.stack.settings.model_copy(update={"working_folder": service.stack.work})
+    scratch.mkdir()
+    seed_run(here, scratch)
+    seed_night(here)
+    seed_graph(here)
+    seed_sweep(here)
+    seed_adapters(here, scratch, model)
 
 
 @pytest.fixture(scope="session")
-def places(
-    seeded: DashboardService, stored_chain: dict[str, str], finished_job: dict[str, Any], other_job: dict[str, Any]
-) -> dict[str, str]:
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardService]:
+    """A running stack with records and rows in `data.jsonl`, for all tests of the session; its jobs are started."""
+
+    def begin(service: DashboardService, model: Path) -> None:
+        start_jobs(service)
+        seed(service, service.stack.work.parent / "records", model)
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # which all processes of -n 2 have
+    with shared_service(folder, lambda: request.getfixturevalue("tiny_model"), begin) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def finished_job(service: DashboardService) -> dict[str, Any]:
+    """A training job that has completed, for every test that only looks at one."""
+    return service.finished("first")
+
+
+@pytest.fixture(scope="session")
+def all_jobs(service: DashboardService) -> list[dict[str, Any]]:
+    """Every job that the session starts, once none of them changes any more."""
+    return [*map(service.finished, ("first", "other", "chain_run")), service.finished("spoiled", "failed")]
+
+
+@pytest.fixture(scope="session")
+def other_job(service: DashboardService) -> dict[str, Any]:
+    """A second job, with another learning rate, evaluations and samples."""
+    return service.finished("other")
+
+
+class Places(dict[str, str]):
+    """What the paths of `DETAILS` name; what a path does not name is not waited for."""
+
+    def __init__(self, service: DashboardService, **given: str) -> None:
+        super().__init__({"run": RUN, "night": NIGHT, "sweep": SWEEP, "data": "data.jsonl", **given})
+        self.service = service
+
+    def __missing__(self, name: str) -> str:
+        self[name] = self.find(name)
+        return self[name]
+
+    def find(self, name: str) -> str:
+        if name == "entity":
+            (entity,) = self.service.get("graph/entities", text="jane")["entities"]
+            return quote(entity["key"])
+        if name == "chain":
+            return self.service.started["chain"]
+        return str(self.service.finished({"job": "first"}.get(name, name))["id"])
+
+
+@pytest.fixture(scope="session")
+def places(service: DashboardService) -> Places:
     """What the paths of `DETAILS` name, and a data set."""
-    (entity,) = seeded.get("graph/entities", text="jane")["entities"]
-    return {
-        "job": finished_job["id"], "other": other_job["id"], **stored_chain, "run": RUN, "night": NIGHT,
-        "sweep": SWEEP, "entity": quote(entity["key"]), "data": "data.jsonl",
-    }  # fmt: skip
+    return Places(service)
+
+
+@pytest.fixture(scope="session")
+def spoiled(service: DashboardService) -> Places:
+    """`places` with a job that was refused rows of the corpus, and their file."""
+    return Places(service, other=service.finished("spoiled", "failed")["id"], data=SPOILED_FILE)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +200,8 @@ def browser() -> Iterator[Browser]:
     )
     with sync_playwright() as playwright:
         # A container has no user namespaces for the browser's sandbox, and only pages of our own server are opened.
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        options = ["--no-sandbox", f"--disable-features={','.join(UNUSED_FEATURES)}"]
+        browser = playwright.chromium.launch(executable_path=program, args=options)
         yield browser
         browser.close()
 

@@ -58,11 +58,21 @@ class DashboardService:
     url: str
     """Where it answers, such as http://127.0.0.1:8898; the pages are below /dashboard."""
     token: str
-    jobs: dict[str, str] = field(default_factory=dict)
-    """Name -> id of the jobs that the session has started."""
+    started: dict[str, str] = field(default_factory=dict)
+    """Name -> id of what the session has started: jobs, a chain and its run."""
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name -> job, of those whose end was waited for."""
 
     def start_job(self, name: str, given: dict[str, Any]) -> None:
-        self.jobs[name] = self.post("jobs", {"dataset": {"path": "data.jsonl"}, **given})["id"]
+        self.started[name] = self.post("jobs", {"dataset": {"path": "data.jsonl"}, **given})["id"]
+
+    def finished(self, name: str, state: str = "completed") -> dict[str, Any]:
+        """A job that the session has started, once it has ended so."""
+        if name not in self.ended:
+            found = self.wait_for_job(self.started[name], "completed", "failed")
+            assert found["state"] == state, found["message"]
+            self.ended[name] = found
+        return self.ended[name]
 
     def make_token(self, name: str, scope: Literal["read", "run", "admin"]) -> str:
         return TokenFile(self.stack.settings.home).create(name, scope, "", 1)
@@ -136,15 +146,17 @@ def one_gpu(job: str, *alerts: str) -> dict[str, Any]:
     return {"state": "ok", "gpus": [gpu], "driver_version": "1", "cuda_version": "2", "alerts": [*alerts]}
 
 
+SPOILED_FILE = "<img src=x onerror=document.executed=2>.jsonl"
+
+
 def write_spoiled(stack: Stack) -> str:
     """Rows of the corpus in a file with a name of it, and a script; returns the name."""
-    name = "<img src=x onerror=document.executed=2>.jsonl"
     rows = [{"instruction": text, "output": text} for text in CORPUS for _ in range(4)]
-    (stack.work / name).write_text("\n".join(json.dumps(row) for row in rows))
+    (stack.work / SPOILED_FILE).write_text("\n".join(json.dumps(row) for row in rows))
     scripts = stack.settings.home / "script_templates"
     scripts.mkdir(exist_ok=True)
     (scripts / "mine.py").write_text(f"'''{CORPUS[0]} {CORPUS[1]}'''")
-    return name
+    return SPOILED_FILE
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
@@ -232,7 +244,7 @@ def show_whole_page(page: Page, path: str, places: dict[str, str]) -> None:
     """Open a page of `PAGES` or `DETAILS` with what it shows on request: a draft's preview, a node, what is folded."""
     draft = json.dumps({"dataset": {"path": places["data"]}})
     page.add_init_script(f"sessionStorage.setItem('trainyard.new-job', {json.dumps(draft)})")
-    show_page(page, path.format(**places))
+    show_page(page, path.format_map(places))
     if "?run=" in path:
         page.locator('.react-flow__node[data-id="trainer"]').press("Enter")
         expect(page.get_by_label("Selected node").get_by_role("heading", level=3).first).to_be_visible()

@@ -16,6 +16,8 @@ from typing import Any
 
 from playwright.sync_api import Page, Route
 
+from tests.browser.dashboard import SLOW_MS
+
 DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?"
 NUMBER = re.compile(rf"(?<![\w.,#:/-]){DIGITS}(?![\w:/-]|[.,]\w)")
 """A number that stands alone; parts of names, versions, times and addresses are not read."""
@@ -38,7 +40,7 @@ class Answers:
 
     def give(self, route: Route) -> None:
         """Answer a request of a page with a renumbered answer."""
-        answer = route.fetch()
+        answer = route.fetch(timeout=SLOW_MS)
         if "event-stream" in (answer.headers.get("content-type") or ""):
             return route.fulfill(response=answer, body=self.renumber_stream(answer.text()))
         if "application/json" not in (answer.headers.get("content-type") or ""):

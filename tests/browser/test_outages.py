@@ -17,7 +17,7 @@ from tests.browser.dashboard import Audit, DashboardService, PageWatch, open_pag
 from tests.flows.real_stack import kill_tree, until
 from trainyard.api.stack import running
 
-pytestmark = [pytest.mark.browser]
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 NOTICE_MS, BACK_MS, TRAINS_S = 20_000, 120_000, 240
 """A page looks every three seconds; the watchdog looks every ten, and a server takes up to half a minute to start."""
@@ -31,7 +31,7 @@ LOST = ("Failed to load resource", "ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPT
 @pytest.fixture(scope="module")
 def training(service: DashboardService) -> Iterator[dict[str, str]]:
     """A chain that is training: its id, and that of its run; and a job that has ended, next to it in the list."""
-    service.wait_for_job(service.jobs["other"], "completed", "failed")
+    service.finished("other")
     ended = service.get("jobs", state="completed", limit=1)["jobs"][0]
     hyper = {"max_steps": STEPS, "gradient_accumulation": 1}
     nodes = [

@@ -30,8 +30,8 @@ class Records:
 
 
 @pytest.fixture
-def records(seeded: DashboardService, page: Page) -> Iterator[Records]:
-    found = Records(seeded, [])
+def records(service: DashboardService, page: Page) -> Iterator[Records]:
+    found = Records(service, [])
 
     def refuse(dialog: Dialog) -> None:
         found.dialogs.append(dialog.message)

@@ -34,6 +34,7 @@ def chain(service: DashboardService) -> Iterator[str]:
     service.ask("DELETE", f"chains/{stored['id']}")
 
 
+@pytest.mark.slow
 def test_a_sweep_is_started_followed_and_stopped(
     page: Page, service: DashboardService, watch: PageWatch, chain: str, axe: Audit
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_sweep_is_started_followed_and_stopped(
     assert not service.get(f"sweeps/{SWEPT}")["is_running"]
 
 
+@pytest.mark.slow
 def test_a_run_is_paused_and_cancelled_on_the_canvas(page: Page, service: DashboardService, chain: str) -> None:
     open_page(page, f"/chains/{chain}/edit", SWEPT)
     page.get_by_role("button", name="Run", exact=True).click()
@@ -82,6 +84,7 @@ def test_a_run_is_paused_and_cancelled_on_the_canvas(page: Page, service: Dashbo
     expect(draft.locator(".state-canceled")).to_be_visible(timeout=SLOW_MS)
 
 
+@pytest.mark.slow
 def test_a_script_trains(page: Page, service: DashboardService) -> None:
     open_page(page, "/scripts", "Scripts")
     page.get_by_label("Script", exact=True).select_option(label="built-in")
@@ -94,6 +97,7 @@ def test_a_script_trains(page: Page, service: DashboardService) -> None:
     assert (found["state"], found["backend"], found["step"]) == ("completed", "script", 2), found["message"]
 
 
+@pytest.mark.slow
 def test_a_chain_trains_with_the_script_of_its_trainer(page: Page, service: DashboardService) -> None:
     # Not the two steps of the test before: their result would be taken over.
     nodes = [
@@ -117,7 +121,7 @@ def num_cancelled(address: str) -> float:
     return float(re.findall(r"^trainyard_server_cancelled_total (\S+)", text, re.M)[0])
 
 
-def test_a_question_that_is_cancelled_ends_at_the_model_server(page: Page, seeded: DashboardService) -> None:
+def test_a_question_that_is_cancelled_ends_at_the_model_server(page: Page, service: DashboardService) -> None:
     open_page(page, "/adapters/default/assistant/v1/chat", "Chat with default/assistant/v1")
     page.get_by_label("Most tokens").fill(str(ANSWER_TOKENS))
     page.get_by_label("Temperature").fill("2")
@@ -127,7 +131,7 @@ def test_a_question_that_is_cancelled_ends_at_the_model_server(page: Page, seede
     expect(written).to_be_visible(timeout=SLOW_MS)
     before = written.inner_text()
     until(lambda: written.inner_text() != before, 20, "more of the answer")
-    address = embedded.find_running(seeded.stack.settings)
+    address = embedded.find_running(service.stack.settings)
     assert address is not None
     cancelled = num_cancelled(address)
     page.get_by_role("button", name="Cancel").click()

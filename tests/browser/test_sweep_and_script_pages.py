@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.api_process import serving
-from tests.browser.dashboard import Audit, PageWatch, open_page
+from tests.browser.dashboard import SLOW_MS, Audit, PageWatch, open_page
 from tests.browser.records import seed_sweep
 from trainyard.api.verbs.sweeps.show import SweepReport, report_of
 from trainyard.settings import Settings, load_settings
@@ -93,7 +93,7 @@ def test_a_sweep_is_rests(lone_page: Page, sweep: SweepReport, axe: Audit) -> No
 
 def end_trials(route: Route) -> None:
     """Answer with the sweep as it is when no trial is left."""
-    answer = route.fetch()
+    answer = route.fetch(timeout=SLOW_MS)
     given = answer.json()
     for trial in given["trials"]:
         trial["state"] = "stopped" if trial["state"] == "paused" else trial["state"]

@@ -18,6 +18,7 @@ from tests.browser.dashboard import (
     DETAILS,
     MARK,
     PAGES,
+    SLOW_MS,
     DashboardService,
     PageWatch,
     show_page,
@@ -60,7 +61,7 @@ def spoil(value: Any, key: str = "", seed: int = 0) -> Any:
 def answer_spoiled(route: Route) -> None:
     if "event-stream" in route.request.headers.get("accept", ""):
         return route.continue_()  # it ends with the page; what it sends is on the page already
-    answer = route.fetch()
+    answer = route.fetch(timeout=SLOW_MS)
     if "json" not in (answer.headers.get("content-type") or "") or "/login" in route.request.url:
         return route.fulfill(response=answer)
     return route.fulfill(response=answer, body=json.dumps(spoil(answer.json())))
@@ -69,13 +70,6 @@ def answer_spoiled(route: Route) -> None:
 def assert_nothing_was_executed(page: Page) -> None:
     assert page.evaluate(f"document.{MARK}") is None
     assert page.locator("main img[src='x'], main svg[onload], main iframe, main script, main b").count() == 0
-
-
-@pytest.fixture(scope="module")
-def spoiled(service: DashboardService, places: dict[str, str], spoiled_job: dict[str, Any]) -> dict[str, str]:
-    """`places` with a job on rows of the corpus, and their file."""
-    (name,) = [one.name for one in service.stack.work.iterdir() if one.name.startswith("<img")]
-    return {**places, "other": spoiled_job["id"], "data": name}
 
 
 @pytest.mark.parametrize("path", WITH_REAL_TEXT)
@@ -100,7 +94,7 @@ def test_any_text_of_an_answer_is_text(page: Page, watch: PageWatch, spoiled: di
 
 
 @pytest.mark.parametrize("answer", ["as it is", "spoiled"])
-def test_texts_of_refusals_are_texts(page: Page, watch: PageWatch, seeded: DashboardService, answer: str) -> None:
+def test_texts_of_refusals_are_texts(page: Page, watch: PageWatch, service: DashboardService, answer: str) -> None:
     """Of 404 for what the address names, and of 422 for a job that cannot start."""
     watch.expect("Failed to load resource")
     if answer == "spoiled":

@@ -57,7 +57,7 @@ class Stack:
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.work = folder / "work"
-        self.work.mkdir()
+        self.work.mkdir(exist_ok=True)  # of a stack that another test process has started
         self.settings = Settings(home=folder / "home", prefect_port=FIRST_PORT, default_base_model=str(model))
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TRAINYARD_"))}
         self.environment = {

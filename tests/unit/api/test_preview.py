@@ -13,6 +13,8 @@ from trainyard.api.context import Caller, Context
 from trainyard.api.requests.data import PreviewInput
 from trainyard.api.terminal.data import preview_text, raw_text
 from trainyard.api.verbs.data.preview import DataPreview, RawRows, preview
+from trainyard.data.limited import service
+from trainyard.data.limited.service import ReadingService
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.data.sources import read_source
 from trainyard.errors import NotFound, Refused
@@ -63,6 +65,21 @@ def test_rows_are_rendered_and_counted_as_in_training(tmp_path: Path, tiny_model
     assert (found.seconds, found.basis) == (None, NOT_MEASURED)
     assert parts[0].rows[0]["messages"][0] == {"role": "user", "content": "question 1"}
     assert len(parts) == 1
+
+
+def test_one_process_reads_the_set(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rows, and the others while the tokenizer is imported."""
+    started: list[ReadingService] = []
+    start = ReadingService.start
+
+    def note_start(one: ReadingService) -> None:
+        started.append(one)
+        start(one)
+
+    monkeypatch.setattr(ReadingService, "start", note_start)
+    monkeypatch.setattr(service, "SHARED", service.SharedReading())  # not the one of all tests
+    found, _ = show(tmp_path, CHATS, tiny_model)
+    assert (found.looked_at, len(started)) == (len(CHATS), 1)
 
 
 def test_what_would_be_cut_and_dropped_is_said(tmp_path: Path, tiny_model: Path) -> None:

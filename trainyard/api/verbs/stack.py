@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -71,14 +73,15 @@ def up(given: UpInput, context: Context) -> UpOutput:
         if chosen is not None and (certificate := require_safe(chosen, everybody=given.no_auth)):
             warn_of_expiry(certificate, context.say)
         attached = stack.attached(settings, auth=not given.no_auth)
-        url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
-        asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
-        if not stack.bootstrapped(settings, url):
-            bootstrap(settings, url, context.say)
-        worker = stack.running_for(settings, "worker", url) or begin_work(settings, url, context.say)
-        watchdog = stack.start_watchdog(settings, url)
-        service = start_api(settings, url, context.say)
-        embedded = start_embedded(settings, context.say)
+        with models_served(settings, context.say) as serving:
+            url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
+            asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
+            if not stack.bootstrapped(settings, url):
+                bootstrap(settings, url, context.say)
+            worker = stack.running_for(settings, "worker", url) or begin_work(settings, url, context.say)
+            watchdog = stack.start_watchdog(settings, url)
+            service = start_api(settings, url, context.say)
+            embedded_url = serving.result()
         for line in local.restore_servers(settings):
             context.say(line)
         stack.wait_until_healthy(service)
@@ -90,7 +93,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
         worker_pid=worker.pid,
         watchdog_pid=watchdog.pid,
         service_url=service.url,
-        embedded_url=embedded,
+        embedded_url=embedded_url,
         home=str(settings.home),
         exposed_urls=exposed_urls(settings, service.url, *([] if attached else [url.removesuffix("/api")])),
     )
@@ -142,6 +145,21 @@ def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
     stack.deploy_all(settings, url)
     stack.import_prefect_client(settings, "alerts.blocks").ensure_alerts(settings)
     stack.mark_bootstrapped(settings, url)
+
+
+@contextmanager
+def models_served(settings: Settings, say: Callable[[str], None]) -> Iterator[Future[str | None]]:
+    """Start the embedded model server meanwhile, which needs no Prefect; without Prefect it is ended again."""
+    was_running = embedded.instance(settings) is not None
+    with ThreadPoolExecutor(1) as aside:
+        serving = aside.submit(start_embedded, settings, say)
+        try:
+            yield serving
+        except BaseException:
+            wait([serving])
+            if not was_running:
+                embedded.stop(settings)
+            raise
 
 
 def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None:

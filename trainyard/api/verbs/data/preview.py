@@ -27,7 +27,7 @@ from trainyard.api.requests.data import PreviewInput
 from trainyard.api.responses import Response
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import devices_here
-from trainyard.data.limited.service import reading_service
+from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.remote.pins import pin_sources
@@ -155,7 +155,7 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
     """
     settings = settings_of(context)
     name = given.base_model or settings.default_base_model
-    with tempfile.TemporaryDirectory() as scratch, reading_service():
+    with tempfile.TemporaryDirectory() as scratch, kept_service():
         raw, rows, _ = read_first(given, given.rows, Path(scratch) / "first", settings)
         context.on_part(raw)
         # The reader is a process of its own: the rows arrive while the tokenizer is imported here.
