@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextvars import Context as Variables
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from trainyard.api.context import Caller, Context
 from trainyard.api.requests.data import PreviewInput
 from trainyard.api.terminal.data import preview_text, raw_text
 from trainyard.api.verbs.data.preview import DataPreview, RawRows, preview
-from trainyard.data.limited import service
 from trainyard.data.limited.service import ReadingService
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.data.sources import read_source
@@ -77,8 +77,7 @@ def test_one_process_reads_the_set(tmp_path: Path, tiny_model: Path, monkeypatch
         start(one)
 
     monkeypatch.setattr(ReadingService, "start", note_start)
-    monkeypatch.setattr(service, "SHARED", service.SharedReading())  # not the one of all tests
-    found, _ = show(tmp_path, CHATS, tiny_model)
+    found, _ = Variables().run(show, tmp_path, CHATS, tiny_model)  # without the service of all tests
     assert (found.looked_at, len(started)) == (len(CHATS), 1)
 
 

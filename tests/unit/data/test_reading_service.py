@@ -1,36 +1,41 @@
-"""One reading service for everything in a process, for as long as somebody uses it."""
+"""One reading service for everything in a block, and for the threads that work for it."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
 
 from trainyard.data.limited.requests import ParseItem, ParseRequest
-from trainyard.data.limited.service import ReadingService, SharedReading
+from trainyard.data.limited.service import ReadingService, kept_service, reading_service
 
 
-def test_a_service_ends_with_the_last_who_uses_it() -> None:
-    shared = SharedReading()
-    first, second = ReadingService(), ReadingService()
-    with shared.use() as nobody:
-        assert nobody is None
-    with ExitStack() as one, ExitStack() as other:
-        assert one.enter_context(shared.use(first)) is first
-        first.start()
-        assert other.enter_context(shared.use(second)) is first
-        assert second.process is None
-        one.close()  # as a thread does that began before another
-        assert first.process is not None
-        assert first.process.poll() is None
-        other.close()
-        assert first.process is None
-    with shared.use(second) as found:
-        assert found is second
+def used() -> int:
+    with reading_service() as service:
+        return id(service)
 
 
-def test_a_service_that_does_not_run_is_started_by_its_first_request() -> None:
-    with SharedReading().use(ReadingService()) as service:
-        assert service is not None
-        assert service.process is None
-        assert len(service.parse(ParseRequest([ParseItem(b'{"a": 1}', "json")]))) == 1
-        assert service.process is not None
-    assert service.process is None
+def kept_here() -> None:
+    """As in a process without a service."""
+    with kept_service() as kept:
+        assert kept.process is None
+        assert len(kept.parse(ParseRequest([ParseItem(b'{"a": 1}', "json")]))) == 1
+        assert kept.process is not None
+        with kept_service() as again, reading_service() as inner, ThreadPoolExecutor(1) as pool:
+            assert again is inner is kept
+            assert pool.submit(copy_context().run, used).result() == id(kept)
+            assert pool.submit(used).result() != id(kept)
+        assert kept.process is not None
+    assert kept.process is None
+
+
+def test_one_service_reads_for_a_block_and_ends_with_it() -> None:
+    Context().run(kept_here)
+
+
+def test_a_service_that_is_offered_is_the_kept_one() -> None:
+    def run() -> None:
+        own = ReadingService()
+        with kept_service(own) as kept:
+            assert kept is own
+
+    Context().run(run)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -158,52 +159,38 @@ def outcome(request: Request, result: Result | None, error: TrainyardError | Non
     )  # fmt: skip
 
 
-class SharedReading:
-    """The service that is open for everything in this process, and how many use it: it ends with the last of them."""
-
-    def __init__(self) -> None:
-        self.service: ReadingService | None = None
-        self.users, self.lock = 0, threading.Lock()
-
-    @contextlib.contextmanager
-    def use(self, offered: ReadingService | None = None) -> Iterator[ReadingService | None]:
-        """The open service, else the offered one, which is open from now on."""
-        with self.lock:
-            if self.service is None:
-                self.service = offered
-            found = self.service
-            self.users += found is not None
-        try:
-            yield found
-        finally:
-            if found is not None:
-                self.leave(found)
-
-    def leave(self, service: ReadingService) -> None:
-        with self.lock:
-            self.users -= 1
-            if self.users:
-                return
-            self.service = None
-        service.stop()
-
-
-SHARED = SharedReading()
+_kept: ContextVar[ReadingService | None] = ContextVar("reading service", default=None)
 
 
 @contextlib.contextmanager
 def reading_service() -> Iterator[ReadingService]:
-    """The service that is open already, else one that ends with this context."""
-    with SHARED.use() as found, contextlib.ExitStack() as own:
-        yield found or own.enter_context(ReadingService())
+    """The service that is kept open in this context, else one that ends with this block."""
+    kept = _kept.get()
+    if kept is not None:
+        yield kept
+        return
+    with ReadingService() as service:
+        yield service
 
 
 @contextlib.contextmanager
 def kept_service(offered: ReadingService | None = None) -> Iterator[ReadingService]:
-    """Keep one service open for every `reading_service` of this process meanwhile; its first request starts it."""
-    with SHARED.use(offered or ReadingService()) as found:
-        assert found is not None
-        yield found
+    """Keep one service open for every `reading_service` of this context meanwhile; its first request starts it.
+
+    Other threads have their own, so that nobody waits for the slow file of somebody else; one that works for this block
+    runs in a copy of its context.
+    """
+    kept = _kept.get()
+    if kept is not None:
+        yield kept
+        return
+    service = offered or ReadingService()
+    _kept.set(service)
+    try:
+        yield service
+    finally:
+        _kept.set(None)
+        service.stop()
 
 
 def parse_limited(items: Sequence[ParseItem]) -> list[ParsedItem]:

@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
         context.on_part(raw)
         # The reader is a process of its own: the rows arrive while the tokenizer is imported here.
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(read_first, given, given.limit, Path(scratch) / "more", settings)
+            reading = pool.submit(copy_context().run, read_first, given, given.limit, Path(scratch) / "more", settings)
             lengths = Lengths(load_renderer(name, given.template, settings), given.max_length)
             raw, rows, facts = reading.result()
         shown: list[RenderedRow] = []
