@@ -47,7 +47,7 @@ BLOCK_MARK = re.compile("PRIVATE KEY|AGE-SECRET-KEY-1")
 SERVICE_LOGGERS = ("trainyard.rest", "trainyard.mcp", "uvicorn.error")
 CUT_CHARS, MAX_ITEMS, MAX_DEPTH = 200, 40, 6
 MAX_NUMBERS = 8
-"""Of a list of numbers: what follows the first tokens of a row tells a reader of the log nothing."""
+"""Of a list of numbers: the first tokens of a row are enough to recognise it."""
 
 
 def find_secrets(text: str) -> list[tuple[int, int]]:
