@@ -27,7 +27,7 @@ RUNS = (
     *(("pointers", "--way", way, "--seed", str(seed)) for way in ("codi", "codi_apart") for seed in range(3)),
     ("multiplication", "--way", "stepwise"),
     ("multiplication", "--way", "direct"),
-    ("multiplication", "--way", "stepwise", "--width", "3"),
+    ("multiplication", "--way", "stepwise", "--width", "3", "--share", "0.5"),
     *(("dsa_recall", "--seed", str(seed)) for seed in range(3)),
     *(("quiet_star_hops", "--seed", str(seed)) for seed in range(3)),
     *(("pause_counts", "--way", count, "--share", "0.5") for count in ("0", "1", "4", "10")),
