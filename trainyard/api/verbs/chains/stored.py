@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 from trainyard.api import planning
 from trainyard.api.acceptance import reason_of
 from trainyard.api.context import Context
-from trainyard.api.live.found import age_of, open_index
+from trainyard.api.live.found import open_index
 from trainyard.api.records import RunResult
 from trainyard.api.requests import chains as requests
 from trainyard.api.responses import Response
@@ -140,8 +140,9 @@ def show_chain(given: requests.ShowChainInput, context: Context) -> ChainDetail:
 def find_last_run(chain: StoredChain, context: Context) -> LastRun | None:
     """The newest run of a chain: from an index of jobs that is in step with Prefect, else from Prefect."""
     index = open_index(context.settings)
-    if index.is_kept(time.time()):
-        if age_of(index) is not None:
+    now, fresh = time.time(), index.freshness()
+    if fresh.is_kept(now):
+        if fresh.as_of(now) is not None:
             return None
         found = index.select(JobQuery(tenant=chain.tenant, text=chain.id)).rows
         if any(chain.id in row["tags"] for row in found) or has_trainer(chain):
