@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, islice, takewhile
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from pydantic import BaseModel
@@ -44,6 +44,8 @@ LONG_RUN = re.compile(r"[A-Za-z0-9_+/.~-]{16,}+")
 """The characters of keys."""
 BLOCK_MARK = re.compile("PRIVATE KEY|AGE-SECRET-KEY-1")
 """What a key over several lines has, and a key of age."""
+KEY_BYTES = 16 << 10
+"""A private key over several lines is shorter."""
 SERVICE_LOGGERS = ("trainyard.rest", "trainyard.mcp", "uvicorn.error")
 CUT_CHARS, MAX_ITEMS, MAX_DEPTH = 200, 40, 6
 MAX_NUMBERS = 8
@@ -82,8 +84,26 @@ def known_secrets(settings: Settings) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def redact_lines(lines: Sequence[str], known: Collection[str] = ()) -> list[str]:
-    """Lines of a log with their secrets replaced, as many as were given. `known` are values whatever they look like."""
+def text_before(path: Path, offset: int) -> str:
+    """What is before a place of a log, if a private key may begin there; else nothing."""
+    if not offset:
+        return ""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, offset - KEY_BYTES))
+            data = stream.read(min(offset, KEY_BYTES))
+    except FileNotFoundError:  # it was replaced after its lines were read
+        return ""
+    return data.decode("utf-8", "replace") if b"PRIVATE KEY" in data else ""
+
+
+def redact_lines(lines: Sequence[str], known: Collection[str] = (), before: str = "") -> list[str]:
+    """Lines of a log with their secrets replaced, as many as were given. `known` are values whatever they look like.
+
+    A private key that begins in the text `before` the lines is replaced in them, too.
+    """
+    if before and lines:
+        return redact_lines([*before.split("\n"), *lines], known)[-len(lines) :]
     text = "\n".join(lines)
     places = [found.span() for value in known if value in text for found in re.finditer(re.escape(value), text)]
     if BLOCK_MARK.search(text):

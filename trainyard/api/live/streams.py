@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
-from trainyard.api.access.secrets import known_secrets, redact_lines
+from trainyard.api.access.secrets import known_secrets, redact_lines, text_before
 from trainyard.api.context import Context
 from trainyard.api.live.found import find_job, open_index
 from trainyard.api.live.sse import HEARTBEAT, ServerEvent
@@ -96,12 +96,17 @@ async def follow_logs(request: LogsInput, context: Context, last_event_id: str |
                     continue
                 places.setdefault(node, LogPlace(request.offset or 0))
                 async for lines in new_lines(tail, node, places):
-                    given = [line.data.decode("utf-8", "replace") for line in lines]
-                    texts = await asyncio.to_thread(redact_lines, given, known)
+                    texts = await asyncio.to_thread(readable_lines, tail.path, lines, known)
                     text = orjson.dumps({"source": node, "lines": texts}).decode()
                     yield ServerEvent(text, "lines", write_places(places))
             if turn.last:
                 yield turn.last(write_places(places))
+
+
+def readable_lines(path: Path, lines: Sequence[LogPiece], known: Collection[str]) -> list[str]:
+    """The lines without secrets, also of a private key that began before them."""
+    given = [line.data.decode("utf-8", "replace") for line in lines]
+    return redact_lines(given, known, text_before(path, lines[0].start))
 
 
 async def new_lines(tail: FileTail, node: str, places: dict[str, LogPlace]) -> AsyncIterator[list[LogPiece]]:

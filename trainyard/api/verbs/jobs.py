@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trainyard.api.access.secrets import known_secrets, redact_lines
+from trainyard.api.access.secrets import known_secrets, redact_lines, text_before
 from trainyard.api.context import Context
 from trainyard.api.live import found
 from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_lines_before, read_rest
@@ -344,14 +344,14 @@ def read_part(given: requests.LogsInput, context: Context) -> JobLog:
         )
     path, has_ended = logs[source], row["state"] in ENDS
     if given.before is not None or given.tail is not None:
-        return redacted(read_end(row["id"], source, path, given, has_ended=has_ended), known)
+        return redacted(read_end(row["id"], source, path, given, has_ended=has_ended), known, path)
     size, start = path.stat().st_size if path.is_file() else 0, given.offset or 0
     restarted = start > size
     start = 0 if restarted else start
     read = read_lines(path, start, given.limit_bytes)
     if has_ended and not read:
         read = read_rest(path, start, given.limit_bytes)
-    return redacted(part_of(row["id"], source, read, start, restarted=restarted), known)
+    return redacted(part_of(row["id"], source, read, start, restarted=restarted), known, path)
 
 
 def read_end(job: str, source: str, path: Path, given: requests.LogsInput, *, has_ended: bool) -> JobLog:
@@ -374,14 +374,17 @@ def part_of(job: str, source: str, read: Sequence[LogPiece], place: int, *, rest
     )  # fmt: skip
 
 
-def redacted(part: JobLog, known: Sequence[str]) -> JobLog:
+def redacted(part: JobLog, known: Sequence[str], path: Path) -> JobLog:
     """A part of a log without the secrets that a training or a library has printed."""
-    return part.model_copy(update={"lines": tuple(redact_lines_of(part.lines, known))})
+    if not part.lines:
+        return part
+    (first,) = part.first_offset.values()
+    return part.model_copy(update={"lines": tuple(redact_lines_of(part.lines, known, text_before(path, first)))})
 
 
-def redact_lines_of(lines: Iterable[LogLine], known: Sequence[str]) -> Iterator[LogLine]:
+def redact_lines_of(lines: Iterable[LogLine], known: Sequence[str], before: str = "") -> Iterator[LogLine]:
     given = list(lines)
-    texts = redact_lines([line.text for line in given], known)
+    texts = redact_lines([line.text for line in given], known, before)
     for line, text in zip(given, texts, strict=True):
         yield line if line.text == text else line.model_copy(update={"text": text})
 

@@ -18,6 +18,7 @@ from trainyard.api.access.secrets import (
     redact_text,
     redact_value,
     refuse_secrets,
+    text_before,
     texts_of_request,
 )
 from trainyard.api.requests.chains import RunInput
@@ -167,3 +168,18 @@ def test_a_block_of_a_log_is_looked_at_quickly() -> None:
     begun = time.process_time()
     assert all(one.count(REDACTED) == 3 for one in redact_lines(many))
     assert time.process_time() - begun < 2
+
+
+def test_a_private_key_in_a_log_is_replaced_wherever_a_part_begins(tmp_path: Path) -> None:
+    lines = ["step 1", "the key:", *PEM.split("\n"), "step 2", "the next PRIVATE KEY is not shown", "step 3"]
+    path = tmp_path / "child.log"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    body = PEM.split("\n")[1]
+    for cut in range(len(lines)):
+        offset = sum(len(line) + 1 for line in lines[:cut])
+        shown = [*redact_lines(lines[:cut]), *redact_lines(lines[cut:], (), text_before(path, offset))]
+        assert len(shown) == len(lines)
+        assert not any(body in line for line in shown), cut
+        assert [line for line in shown if "step" in line] == ["step 1", "step 2", "step 3"]
+        assert lines[-2] in shown
+    assert text_before(path, 0) == text_before(tmp_path / "none", 5) == ""
