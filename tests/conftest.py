@@ -174,7 +174,19 @@ def nothing_is_left_by_the_session() -> Iterator[None]:
     limited = sys.modules.get("trainyard.data.renderers.limited")
     for each in list(limited.RUNNING.values()) if limited else ():
         each.stop()
+    end_loops_of_prefect()
     nothing_left(before)
+
+
+def end_loops_of_prefect() -> None:
+    """End the threads with event loops that Prefect keeps until the process exits, also without a flow: a client of its
+    API starts one.
+    """
+    threads = sys.modules.get("prefect._internal.concurrency.threads")
+    for portal in list(threads._active_instances) if threads else ():
+        portal.shutdown()
+        if portal.thread.is_alive():
+            portal.thread.join(END_S)
 
 
 @pytest.fixture(autouse=True)

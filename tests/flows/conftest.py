@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect._internal.concurrency import threads
 from prefect.concurrency.services import ConcurrencySlotAcquisitionWithLeaseService
 from prefect.context import _temporary_global_settings_context, get_settings_context
 from prefect.events.worker import EventsWorker
@@ -22,6 +21,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
+from tests.conftest import end_loops_of_prefect
 from trainyard.api.stack import few_certificates, start_server, stop
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import read_auth
@@ -93,10 +93,7 @@ def end_threads_of_prefect() -> None:
     """
     for service in (APILogWorker, EventsWorker, ConcurrencySlotAcquisitionWithLeaseService):
         service.drain_all()
-    for portal in list(threads._active_instances):
-        portal.shutdown()
-        if portal.thread.is_alive():
-            portal.thread.join(10)
+    end_loops_of_prefect()
 
 
 @pytest.fixture(autouse=True, scope="module")
