@@ -14,8 +14,11 @@ import pytest
 import yaml
 
 from trainyard.api import stack
+from trainyard.api.verbs.stack import models_served
+from trainyard.callbacks import ignore
 from trainyard.compute.services import Service, free_port, record_path, write_record
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.serve import embedded
 from trainyard.settings import Settings, load_settings, settings
 from trainyard.testing.loopback import LoopbackServer, serving
 
@@ -237,3 +240,17 @@ def test_logs_are_json_by_a_setting() -> None:
 def test_another_log_format_is_refused() -> None:
     with pytest.raises(InvalidInput, match="E-SETTINGS"):
         load_settings(log_format="xml")
+
+
+@pytest.mark.slow
+def test_a_model_server_does_not_outlive_a_start_that_failed(home: Path, tiny_model: Path) -> None:
+    here = load_settings(home=home, serve_models=(str(tiny_model),))
+
+    def fail() -> None:
+        with models_served(here, ignore) as served:
+            assert served.result() == embedded.find_running(here) is not None
+            raise Unavailable("There is no Prefect.")
+
+    with pytest.raises(Unavailable, match="no Prefect"):
+        fail()
+    assert embedded.instance(here) is None
