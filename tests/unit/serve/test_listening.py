@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainyard.api.access.listeners import SecondServer
 from trainyard.errors import LimitExceeded
@@ -36,6 +38,20 @@ def test_a_taken_port_is_refused() -> None:
             bind("127.0.0.1", taken.getsockname()[1])
 
 
+@asynccontextmanager
+async def running_server(app: ASGIApp) -> AsyncIterator[tuple[SecondServer, tuple[str, int]]]:
+    """A server of an application, and its address."""
+    with bind("127.0.0.1", 0) as listener:
+        server = SecondServer(server_config(app, graceful_s=1))
+        running = asyncio.create_task(server.serve([listener]))
+        async with asyncio.timeout(20):
+            while not server.started:
+                await asyncio.sleep(0.01)
+        yield server, listener.getsockname()
+        server.should_exit = True
+        await running
+
+
 async def answered(scope: Scope, _receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -44,19 +60,12 @@ async def answered(scope: Scope, _receive: Receive, send: Send) -> None:
 
 async def test_half_a_head_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "HEAD_S", 0.3)
-    with bind("127.0.0.1", 0) as listener:
-        server = SecondServer(server_config(answered, graceful_s=1))
-        running = asyncio.create_task(server.serve([listener]))
-        async with asyncio.timeout(20):
-            while not server.started:
-                await asyncio.sleep(0.01)
-            reader, writer = await asyncio.open_connection(*listener.getsockname())
-            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
-            assert (await reader.read()).startswith(b"HTTP/1.1 408")
+    async with running_server(answered) as (_, place), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*place)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 408")
         writer.close()
         await writer.wait_closed()
-        server.should_exit = True
-        await running
 
 
 async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,13 +85,8 @@ async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.Monke
             ended.set()
 
     gone = asyncio.Event()
-    with bind("127.0.0.1", 0) as listener:
-        server = SecondServer(server_config(endless, graceful_s=1))
-        running = asyncio.create_task(server.serve([listener]))
-        async with asyncio.timeout(20):
-            while not server.started:
-                await asyncio.sleep(0.05)
-        _, writer = await asyncio.open_connection(*listener.getsockname(), limit=1024)
+    async with running_server(endless) as (server, place):
+        _, writer = await asyncio.open_connection(*place, limit=1024)
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         async with asyncio.timeout(20):
             while not any(one.unread for one in server.server_state.connections):
@@ -92,5 +96,3 @@ async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.Monke
         gone.set()
         await asyncio.wait_for(ended.wait(), 20)
         writer.transport.abort()
-        server.should_exit = True
-        await running
