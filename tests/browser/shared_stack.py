@@ -41,7 +41,7 @@ class Shared:
 def shared_service(
     folder: Path, build_model: Callable[[], Path], begin: Callable[[DashboardService, Path], None]
 ) -> Iterator[DashboardService]:
-    """A running service, started and begun by the first that asks for it; a process that was killed does not count as a user.
+    """A running service, started and begun by the first process; one that was killed does not count as a user.
 
     `folder` is the same for all processes; `begin` stores records, and starts jobs that it puts into `started`.
     """
