@@ -55,7 +55,12 @@ def read_trials(folder: Path, spec: SweepSpec) -> list[Trial]:
     path = folder / STUDY_FILE
     if not path.is_file():
         return []
-    study = optuna.load_study(study_name=spec.name, storage=address_of(path))
+    try:
+        study = optuna.load_study(study_name=spec.name, storage=address_of(path))
+    except (
+        KeyError
+    ):  # an earlier version was killed before the study was in its file; the sweep makes it when it continues
+        return []
     return [read_trial(one) for one in study.get_trials(deepcopy=False)]
 
 

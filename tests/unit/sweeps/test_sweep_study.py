@@ -8,11 +8,12 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from optuna.storages import RDBStorage
 
 from tests.unit.sweeps.test_halving import CHAIN, sweep_spec
 from trainyard.sweeps.asha import TrialState
 from trainyard.sweeps.spec import SweepSpec, parse_range
-from trainyard.sweeps.study import SweepStudy, read_trials
+from trainyard.sweeps.study import STUDY_FILE, SweepStudy, read_trials
 
 RANGES = {"lr": "loguniform(1e-5, 1e-3)", "rank": "choice(8, 16)", "drop": "uniform(0, 0.2, 0.1)", "n": "int(1, 9, 2)"}
 
@@ -113,3 +114,11 @@ def test_a_sweep_begins_while_others_look_at_it(tmp_path: Path) -> None:
             assert all(one.result() <= 3 for one in looking)
         assert read_trials(folder, spec) == study.trials()
         assert sorted(path.name for path in folder.iterdir()) == ["study.db"]
+
+
+def test_a_file_without_its_study_has_no_trials_until_the_sweep_continues(tmp_path: Path) -> None:
+    spec = sweep_spec()
+    RDBStorage(f"sqlite:///{tmp_path / STUDY_FILE}")
+    assert read_trials(tmp_path, spec) == []
+    SweepStudy(tmp_path, spec).add(3)
+    assert len(read_trials(tmp_path, spec)) == 1
