@@ -39,7 +39,7 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/lint-imports
 	$(PYTEST) -q -n 2 -m 'not slow and not network' tests/architecture
 
-test: setup ## The default tests but those of `make check` (about eleven minutes on two cores, offline)
+test: setup ## The default tests but those of `make check` (ten to fifteen minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains and not browser'
 
 test-fast: setup ## The unit tests without torch, servers and child processes (a minute on two cores)
