@@ -64,10 +64,10 @@ test-gpu: ## The tests of a CUDA card, with PYTHON as it is (PART=words for pyte
 bench-gpu: ## The measurements on a CUDA card, with PYTHON as it is (ONLY=speed, stall, memory, dsa_decode or latent; DEVICE=cpu rehearses them)
 	PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m benchmarks.gpu $(ONLY)
 
-bench-latent: setup ## Do the techniques of latent reasoning learn? (about an hour of one core)
+bench-latent: setup ## Do the techniques of latent reasoning learn? (about an hour on two cores)
 	$(BIN)/python -m benchmarks.latent all
 
-bench-rl: setup ## Does reinforcement learning reach what is reachable on toys? (twenty minutes on one core)
+bench-rl: setup ## Does reinforcement learning reach what is reachable on toys? (a quarter of an hour on two cores)
 	$(BIN)/python -m benchmarks.rl all
 
 gpu-wheels: ## Download what a CUDA machine without network needs for both into .gpu-wheels

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 Results = dict[str, list[dict[str, Any]]]
@@ -18,14 +20,32 @@ def median(found: Results, task: str, name: str) -> float:
     return float(values[len(values) // 2])
 
 
-def measure_all(module: str, runs: Iterable[Sequence[str]], bars: Mapping[str, Bar]) -> int:
-    """Run `python -m module ARGUMENTS` for each run; 1 if a bar is missed."""
+def measure_one(module: str, run: Sequence[str]) -> dict[str, Any]:
+    """Return what `python -m module ARGUMENTS` prints: one line of JSON."""
+    line = subprocess.run([sys.executable, "-m", module, *run], check=True, stdout=subprocess.PIPE, text=True).stdout
+    print(line, end="", flush=True)
+    one: dict[str, Any] = json.loads(line)
+    return one
+
+
+def measure_all(
+    module: str,
+    runs: Sequence[Sequence[str]],
+    bars: Mapping[str, Bar],
+    alone: Container[str] = (),
+    jobs: int | None = None,
+) -> int:
+    """Run `python -m module ARGUMENTS` for each run, one for each core at once; 1 if a bar is missed.
+
+    A run uses one thread, so what it learns does not depend on its neighbours. The tasks of `alone` compare times:
+    they run after the others, one by one.
+    """
     found: Results = {}
-    for run in runs:
-        command = [sys.executable, "-m", module, *run]
-        line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        print(line, end="", flush=True)
-        one = json.loads(line)
+    together = [run for run in runs if run[0] not in alone]
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        for done in as_completed([pool.submit(measure_one, module, run) for run in together]):
+            found.setdefault(done.result()["task"], []).append(done.result())
+    for one in (measure_one(module, run) for run in runs if run[0] in alone):
         found.setdefault(one["task"], []).append(one)
     met = {name: bar(found) for name, bar in bars.items()}
     for name, is_met in met.items():

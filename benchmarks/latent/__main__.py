@@ -23,16 +23,16 @@ TASKS: dict[str, tuple[str, ...]] = {
 }
 """Task -> its own options."""
 RUNS = (
-    *(("pointers", "--seed", str(seed)) for seed in range(3)),
-    *(("pointers", "--way", way, "--seed", str(seed)) for way in ("codi", "codi_apart") for seed in range(3)),
+    *(("graphs", "--way", way) for way in ("coconut", "no_cot", "not_fed_back", "cot")),
     ("multiplication", "--way", "stepwise"),
     ("multiplication", "--way", "direct"),
     ("multiplication", "--way", "stepwise", "--width", "3", "--share", "0.5"),
+    *(("pause_counts", "--way", count, "--share", "0.5") for count in ("0", "1", "4", "10")),
     *(("dsa_recall", "--seed", str(seed)) for seed in range(3)),
     *(("quiet_star_hops", "--seed", str(seed)) for seed in range(3)),
-    *(("pause_counts", "--way", count, "--share", "0.5") for count in ("0", "1", "4", "10")),
+    *(("pointers", "--seed", str(seed)) for seed in range(3)),
+    *(("pointers", "--way", way, "--seed", str(seed)) for way in ("codi", "codi_apart") for seed in range(3)),
     ("dsa_decode",),
-    *(("graphs", "--way", way) for way in ("coconut", "no_cot", "not_fed_back", "cot")),
 )
 
 
@@ -74,9 +74,10 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="of the optimizer steps")
     parser.add_argument("--way", default=None, help="one of WAYS of the task; default: its first")
     parser.add_argument("--width", type=int, default=2, help="digits of a factor (multiplication)")
+    parser.add_argument("--jobs", type=int, default=None, help="runs at once of `all`; default: one for each core")
     asked = parser.parse_args()
     if asked.task == "all":
-        return measure_all("benchmarks.latent", RUNS, BARS)
+        return measure_all("benchmarks.latent", RUNS, BARS, alone=("dsa_decode",), jobs=asked.jobs)
     torch.set_num_threads(1)
     started = time.monotonic()
     module = importlib.import_module(f"benchmarks.latent.{asked.task}")
@@ -84,7 +85,8 @@ def main() -> int:
     if "way" in own:
         own["way"] = own["way"] or next(iter(module.WAYS))
     found = module.measure(asked.seed, share=asked.share, **own)
-    print(json.dumps({**found, "seconds": round(time.monotonic() - started, 1)}), flush=True)
+    took = {"seconds": round(time.monotonic() - started, 1), "cpu_seconds": round(time.process_time(), 1)}
+    print(json.dumps({**found, **took}), flush=True)
     return 0
 
 

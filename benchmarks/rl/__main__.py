@@ -58,13 +58,15 @@ def main() -> int:
     parser.add_argument("task", choices=[*SEEDS, "all"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=1.0, help="of the optimizer steps, or of the rounds")
+    parser.add_argument("--jobs", type=int, default=None, help="runs at once of `all`; default: one for each core")
     asked = parser.parse_args()
     if asked.task == "all":
-        return measure_all("benchmarks.rl", RUNS, BARS)
+        return measure_all("benchmarks.rl", RUNS, BARS, alone=("rollout_speed",), jobs=asked.jobs)
     torch.set_num_threads(1)
     started = time.monotonic()
     found = importlib.import_module(f"benchmarks.rl.{asked.task}").measure(asked.seed, share=asked.share)
-    print(json.dumps({**found, "seconds": round(time.monotonic() - started, 1)}), flush=True)
+    took = {"seconds": round(time.monotonic() - started, 1), "cpu_seconds": round(time.process_time(), 1)}
+    print(json.dumps({**found, **took}), flush=True)
     return 0
 
 

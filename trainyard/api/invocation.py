@@ -18,6 +18,9 @@ from trainyard.api.requests.fields import Argument, FieldError, Option
 from trainyard.errors import Denied
 from trainyard.loading import load
 
+SCOPES = tuple(Scope)
+"""Each allows what those before it allow."""
+
 
 def request_of(name: str, given: Mapping[str, Any]) -> Any:
     """The request of an operation. Raises `FieldError` for a value that it does not take."""
@@ -64,7 +67,7 @@ def work(name: str, request: Any, context: Context) -> Any:
 
 def refuse_early(name: str, model: type[BaseModel], context: Context) -> None:
     """Refuse what the caller may not ask for whatever its values, before they are read. Raises `Denied`."""
-    nothing = model.model_construct(_fields_set=set())
+    nothing = empty_request(model)
     try:
         require_allowed(name, nothing, context)
     except Denied as error:
@@ -73,6 +76,13 @@ def refuse_early(name: str, model: type[BaseModel], context: Context) -> None:
         raise
 
 
+@cache
+def empty_request(model: type[BaseModel]) -> BaseModel:
+    """A request in which nothing is set."""
+    return model.model_construct(_fields_set=set())
+
+
+@cache
 def changes_something(name: str) -> bool:
     """Whether an operation is in the audit log: what needs more than the scope read, and more than to be looked at."""
     return OPERATIONS[name].scope is not Scope.READ and route_of(name)[0] != "GET"
@@ -81,8 +91,7 @@ def changes_something(name: str) -> bool:
 def require_allowed(name: str, request: Any, context: Context) -> None:
     """Compare an operation with what its caller may do. Raises `Denied` (`E-SCOPE`, `E-LOCAL`)."""
     operation, caller = OPERATIONS[name], context.caller
-    scopes = list(Scope)
-    if scopes.index(operation.scope) > scopes.index(caller.scope):
+    if SCOPES.index(operation.scope) > SCOPES.index(caller.scope):
         raise Denied(
             f"{name} needs a token with the scope {operation.scope.value}; {caller.name} has {caller.scope.value}.",
             do="Use another token; `trainyard tokens create` makes one.", code="E-SCOPE",

@@ -18,6 +18,8 @@ from trainyard.spec.states import JobState
 from trainyard.stores.live.job_index import (
     ALIVE_S,
     ENDED,
+    MOST_KEPT,
+    READERS,
     JobIndex,
     JobQuery,
     place_of,
@@ -204,6 +206,28 @@ def test_a_damaged_file_is_empty_and_filled_again(index: JobIndex, damage: bytes
             index.put([row(1)], 1.0)
     assert index.put([row(1)], 1.0) == 1
     assert index.runs() == {RUNS[1]}
+
+
+def test_a_reader_sees_a_file_that_was_replaced_or_written_over(index: JobIndex, tmp_path: Path) -> None:
+    other = JobIndex(tmp_path / "other.sqlite3")
+    index.put([row(1)], 1.0)
+    other.put([row(2)], 1.0)
+    assert index.runs() == {RUNS[1]}  # its connection is kept from here on
+    remove_database(index.path)
+    assert index.runs() == set()
+    other.path.replace(index.path)
+    assert index.runs() == {RUNS[2]}
+    index.path.write_bytes(b"no database")
+    assert index.runs() == set()
+
+
+def test_a_thread_keeps_connections_to_a_few_files_only(tmp_path: Path) -> None:
+    indexes = [JobIndex(tmp_path / f"{number}.sqlite3") for number in range(MOST_KEPT + 2)]
+    for number, one in enumerate(indexes):
+        one.put([row(number)], 1.0)
+        assert one.runs() == {RUNS[number]}
+    assert len(READERS.kept) == MOST_KEPT
+    assert [one.runs() for one in indexes] == [{RUNS[number]} for number in range(len(indexes))]
 
 
 def test_a_file_of_another_version_is_made_again(index: JobIndex) -> None:

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from trainyard.api.access.secrets import known_secrets, redact_lines, text_before
 from trainyard.api.context import Context
@@ -90,7 +90,8 @@ class Job(JobTraining):
         return found
 
 
-JOB_FIELDS = frozenset(Job.model_fields)
+JOBS: TypeAdapter[tuple[Job, ...]] = TypeAdapter(tuple[Job, ...])
+"""What reads the rows of a list, all at once; they have more fields than lists show."""
 
 
 class JobList(Response):
@@ -191,7 +192,7 @@ def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
         after=read_cursor(given.cursor) if given.cursor else None,
     )  # fmt: skip
     (rows, cursor), as_of = found.list_jobs(query, context)
-    return JobList(jobs=tuple(map(job_of, rows)), next=cursor or None, as_of=as_of)
+    return JobList(jobs=JOBS.validate_python(rows, extra="ignore"), next=cursor or None, as_of=as_of)
 
 
 def show_job(given: requests.JobInput, context: Context) -> JobDetail:
@@ -304,7 +305,7 @@ def gone(row: dict[str, Any]) -> bool:
 
 def job_of(row: dict[str, Any]) -> Job:
     """The row of a job, with the part of its files, as lists show it."""
-    return Job(**{key: value for key, value in row.items() if key in JOB_FIELDS})
+    return Job.model_validate(row, extra="ignore")
 
 
 def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:

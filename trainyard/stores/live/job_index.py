@@ -2,7 +2,8 @@
 
 A projection: Prefect is the truth. A synchroniser copies what Prefect says (`api/runs/live/synchronizing.py`), and an
 operation that changes a job writes what Prefect answered, so that a change is seen at once. Deleting the file loses
-nothing. Every method opens the file: one that was deleted or damaged is empty, and is filled again.
+nothing. One that was deleted or damaged is empty, and is filled again: a thread keeps its connection for reading only
+while the file is the one that it opened.
 
 A row is written only if it was read from Prefect later than what is there: a slow answer does not undo a newer one.
 """
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -53,7 +56,11 @@ ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELED})
 TEXTS = ("id", "run_id", "name", "base_model", "message")
 """Fields that a search by text looks into, together with the tags."""
 
+MOST_KEPT = 4
+"""Files to which a thread keeps a connection."""
+
 Row = dict[str, Any]
+Stamp = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,50 @@ class Freshness(NamedTuple):
         return self.synced_at if self.synced_at is None or now - self.synced_at > FRESH_S else None
 
 
+class Reader:
+    """A connection for reading, closed when nobody has it any more."""
+
+    def __init__(self, path: Path, stamp: Stamp) -> None:
+        self.stamp, self.connection = stamp, connect(path)
+
+    def __del__(self) -> None:
+        if hasattr(self, "connection"):  # it could be opened
+            self.connection.close()
+
+
+class Readers(threading.local):
+    """The connections of a thread, by file: opening one takes longer than a query."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Path, Reader] = {}
+
+    def connection(self, path: Path) -> sqlite3.Connection:
+        """Raises `FileNotFoundError`, and `sqlite3.DatabaseError` as `connect` does."""
+        stamp = stamp_of(path)
+        found = self.kept.get(path)
+        if found is None or found.stamp != stamp:
+            self.drop(path)
+            while len(self.kept) >= MOST_KEPT:
+                self.drop(next(iter(self.kept)))
+            found = self.kept[path] = Reader(path, stamp)
+        return found.connection
+
+    def drop(self, path: Path) -> None:
+        self.kept.pop(path, None)
+
+
+def stamp_of(path: Path) -> Stamp:
+    """What differs for another file, for one that something else has written over, and in a forked process.
+
+    In SQLite's write-ahead mode the file itself changes only when its log is copied into it.
+    """
+    found = os.stat(path)
+    return os.getpid(), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+READERS = Readers()
+
+
 class JobIndex:
     """The index of a home."""
 
@@ -216,12 +267,12 @@ class JobIndex:
 
     def query(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
         """The rows of a statement; none without a file that can be read, which a synchroniser makes again."""
-        if not self.path.exists():
-            return []
         try:
-            with closing(connect(self.path)) as database:
-                return database.execute(text, values).fetchall()
+            return READERS.connection(self.path).execute(text, values).fetchall()
+        except FileNotFoundError:
+            return []
         except sqlite3.DatabaseError:
+            READERS.drop(self.path)
             return []
 
     # writing
