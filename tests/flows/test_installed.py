@@ -1,4 +1,4 @@
-"""The package as a user installs it: a wheel, a stack, the four templates and the night that really train.
+"""The package as a user installs it: a wheel, a stack, all templates and the night that really train.
 
 One environment, one server and one worker for all, outside of the checkout; every run is started first and looked at
 later, so that they wait for the device and not for each other's tests.
@@ -126,6 +126,19 @@ def start_all(installed: Installed) -> dict[str, str]:
             "steps": {"validate": False, "evaluate": False, "deploy": True},
             "publish": aligned,
         },
+        "rlhf": {
+            "sft": examples,
+            "preference": preferences,
+            "reward": {"max_steps": 8, "learning_rate": 5e-3},
+            "ppo": {"max_steps": 2, "completions": 2, "max_completion_length": 16, "batch_size": 4},
+            "steps": {"validate": False, **NO_GATE},
+        },
+        "grpo": {
+            "rows": examples,
+            "reward": "contains",
+            "grpo": {"max_steps": 2, "completions": 4, "max_completion_length": 16, "batch_size": 8},
+            "steps": {"validate": False, **NO_GATE},
+        },
         "rag-tuning": {"documents": str(documents), "count": 36, "model": "writer", "steps": NO_GATE},
         "code-tuning": {"repository": str(installed.work / "code"), "count": 12, "steps": {"deploy": False}},
         "qa-pipeline": {
@@ -187,6 +200,21 @@ def test_alignment_starts_its_dpo_at_ln_2_and_the_second_adapter_answers(runs: R
     weights = "adapter_model.safetensors"
     served = AdapterRegistry(runs.installed.settings.adapters).path(version) / weights
     assert served.read_bytes() == (output.path / weights).read_bytes()
+
+
+def test_rlhf_trains_a_policy_with_the_scores_of_its_reward_model(runs: Runs) -> None:
+    result = runs.result("rlhf")
+    sft, reward, ppo = (record_of(result, name) for name in ("trainer", "trainer-2", "trainer-3"))
+    assert (sft["stage"], reward["stage"], ppo["stage"], ppo["steps"]) == ("sft", "reward", "ppo", 2)
+    assert ppo["lineage"] == reward["lineage"]  # both continue the examples
+    assert ppo["reward_model_sha256"]
+
+
+def test_grpo_continues_the_examples_with_a_verifier(runs: Runs) -> None:
+    result = runs.result("grpo")
+    second = record_of(result, "trainer-2")
+    assert (second["stage"], second["steps"]) == ("grpo", 2)
+    assert [one["stage"] for one in second["lineage"]] == [None, "sft"]
 
 
 def test_rag_drops_every_planted_hallucination_and_trains_on_the_rest(runs: Runs) -> None:

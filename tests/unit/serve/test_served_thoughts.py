@@ -27,7 +27,12 @@ from trainyard.train.methods.adapters import inject
 from trainyard.train.session.sampling import Sampling, sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
-COCONUT = {"type": "coconut", "max_stage": 3}
+TECHNIQUES: dict[str, dict[str, Any]] = {
+    "coconut": {"type": "coconut", "max_stage": 3},
+    "pause": {"type": "pause", "count": 3},
+    "codi": {"type": "codi", "thoughts": 2},
+}
+"""Those with thoughts between prompt and answer; the others are in `test_served_selection`."""
 PROMPT = [5, 9, 17, 30]
 
 
@@ -40,12 +45,17 @@ def network(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
+@pytest.fixture(scope="module", params=list(TECHNIQUES))
+def technique(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return TECHNIQUES[request.param]
+
+
 @pytest.fixture(scope="module")
-def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with the weights of coconut next to its own."""
+def thinking(tiny_model: Path, technique: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with the weights of a technique next to its own."""
     folder = tmp_path_factory.mktemp("thinking") / "model"
     shutil.copytree(tiny_model, folder)
-    table.save(latent_of(network(tiny_model), **COCONUT), folder)
+    table.save(latent_of(network(tiny_model), **technique), folder)
     return folder
 
 
@@ -71,10 +81,10 @@ def test_a_model_is_served_with_its_thoughts(thinking: Path, tiny_model: Path, e
 
 
 @pytest.fixture
-def adapter(tiny_model: Path, tmp_path: Path) -> Path:
+def adapter(tiny_model: Path, technique: dict[str, Any], tmp_path: Path) -> Path:
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     inject(network(tiny_model), config, "default").save_pretrained(str(tmp_path / "adapter"))
-    table.save(latent_of(network(tiny_model), **COCONUT), tmp_path / "adapter")
+    table.save(latent_of(network(tiny_model), **technique), tmp_path / "adapter")
     return tmp_path / "adapter"
 
 

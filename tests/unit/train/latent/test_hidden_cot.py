@@ -23,7 +23,7 @@ from tests.unit.train.latent.latent_models import (
 from tests.unit.train.stages.stage_rows import PAD
 from trainyard.spec.axes.latent import ALL_TOKENS, HiddenCotSettings, Latent
 from trainyard.train.head import IGNORED, Head
-from trainyard.train.latent import table
+from trainyard.train.latent import rollout, table
 from trainyard.train.latent.codi import BEGIN, END, THOUGHT
 from trainyard.train.latent.hidden_cot import arrange, taken_tokens
 from trainyard.train.session.sampling import Sampling, sample
@@ -105,6 +105,44 @@ def test_losses_are_those_of_each_row_alone(family: str) -> None:
             pairs = zip(layers, (layer[:, before] for layer in reply.hidden_states), strict=True)
             expected = [functional.smooth_l1_loss(one, other) / other.std() for one, other in pairs]
             assert float(together["distance_B"][place]) == pytest.approx(float(torch.stack(expected).mean()), abs=1e-5)
+
+
+def naive_layers(model: Any, own: Any, batch: dict[str, torch.Tensor], row: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """States of one row without padding, and those of each layer before its answer: computed again for each thought."""
+    seen = batch["attention_mask"][row].bool()
+    alone = {name: batch[name][row, seen][None] for name in ("input_ids", "slots")}
+    embeds = rollout.embed(model, alone, own.vectors_KD)
+    mask = torch.ones_like(alone["input_ids"])
+    for place in (alone["slots"][0] == THOUGHT).nonzero()[:, 0].tolist():
+        thought = own.project(rollout.run(model, embeds[:, :place], mask[:, :place])[:, -1:])
+        embeds = torch.cat([embeds[:, :place], thought, embeds[:, place + 1 :]], 1)
+    end = int((alone["slots"][0] == END).nonzero())
+    layers = rollout.run_layers(model, embeds, mask)
+    return layers[-1][0], torch.stack([layer[0, end] for layer in layers])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_passes_equal_naive_ones_in_values_and_gradients(family: str) -> None:
+    model = causal_model(family)
+    own: Any = attached(model, CODI)
+    batch, twin = codi_batch(), copy.deepcopy(model)
+    seen = batch["attention_mask"].bool()
+    hidden, before = own.layers_after_thoughts(model, batch)
+    naive = [naive_layers(twin, twin.trainyard_latent, batch, row) for row in range(len(seen))]
+    for row, (states, layers) in enumerate(naive):
+        torch.testing.assert_close(hidden[row, seen[row]], states, rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.stack([layer[row] for layer in before]), layers, rtol=0, atol=1e-5)
+    weights = torch.randn(hidden.shape[-1], generator=torch.Generator().manual_seed(1))
+    (hidden[seen] @ weights).tanh().sum().backward()  # type: ignore[no-untyped-call]
+    sum((states @ weights).tanh().sum() for states, _ in naive).backward()  # type: ignore[union-attr]
+    compared = [
+        (name, one.grad, other.grad)
+        for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True)
+        if one.grad is not None
+    ]
+    assert any("project" in name for name, _, _ in compared)
+    for _, one, other in compared:
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
 def test_no_gradient_of_the_distance_reaches_the_words() -> None:
