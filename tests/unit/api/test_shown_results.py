@@ -121,11 +121,14 @@ def test_a_watched_run_of_a_service_is_drawn_from_its_stream() -> None:
     words = {"id": "job-1", "run_id": "r", "name": "far", "message": "", "detail": ""}
     live.note_job(Job(**words, state=JobState.PENDING))
     assert output.shown[-1] == "**far**: pending"
-    for step in (1, 2, 2, 3):
-        live.note_job(Job(**words, state=JobState.RUNNING, step=step, total_steps=3, loss=5.0 - step))
+    for node, step in zip(["trainer"] * 4 + ["trainer-2"] * 2, (1, 2, 2, 3, 1, 2), strict=True):
+        known = {"node": node, "step": step, "total_steps": 3, "loss": 5.0 - step}
+        live.note_job(Job(**words, **known, state=JobState.RUNNING))
     assert output.shown[-1].startswith("**far**: running")
     assert "| trainer | running | step 3 of 3 |" in output.shown[-1]
+    assert "| trainer-2 | running | step 2 of 3 |" in output.shown[-1]
     assert "trainer: from 4.000 to 2.000 in 3 steps" in described(output.shown[-1])
+    assert "trainer-2: from 4.000 to 3.000 in 2 steps" in described(output.shown[-1])
 
 
 def test_nothing_is_shown_outside_of_a_notebook() -> None:

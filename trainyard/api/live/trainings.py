@@ -14,7 +14,7 @@ from trainyard.stores.live.job_facts import WORDS, read_chain_facts
 from trainyard.stores.live.job_index import Row
 from trainyard.stores.metrics import select_since
 
-SHOWN = ("step", "total_steps", "loss")
+SHOWN = ("node", "step", "total_steps", "loss")
 """Of the last trainer, in lists."""
 
 

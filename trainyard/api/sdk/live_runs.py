@@ -25,7 +25,7 @@ STATES = {
     "failed": NodeState.FAILED, "skipped": NodeState.SKIPPED, "stopped": NodeState.CANCELED,
 }  # fmt: skip
 TRAINER = "trainer"
-"""What a stream calls the trainer, whose node it does not name."""
+"""What the trainer is called where an older service does not name its node."""
 Points = list[tuple[int, float | None]]
 
 
@@ -60,8 +60,9 @@ class LiveRun:
         self.name, self.state = job.name, " ".join(filter(None, (job.state.value, job.detail)))
         if job.step:
             of = f" of {job.total_steps}" if job.total_steps else ""
-            self.nodes[TRAINER] = (job.state.value, f"step {job.step}{of}")
-            points = self.points.setdefault(TRAINER, [])
+            node = job.node or TRAINER
+            self.nodes[node] = (job.state.value, f"step {job.step}{of}")
+            points = self.points.setdefault(node, [])
             if job.loss is not None and (not points or points[-1][0] < job.step):
                 points.append((job.step, job.loss))
         self.show()

@@ -57,6 +57,8 @@ class JobTraining(Response):
     method: str = ""
     backend: str = ""
     base_model: str = ""
+    node: str = ""
+    """The trainer of `step` and `loss`: the last one that has begun."""
     step: int = 0
     total_steps: int | None = None
     loss: float | None = None

@@ -6689,6 +6689,11 @@ export interface components {
             /** Name */
             name: string;
             /**
+             * Node
+             * @default
+             */
+            node: string;
+            /**
              * Pid
              * @default null
              */
@@ -6790,6 +6795,11 @@ export interface components {
             method: string;
             /** Name */
             name: string;
+            /**
+             * Node
+             * @default
+             */
+            node: string;
             /** Nodes */
             nodes: components["schemas"]["NodeResult"][];
             /** Parameters */
