@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig
 
 from benchmarks.rl.ppo_toy import WORDS
 from benchmarks.rl.toy import toy_config, toy_policy, toy_tokenizer
 from tests.small_jobs import Jobs, train_here
-from trainyard.backends.native.policy_server import PolicyServer
+from trainyard.backends.native.policy_server import PolicyServer, context_needed
 from trainyard.errors import Unavailable
 from trainyard.settings import settings
 from trainyard.spec.axes.rewards import RolloutSettings
+from trainyard.spec.training import TrainerConfig
 from trainyard.testing.vllm_program import REQUESTS_FILE, vllm_program
 from trainyard.testing.vllm_server import VllmDouble, vllm_server
 from trainyard.train.session.sampling import Sampling, StopReason, token_logprobs
@@ -155,6 +157,24 @@ def test_a_training_draws_by_the_server_and_learns_from_its_own_probabilities(
         base, result = load_file(jobs.model / "model.safetensors"), load_file(ran.folder / "model.safetensors")
         assert any(not torch.equal(served[name], base[name]) for name in served)
         assert any(not torch.equal(served[name], result[name]) for name in served)
+
+
+@pytest.mark.parametrize(
+    ("positions", "more", "expected"),
+    [
+        (131_072, {}, 1029),  # 1,024 of the prompt and 5 of the completion
+        (1029, {}, None),
+        (256, {}, None),
+        (131_072, {"environment": {"type": "calculator", "max_turns": 2}}, None),
+    ],
+)
+def test_the_server_keeps_room_for_the_rows_and_not_for_the_whole_context(
+    positions: int, more: dict[str, Any], expected: int | None, tmp_path: Path
+) -> None:
+    LlamaConfig(max_position_embeddings=positions).save_pretrained(tmp_path)
+    hyper = {**HYPER, "max_length": 1024}
+    config = TrainerConfig.model_validate({"backend": "native", "stage": {**STAGE, **more}, "hyperparameters": hyper})
+    assert context_needed(str(tmp_path), config) == expected
 
 
 def test_only_vllm_reads_its_share_of_the_memory() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
+from transformers import AutoConfig
 
 from trainyard.errors import Unavailable
 from trainyard.serve import vllm
@@ -38,6 +39,8 @@ SERVED_NAME, SERVED_FOLDER = "policy", "served"
 CALL_S = 1800.0
 AT_ONCE = 64
 """Requests that wait for an answer at the same time; vLLM batches what it has."""
+LEAST_CONTEXT = 512
+"""What an engine's profile takes."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256)
 """What --max-lora-rank may be."""
 SAMPLING_OPTIONS = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
@@ -202,6 +205,7 @@ def serving_policy(
     engine = VllmEngine(
         type="vllm", model=served, served_name=SERVED_NAME, gpu_memory_utilization=rollouts.memory or DEFAULT_MEMORY,
         lora_rank=next(one for one in LORA_RANKS if one >= rank_of(config.method)) if adapter else None,
+        max_model_len=context_needed(base, config),
         options=(*settings.vllm_options, *SAMPLING_OPTIONS),
     )  # fmt: skip
     release = Release.SLEEP_WEIGHTS_IN_RAM if adapter else Release.SLEEP_WITHOUT_WEIGHTS
@@ -216,6 +220,18 @@ def serving_policy(
                 do="Look at its log in the work folder.", code="E-SERVER-START",
             )  # fmt: skip
         yield server
+
+
+def context_needed(base: str, config: TrainerConfig) -> int | None:
+    """Tokens of the longest prompt and completion; None leaves the model's own context.
+
+    vLLM does not start where its cache has no room for one row of the whole context, and a model's is often 128k. It
+    refuses more than the model has, and how long an environment's replies become nobody knows before.
+    """
+    known = getattr(AutoConfig.from_pretrained(base).get_text_config(), "max_position_embeddings", None)
+    wanted = max(LEAST_CONTEXT, config.hyperparameters.max_length + config.stage.drawn_tokens)
+    in_turns = isinstance(config.stage, DrawnSettings) and config.stage.environment is not None
+    return None if in_turns or (known is not None and wanted >= known) else wanted
 
 
 def remove_weights(folder: Path) -> None:
