@@ -31,6 +31,7 @@ LOOSE_PAGES = {"glossary", "log"}
 CODE = re.compile(r"\b([RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*)\b")
 COMMAND = re.compile(r"(?:^ *|`)trainyard ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", re.MULTILINE)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+RESERVED_NODE = re.compile(r"\b(?:graph|flowchart|subgraph|end|style|class|click|default)(?=[\[({>])", re.IGNORECASE)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 FILE = re.compile(
     r"(?<![\w/.:$}-])(?:trainyard|flows|nodes|tests|deployments|examples|benchmarks|docs)/[\w.-]+(?:/[\w.-]+)*"
@@ -169,6 +170,13 @@ def parsed(kind: str, text: str) -> object:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_examples_can_be_read(page: Path) -> None:
     assert all(parsed(kind, text) for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", READER_PAGES, ids=lambda page: page.stem)
+def test_no_node_of_a_diagram_has_a_word_of_its_language(page: Path) -> None:
+    """Mermaid draws nothing then; the slow tests of the site draw every diagram."""
+    drawn = "\n".join(text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == "mermaid")
+    assert not RESERVED_NODE.findall(drawn)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
