@@ -44,7 +44,8 @@ class Recall:
     sparse: float
     dense_after: float
     all_tokens: float
-    """Largest difference of logits between dense attention and k = 64 >= length."""
+    """Largest difference of logits between dense attention (SDPA) and k = 64 >= length, as a share of the largest
+    logit. Transformers' two kernels of dense attention are up to 8e-6 apart on a processor, where logits are 8.6."""
     divergence_before: float
     divergence_after: float
     mass_kept: float
@@ -141,12 +142,11 @@ def run_tokens(seed: int, dense: int = DENSE_STEPS, warmup: int = WARMUP_STEPS, 
     model.eval()
     before = measure_accuracy(model, None)
     rows = draw_rows(64, torch.Generator().manual_seed(10_001))["input_ids"]
-    model.set_attn_implementation("eager")
     with torch.no_grad():
         dense_logits = model(input_ids=rows).logits
     shared = attach(model, Granularity.TOKEN, seed, top_k=64, index_heads=2, index_dim=16)
     with torch.no_grad():
-        difference = float((model(input_ids=rows).logits - dense_logits).abs().max())
+        difference = float((model(input_ids=rows).logits - dense_logits).abs().max() / dense_logits.abs().max())
     shared.num_tokens = TOP_K
     untrained = measure_accuracy(model, shared)
     controls = {}

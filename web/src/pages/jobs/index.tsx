@@ -10,7 +10,7 @@ import { Page, Queried } from "../../components/page";
 import { Pager, useCursor } from "../../components/pager";
 import { Progress, StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
-import { stepsOf, useJobs, type JobFilter } from "./queries";
+import { stepsOf, trainerOf, useJobs, type JobFilter } from "./queries";
 import "./jobs.css";
 
 const MOST_COMPARED = 5;
@@ -173,6 +173,7 @@ function JobTable({ found, chosen, onChoose }: JobTableProps) {
           title: "Steps",
           cell: (job) => (
             <>
+              {trainerOf(job)}
               {stepsOf(job)}
               <Progress value={job.step} max={job.total_steps} label={`Steps of ${job.name}`} />
             </>

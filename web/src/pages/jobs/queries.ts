@@ -105,6 +105,9 @@ export function useRetry(job: Pick<Job, "id" | "state">) {
   });
 }
 
+/** `control: `, where the trainer of a job's step and loss is another than the usual one. */
+export const trainerOf = (job: Pick<Job, "node">) => (job.node && job.node !== "trainer" ? `${job.node}: ` : "");
+
 /** `120 of 400`. */
 export const stepsOf = (job: Pick<Job, "step" | "total_steps">) =>
   job.total_steps ? `${job.step} of ${job.total_steps}` : job.step ? String(job.step) : "";

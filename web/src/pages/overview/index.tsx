@@ -10,6 +10,7 @@ import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
+import { trainerOf } from "../jobs/queries";
 import { Checks, isProblem, useDoctor } from "../settings/doctor";
 
 const NEWEST = 8;
@@ -58,6 +59,7 @@ function NewestJobs() {
                   numeric: true,
                   cell: (job) => (
                     <>
+                      {trainerOf(job)}
                       {formatNumber(job.step)}
                       {job.total_steps ? ` of ${formatNumber(job.total_steps)}` : ""}{" "}
                       <Progress value={job.step} max={job.total_steps} label={`Steps of ${job.name}`} />
