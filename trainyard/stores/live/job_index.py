@@ -26,7 +26,7 @@ import orjson
 from trainyard.errors import InvalidInput
 from trainyard.spec.states import JobState
 
-VERSION = 1
+VERSION = 2
 """Of the tables: a file of another version is made again."""
 WAIT_S = 5.0
 """For another process that writes, some milliseconds as a rule."""

@@ -13,7 +13,7 @@ import { StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
 import { useCurveStyle } from "./charts";
 import { curveOf, METRICS, seriesOf, type Metric, type NodeCurve } from "./curves";
-import { isOver, REFRESH_MS, stepsOf, useJobDetails } from "./queries";
+import { isOver, REFRESH_MS, stepsOf, trainerOf, useJobDetails } from "./queries";
 import "./jobs.css";
 
 const MOST = 5;
@@ -72,7 +72,7 @@ function Results({ jobs }: { jobs: readonly JobDetail[] }) {
         columns={[
           { title: "Job", cell: (job) => <Link href={`/jobs/${job.id}`}>{titleOf(job, jobs)}</Link> },
           { title: "State", cell: (job) => <StateBadge state={job.state} detail={job.detail} /> },
-          { title: "Steps", cell: stepsOf },
+          { title: "Steps", cell: (job) => trainerOf(job) + stepsOf(job) },
           { title: "Loss", numeric: true, cell: (job) => formatNumber(job.loss) },
           { title: "Time", numeric: true, cell: (job) => formatDuration(job.seconds) },
         ]}
