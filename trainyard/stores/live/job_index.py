@@ -146,7 +146,7 @@ class Freshness(NamedTuple):
         return self.synced_at if self.synced_at is None or now - self.synced_at > FRESH_S else None
 
 
-class Reader:
+class IndexReader:
     """A connection for reading, closed when nobody has it any more."""
 
     def __init__(self, path: Path, stamp: Stamp) -> None:
@@ -157,11 +157,11 @@ class Reader:
             self.connection.close()
 
 
-class Readers(threading.local):
+class IndexReaders(threading.local):
     """The connections of a thread, by file: opening one takes longer than a query."""
 
     def __init__(self) -> None:
-        self.kept: dict[Path, Reader] = {}
+        self.kept: dict[Path, IndexReader] = {}
 
     def connection(self, path: Path) -> sqlite3.Connection:
         """Raises `FileNotFoundError`, and `sqlite3.DatabaseError` as `connect` does."""
@@ -171,7 +171,7 @@ class Readers(threading.local):
             self.drop(path)
             while len(self.kept) >= MOST_KEPT:
                 self.drop(next(iter(self.kept)))
-            found = self.kept[path] = Reader(path, stamp)
+            found = self.kept[path] = IndexReader(path, stamp)
         return found.connection
 
     def drop(self, path: Path) -> None:
@@ -187,7 +187,7 @@ def stamp_of(path: Path) -> Stamp:
     return os.getpid(), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-READERS = Readers()
+READERS = IndexReaders()
 
 
 class JobIndex:
