@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -228,6 +230,31 @@ def test_a_thread_keeps_connections_to_a_few_files_only(tmp_path: Path) -> None:
         assert one.runs() == {RUNS[number]}
     assert len(READERS.kept) == MOST_KEPT
     assert [one.runs() for one in indexes] == [{RUNS[number]} for number in range(len(indexes))]
+
+
+LEFT_BEHIND = """
+import sys, threading
+from pathlib import Path
+from trainyard.stores.live.job_index import JobIndex
+
+index, read = JobIndex(Path(sys.argv[1])), threading.Event()
+index.note_try(1.0)
+
+def wait():
+    print(index.facts())
+    read.set()
+    threading.Event().wait()
+
+threading.Thread(target=wait, daemon=True).start()
+read.wait()
+"""
+
+
+def test_a_process_ends_quietly_with_a_thread_that_has_read(tmp_path: Path) -> None:
+    """The main thread then closes the other one's connection, which SQLite's module refuses unless it is told."""
+    command = [sys.executable, "-c", LEFT_BEHIND, str(tmp_path / "jobs.sqlite3")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("{'tried_at': 1.0}", "")
 
 
 def test_a_file_of_another_version_is_made_again(index: JobIndex) -> None:

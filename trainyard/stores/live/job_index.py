@@ -329,7 +329,11 @@ def connect(path: Path, *, make: bool = False) -> sqlite3.Connection:
     """Open the file. Raises `sqlite3.DatabaseError` for one that is not ours, or of another version."""
     mode = "rwc" if make else "rw"
     database = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", timeout=WAIT_S, isolation_level=None, uri=True
+        f"{path.absolute().as_uri()}?mode={mode}",
+        timeout=WAIT_S,
+        isolation_level=None,
+        uri=True,
+        check_same_thread=False,  # that of a thread which has ended is closed by whoever finds it
     )
     try:
         version = database.execute("pragma user_version").fetchone()[0]
