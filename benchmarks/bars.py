@@ -43,8 +43,11 @@ def measure_all(
     found: Results = {}
     together = [run for run in runs if run[0] not in alone]
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        for done in as_completed([pool.submit(measure_one, module, run) for run in together]):
-            found.setdefault(done.result()["task"], []).append(done.result())
+        try:
+            for done in as_completed([pool.submit(measure_one, module, run) for run in together]):
+                found.setdefault(done.result()["task"], []).append(done.result())
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a run that failed no further one begins
     for one in (measure_one(module, run) for run in runs if run[0] in alone):
         found.setdefault(one["task"], []).append(one)
     met = {name: bar(found) for name, bar in bars.items()}
