@@ -205,6 +205,26 @@ def test_an_unsaved_draft_survives_a_reload_and_undo_takes_it_back(page: Page, s
     until(lambda: not overlapping(page), 10, "places that do not overlap")
 
 
+def test_a_chain_that_is_arranged_before_its_check_has_room_for_its_ports(page: Page, stored: dict[str, Any]) -> None:
+    """The service says which ports a node has, and with them it is taller."""
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    pending: list[Route] = []
+    page.route("**/chains/expand", pending.append)
+    node(page, "trainer").click()
+    page.keyboard.press("Control+c")
+    for number in (2, 3, 4):
+        page.keyboard.press("Control+v")
+        expect(node(page, f"trainer-{number}")).to_be_attached()
+    page.get_by_role("button", name="Arrange").click()
+    until_held(page, pending)
+    page.unroute("**/chains/expand")
+    for route in pending:
+        route.continue_()
+    expect(node(page, "trainer-4").locator(".react-flow__handle.source")).to_be_attached(timeout=CHECKED_MS)
+    until(lambda: not overlapping(page), 10, "places that do not overlap")
+
+
 def test_what_is_written_while_a_save_is_pending_is_still_to_be_saved(page: Page, service: DashboardService) -> None:
     """Of a new chain, whose page is another one afterwards, and of a stored one."""
     pending: list[Route] = []

@@ -120,6 +120,17 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   useEffect(() => {
     if (isUnplaced) layoutAll();
   }, [isUnplaced, layoutAll]);
+  // So does one that is arranged before: a node with its ports is taller.
+  const [arranged, setArranged] = useState<Draft | null>(null);
+  useEffect(() => {
+    if (arranged !== draft || !check.isCurrent) return;
+    setArranged(null);
+    layoutAll();
+  }, [arranged, draft, check.isCurrent, layoutAll]);
+  const arrange = () => {
+    layoutAll();
+    if (!check.isCurrent) setArranged(draft);
+  };
 
   const add = useCallback(
     (type: string, at?: { x: number; y: number }) => {
@@ -190,7 +201,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           >
             Delete
           </button>
-          <button type="button" disabled={draft.nodes.length === 0} onClick={layoutAll}>
+          <button type="button" disabled={draft.nodes.length === 0} onClick={arrange}>
             Arrange
           </button>
           <button type="button" onClick={() => setShowYaml(true)}>
