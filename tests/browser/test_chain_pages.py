@@ -210,7 +210,15 @@ def test_a_chain_that_is_arranged_before_its_check_has_room_for_its_ports(page: 
     open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
     expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
     pending: list[Route] = []
-    page.route("**/chains/expand", pending.append)
+    is_held = True
+
+    def hold(route: Route) -> None:
+        if is_held:
+            pending.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/chains/expand", hold)
     node(page, "trainer").click()
     page.keyboard.press("Control+c")
     for number in (2, 3, 4):
@@ -218,10 +226,10 @@ def test_a_chain_that_is_arranged_before_its_check_has_room_for_its_ports(page: 
         expect(node(page, f"trainer-{number}")).to_be_attached()
     page.get_by_role("button", name="Arrange").click()
     until_held(page, pending)
-    page.unroute("**/chains/expand")
+    is_held = False
     for route in pending:
         route.continue_()
-    expect(node(page, "trainer-4").locator(".react-flow__handle.source")).to_be_attached(timeout=CHECKED_MS)
+    expect(node(page, "trainer-4").locator(".port-adapter.source")).to_be_attached(timeout=CHECKED_MS)
     until(lambda: not overlapping(page), 10, "places that do not overlap")
 
 
