@@ -333,7 +333,7 @@ def connect(path: Path, *, make: bool = False) -> sqlite3.Connection:
         timeout=WAIT_S,
         isolation_level=None,
         uri=True,
-        check_same_thread=False,  # that of a thread which has ended is closed by whoever finds it
+        check_same_thread=False,  # a thread that has ended leaves its own to be closed by another
     )
     try:
         version = database.execute("pragma user_version").fetchone()[0]
