@@ -251,7 +251,7 @@ read.wait()
 
 
 def test_a_process_ends_quietly_with_a_thread_that_has_read(tmp_path: Path) -> None:
-    """The main thread then closes the other one's connection, which SQLite's module refuses unless it is told."""
+    """The main thread then closes the other one's connection, which SQLite's module refuses by default."""
     command = [sys.executable, "-c", LEFT_BEHIND, str(tmp_path / "jobs.sqlite3")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout.strip(), done.stderr) == ("{'tried_at': 1.0}", "")
