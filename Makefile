@@ -39,13 +39,13 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/lint-imports
 	$(PYTEST) -q -n 2 -m 'not slow and not network' tests/architecture
 
-test: setup ## The default tests but those of `make check` (ten to fifteen minutes on two cores, offline)
+test: setup ## The default tests but those of `make check` (ten to twenty minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains and not browser'
 
 test-fast: setup ## The unit tests without torch, servers and child processes (a minute on two cores)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --fast -m 'not slow and not faults and not network' tests/unit
 
-test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three minutes)
+test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three to five minutes)
 	$(PYTEST) -q -m chains
 
 test-browser: setup ## The dashboard in Chromium, over a running stack (six minutes)
@@ -64,10 +64,10 @@ test-gpu: ## The tests of a CUDA card, with PYTHON as it is (PART=words for pyte
 bench-gpu: ## The measurements on a CUDA card, with PYTHON as it is (ONLY=speed, stall, memory, dsa_decode or latent; DEVICE=cpu rehearses them)
 	PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) TRAINYARD_GPU_TESTS_DEVICE=$(DEVICE) $(PYTHON) -m benchmarks.gpu $(ONLY)
 
-bench-latent: setup ## Do the techniques of latent reasoning learn? (about an hour on two cores)
+bench-latent: setup ## Do the techniques of latent reasoning learn? (about two hours of CPU time)
 	$(BIN)/python -m benchmarks.latent all
 
-bench-rl: setup ## Does reinforcement learning reach what is reachable on toys? (a quarter of an hour on two cores)
+bench-rl: setup ## Does reinforcement learning reach what is reachable on toys? (about twenty minutes of CPU time)
 	$(BIN)/python -m benchmarks.rl all
 
 gpu-wheels: ## Download what a CUDA machine without network needs for both into .gpu-wheels

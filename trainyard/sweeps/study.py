@@ -57,9 +57,8 @@ def read_trials(folder: Path, spec: SweepSpec) -> list[Trial]:
         return []
     try:
         study = optuna.load_study(study_name=spec.name, storage=address_of(path))
-    except (
-        KeyError
-    ):  # an earlier version was killed before the study was in its file; the sweep makes it when it continues
+    except KeyError:
+        # An earlier version was killed before the study was in its file; the sweep makes it when it continues.
         return []
     return [read_trial(one) for one in study.get_trials(deepcopy=False)]
 

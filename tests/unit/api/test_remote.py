@@ -152,32 +152,6 @@ async def test_calls_are_awaited_here_and_over_http(url: str) -> None:
         assert (await remote.chains.show(chain="guide")).revision == 1
 
 
-@pytest.mark.parametrize(
-    ("variables", "direct"),
-    [
-        ({}, True),
-        ({"HTTPS_PROXY": "http://127.0.0.1:1"}, True),  # of another scheme
-        ({"HTTP_PROXY": "http://127.0.0.1:1"}, False),
-        ({"ALL_PROXY": "http://127.0.0.1:1"}, False),
-        ({"HTTP_PROXY": "http://127.0.0.1:1", "NO_PROXY": "127.0.0.1"}, True),
-    ],
-)
-def test_a_proxy_of_the_environment_is_used(
-    variables: dict[str, str], direct: bool, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with connect(url, "owner") as surface:
-        if direct:
-            assert surface.templates() == here.templates()
-            return
-        with pytest.raises(Unavailable, match="E-SERVER-UNREACHABLE"):
-            surface.templates()
-
-
 def test_the_types_of_awaited_methods_are_those_of_the_table() -> None:
     written = Path(str(asynchronous.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
     assert written == sdk_types(ASYNC), "run `python -m docs.generator`"

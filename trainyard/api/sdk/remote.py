@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 from ssl import SSLContext, create_default_context
 from types import TracebackType
 from typing import Any, Self
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -30,15 +29,15 @@ CONNECT_S = 10.0
 class RemoteSurface(Surface):
     """The operations of a service. Close it, or use it in `with`."""
 
-    def __init__(self, client: httpx.Client, direct: DirectRequests | None = None) -> None:
-        self._client, self._direct = client, direct
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
         super().__init__(self._carry_out)
 
     def _carry_out(self, name: str, fields: dict[str, Any]) -> Any:
         live = open_live(name, fields)
         talk = conversation(name, fields, live.note_job if live else ignore)
         with ExitStack() as stack:
-            steps = BlockingSteps(self._client, self._direct, stack)
+            steps = BlockingSteps(self._client, stack)
             try:
                 step = next(talk)
                 while True:
@@ -50,8 +49,6 @@ class RemoteSurface(Surface):
 
     def close(self) -> None:
         self._client.close()
-        if self._direct is not None:
-            self._direct.close()
 
     def __enter__(self) -> Self:
         return self
@@ -60,42 +57,11 @@ class RemoteSurface(Surface):
         self.close()
 
 
-class DirectRequests:
-    """Requests over a transport of httpx, without the cookies, redirects and logins of its client.
-
-    The service uses none of them, and a program calls a step session thousands of times.
-    """
-
-    def __init__(self, client: httpx.Client, verify: SSLContext | bool) -> None:
-        self.transport = httpx.HTTPTransport(verify=verify)
-        self.base, self.headers = str(client.base_url).rstrip("/"), client.headers.multi_items()
-        self.extensions = {"timeout": client.timeout.as_dict()}
-
-    def request(self, method: str, url: str, params: Any, headers: Mapping[str, str], content: Any) -> httpx.Response:
-        """The whole response. Raises `httpx.TransportError`."""
-        request = httpx.Request(
-            method, self.base + url, params=params or None, headers=[*self.headers, *headers.items()],
-            content=content, extensions=self.extensions,
-        )  # fmt: skip
-        with closing(self.transport.handle_request(request)) as response:
-            response.request = request
-            response.read()
-        return response
-
-    def close(self) -> None:
-        self.transport.close()
-
-
-def needs_proxy(url: httpx.URL) -> bool:
-    """Whether the environment names a proxy for an address; the client of httpx then uses it."""
-    return bool({url.scheme, "all"} & getproxies().keys()) and not proxy_bypass(url.host)
-
-
 class BlockingSteps:
     """Carries out the steps of a conversation; a stream that it opens is closed with `stack`."""
 
-    def __init__(self, client: httpx.Client, direct: DirectRequests | None, stack: ExitStack) -> None:
-        self.client, self.direct, self.stack = client, direct, stack
+    def __init__(self, client: httpx.Client, stack: ExitStack) -> None:
+        self.client, self.stack = client, stack
         self.lines: Iterator[str] = iter(())
 
     def carry_out(self, step: Step) -> Heard:
@@ -105,9 +71,7 @@ class BlockingSteps:
                 return None
             if isinstance(step, NextLine):
                 return next(self.lines, None)
-            if step.is_stream:
-                return self.open_stream(step)
-            return (self.direct or self.client).request(**request_words(step))
+            return self.open_stream(step) if step.is_stream else self.client.request(**request_words(step))
         except httpx.TransportError as error:
             return error
 
@@ -144,9 +108,7 @@ def connect(
         ca_file: certificates (PEM) that the service's one is verified with; default: those of the system.
         timeout_s: for one answer.
     """
-    options = client_options(url, token, ca_file, timeout_s)
-    client = httpx.Client(**options)
-    return RemoteSurface(client, None if needs_proxy(client.base_url) else DirectRequests(client, options["verify"]))
+    return RemoteSurface(httpx.Client(**client_options(url, token, ca_file, timeout_s)))
 
 
 def client_options(url: str, token: str, ca_file: str | None, timeout_s: float) -> Mapping[str, Any]:

@@ -30,6 +30,7 @@ from trainyard.spec.axes.methods import rank_of
 from trainyard.spec.axes.rewards import RolloutSettings
 from trainyard.spec.axes.stages import DrawnSettings
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.bases.positions import context_of
 from trainyard.train.rollouts.drawing import RolloutWriter
 from trainyard.train.session.sampling import Generated, Sampling, StopReason, end_ids
 from trainyard.train.stages.contract import CompletionWriter
@@ -228,7 +229,7 @@ def context_needed(base: str, config: TrainerConfig) -> int | None:
     vLLM does not start where its cache has no room for one row of the whole context, and a model's is often 128k. It
     refuses more than the model has, and how long an environment's replies become nobody knows before.
     """
-    known = getattr(AutoConfig.from_pretrained(base).get_text_config(), "max_position_embeddings", None)
+    known = context_of(AutoConfig.from_pretrained(base, trust_remote_code=False))
     wanted = max(LEAST_CONTEXT, config.hyperparameters.max_length + config.stage.drawn_tokens)
     in_turns = isinstance(config.stage, DrawnSettings) and config.stage.environment is not None
     return None if in_turns or (known is not None and wanted >= known) else wanted

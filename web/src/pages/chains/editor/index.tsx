@@ -120,7 +120,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   useEffect(() => {
     if (isUnplaced) layoutAll();
   }, [isUnplaced, layoutAll]);
-  // So does one that is arranged before: a node with its ports is taller.
+  // A chain that is arranged before is arranged again then: a node with its ports is taller.
   const [arranged, setArranged] = useState<Draft | null>(null);
   useEffect(() => {
     if (arranged !== draft || !check.isCurrent) return;
