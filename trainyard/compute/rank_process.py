@@ -56,6 +56,14 @@ def failed(folder: Path, rank: int, error: BaseException) -> None:
     write_note(folder, rank, "failed", lost=lost, error={"kind": type(known).__name__, **known.as_dict()})
 
 
+def running(pid: int) -> bool:
+    """Return whether a process is running; one that was killed keeps its pid until its parent has read its exit code."""
+    try:
+        return child.alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
 def main(target: str, where: str) -> None:
     rank, folder = int(os.environ["RANK"]), Path(where)
     own = folder / child.EVENTS_FILE if rank == LEADER else folder / RANKS_FOLDER / f"{rank}.events.jsonl"
@@ -66,7 +74,7 @@ def main(target: str, where: str) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the launcher was started with them blocked
     child.prctl(child.PR_SET_PDEATHSIG, signal.SIGTERM)
     supervisor = os.environ.get(LAUNCHER_VARIABLE)  # not set where the launcher was started by hand
-    if supervisor is not None and not psutil.pid_exists(int(supervisor)):
+    if supervisor is not None and not running(int(supervisor)):
         # It died before the line above, and the launcher with it: no signal will come.
         events.request_stop()
     write_note(folder, rank, "running")

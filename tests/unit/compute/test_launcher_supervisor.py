@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -167,14 +168,19 @@ def test_nothing_survives_a_killed_supervisor(crew: Crew) -> None:
     assert gone(crew.pids())
 
 
+@pytest.mark.parametrize("reaped", [True, False])
 def test_a_process_that_starts_after_its_supervisor_died_ends_at_once(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, reaped: bool
 ) -> None:
-    """No signal can reach it any more: it came to life after the launcher had died."""
+    """No signal can reach it any more: it came to life after the launcher had died.
+
+    Until the parent has read the exit code, the pid still exists: it is that of a zombie.
+    """
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | (0 if reaped else os.WNOWAIT))
     monkeypatch.setenv("TRAINYARD_RANKS_PID", str(ended.pid))
     monkeypatch.setenv("RANK", "0")
     argv = [sys.executable, "-m", "trainyard.compute.rank_process", "tests.unit.compute.crews:stops", str(crew.folder)]
     assert subprocess.run(argv, timeout=60, check=False).returncode == 0
+    ended.wait()
     assert read_notes(crew.folder)[0]["status"] == "stopped"
