@@ -8,15 +8,21 @@ import { useLogin } from "../../api/login";
 import type { ExpandedChain } from "../../api/schema";
 import { ActionButton } from "../../components/action";
 import { SchemaForm } from "../../components/form";
+import { labelOf } from "../../components/format";
 import { ChainGraph, type GraphNode } from "../../components/graph";
 import { Page, Queried, Section } from "../../components/page";
 import type { JsonSchema } from "../../components/schema";
-import { expand, reasonsOf } from "./editor/server";
+import { expand, reasonsOf, type CheckReason } from "./editor/server";
 import { Reasons } from "./reasons";
 
 type Values = Record<string, unknown>;
 
 const CHECK_AFTER_MS = 300;
+const PREFIX = "parameters";
+
+/** Whether a reason is only that a needed parameter is still empty: the form marks it, and it is no mistake. */
+const isEmpty = (one: CheckReason, schema: JsonSchema) =>
+  one.code === "E-SPEC-MISSING" && (schema.required ?? []).some((name) => one.field === `${PREFIX}.${name}`);
 
 export default function TemplatePage({ template }: { template: string }) {
   const schema = useQuery({
@@ -49,6 +55,9 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
     mutationFn: () => dataOf(client.POST("/api/v1/runs", { body: { target: template, parameters } as never })),
     onSuccess: (run) => navigate(`/jobs/${(run as { id: string }).id}`),
   });
+  const reasons = reasonsOf(expanded.data);
+  const empty = reasons.filter((one) => isEmpty(one, schema)).map((one) => one.field.slice(PREFIX.length + 1));
+  const wrong = reasons.filter((one) => !isEmpty(one, schema));
   const edit = `/chains/new?template=${template}&parameters=${encodeURIComponent(JSON.stringify(parameters))}`;
   return (
     <div className="stack">
@@ -57,8 +66,8 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           schema={schema}
           value={parameters}
           onChange={setParameters}
-          problems={reasonsOf(expanded.data) as unknown as ProblemReason[]}
-          prefix="parameters"
+          problems={wrong as unknown as ProblemReason[]}
+          prefix={PREFIX}
         />
       </Section>
       <Section
@@ -76,22 +85,38 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           </>
         }
       >
-        <Queried query={expanded}>{(found) => <Preview template={template} found={found} />}</Queried>
+        <Queried query={expanded}>
+          {(found) => <Preview template={template} found={found} wrong={wrong} empty={empty} />}
+        </Queried>
       </Section>
     </div>
   );
 }
 
-function Preview({ template, found }: { template: string; found: ExpandedChain }) {
+interface PreviewProps {
+  template: string;
+  found: ExpandedChain;
+  wrong: readonly CheckReason[];
+  empty: readonly string[];
+}
+
+function statusOf({ found, wrong, empty }: PreviewProps) {
+  if (found.check.ok) return "✓ would run here";
+  if (wrong.length > 0 || empty.length === 0) return "These are in the way of a run:";
+  return `The chain is drawn here when its parameters are given: ${empty.map(labelOf).join(", ")}.`;
+}
+
+function Preview(props: PreviewProps) {
+  const { template, found, wrong } = props;
   const listed = (found.spec.nodes ?? []) as { id: string; needs: string[] }[];
   const needs = new Map(listed.map((one) => [one.id, one.needs]));
   const nodes: GraphNode[] = found.nodes.map((one) => ({ ...one, needs: needs.get(one.id) ?? [] }));
   return (
     <>
       <p role="status" className={found.check.ok ? "state-completed" : undefined}>
-        {found.check.ok ? "✓ would run here" : "These are in the way of a run:"}
+        {statusOf(props)}
       </p>
-      <Reasons reasons={reasonsOf(found)} />
+      <Reasons reasons={wrong} />
       {nodes.length > 0 && <ChainGraph nodes={nodes} label={`Nodes of ${template}`} />}
     </>
   );
