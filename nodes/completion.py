@@ -41,7 +41,7 @@ def asking(
     context: NodeContext, config: AiGeneratorConfig, base_url: str, model: str, key: str | None = None
 ) -> Complete:
     context.say(f"asking {model} at {base_url}")
-    return Completer(config, base_url, model, key)
+    return Completer(config, base_url, model, key, context.settings.private_hosts)
 
 
 @contextmanager

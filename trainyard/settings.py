@@ -16,6 +16,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -154,7 +155,10 @@ class Settings(MachineSettings):
     )
     endpoints: dict[str, Endpoint] = Field(default_factory=dict, description="Name -> where it answers.")
     tenant: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
-    allow_private_urls: tuple[str, ...] = Field((), description="Hosts that URL sources may reach on private networks.")
+    allow_private_urls: tuple[str, ...] = Field(
+        (),
+        description="Hosts on private networks that data sources and addresses of model servers in a chain may name.",
+    )
     backend_envs: dict[str, Path] = Field(
         default_factory=dict, description="Backend -> an environment that is there already, instead of envs/NAME."
     )
@@ -184,6 +188,12 @@ class Settings(MachineSettings):
                 code="E-ENDPOINT",
             )
         return self.endpoints[name]
+
+    @property
+    def private_hosts(self) -> tuple[str, ...]:
+        """Names of servers that may lead to an address inside this network, as the operator has named them here."""
+        endpoints = (urlsplit(one.base_url).hostname for one in self.endpoints.values())
+        return tuple(sorted({"localhost", *self.allow_private_urls, *filter(None, endpoints)}))
 
     @property
     def served_models(self) -> tuple[str, ...]:

@@ -63,8 +63,8 @@ PUT_TOGETHER = {
     "E-CHAT-TEMPLATE": "A chat template took more time or memory than a conversation may.",
     "E-URL": "The server of an address answered with an error.",
     "R-URL": "An address is not a plain `http` or `https` address, has a user or a password, is reached after many "
-    "redirects only, or leads into a private network while its host is not in `allow_private_urls`; over a network "
-    "also the address of a server that a chain asks.",
+    "redirects only, or leads into a private network while its host is not in `allow_private_urls`; so is the name of "
+    "a model server in a chain, and over a network also a numeric address of one.",
 }
 """What the sources say only when it happens: codes whose message is put together."""
 NAMED_ONCE = {("spec.load.text", "refuse"): "E-SPEC-SYNTAX"}

@@ -33,6 +33,8 @@ class TeacherServer(BaseModel):
     base_url: str
     model: str
     api_key_env: str | None = None
+    private_hosts: tuple[str, ...] | None = Field(None, exclude_if=lambda given: given is None)
+    """Names that may lead to an address inside this network, where a chain gives the address; None: every name."""
 
 
 class OtherModels(BaseModel):
@@ -145,7 +147,7 @@ def judge_at(reward: JudgeReward, settings: Settings) -> TeacherServer:
         return found.model_copy(update={"model": reward.model or found.model})
     assert reward.base_url is not None, "the spec has either an endpoint or an address"
     assert reward.model is not None, "asked for with an address"
-    return TeacherServer(base_url=reward.base_url, model=reward.model)
+    return TeacherServer(base_url=reward.base_url, model=reward.model, private_hosts=settings.private_hosts)
 
 
 def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:

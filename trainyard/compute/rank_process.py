@@ -57,7 +57,7 @@ def failed(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def running(pid: int) -> bool:
-    """Return whether a process is running; one that was killed keeps its pid until its parent has read its exit code."""
+    """Return whether a process is running; a killed one keeps its pid until its parent reads its exit code."""
     try:
         return child.alive(psutil.Process(pid))
     except psutil.NoSuchProcess:

@@ -151,8 +151,8 @@ def open_client(asked: JudgeSettings, settings: Settings) -> ChatClient:
         address, model = endpoint.base_url, asked.model or endpoint.model or asked.endpoint
         key = api_key_from(endpoint.api_key_env)
     assert address is not None, "the spec has either an endpoint or an address"
-    limits = {"concurrency": asked.concurrency, "retries": asked.retries}
-    return ChatClient(address, model or "judge", key, timeout_s=asked.timeout_s, **limits)
+    limits: Any = {"concurrency": asked.concurrency, "retries": asked.retries, "timeout_s": asked.timeout_s}
+    return ChatClient(address, model or "judge", key, private_hosts=settings.private_hosts, **limits)
 
 
 async def gather(judge: Judge, work: Callable[[int], Awaitable[Any]], count: int) -> list[Any]:

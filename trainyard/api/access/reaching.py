@@ -23,7 +23,7 @@ from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.stores.models import model_folder
 
-PUBLIC = "trainyard.data.readers.addresses:require_public"
+PUBLIC = "trainyard.data.remote.addresses:require_public"
 """Its module imports numpy, which a command without such an address does without."""
 MODEL_FIELDS = frozenset({"base_model", "model", "teacher", "tokenizer", "judge"})
 """Last names of fields that may name a model's folder."""

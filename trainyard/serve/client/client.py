@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +27,7 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.serve.client.hosts import JudgedResolver
 from trainyard.spec.nodes import AiGeneratorConfig
 
 Messages = list[dict[str, str]]
@@ -179,6 +180,7 @@ class ChatClient:
         retries: attempts after the first one.
         timeout_s: seconds for one attempt, from sending to the last byte.
         first_wait_s: seconds before the second attempt; each later wait is twice as long.
+        private_hosts: names that may lead to an address inside this network; None: every name, as the operator's own.
     """
 
     def __init__(
@@ -191,6 +193,7 @@ class ChatClient:
         retries: int = 4,
         timeout_s: float = 120.0,
         first_wait_s: float = FIRST_WAIT_S,
+        private_hosts: Collection[str] | None = None,
     ) -> None:
         self.api, self.model = api_url(base_url), model
         self.concurrency, self.retries = concurrency, retries
@@ -198,7 +201,7 @@ class ChatClient:
         self.requests = self.attempts = self.prompt_tokens = self.completion_tokens = 0
         self.template_options: Mapping[str, Any] | None = None
         """Variables for the server's chat template (`chat_template_kwargs` of vLLM)."""
-        self._api_key = api_key
+        self._api_key, self._private_hosts = api_key, private_hosts
 
     def __repr__(self) -> str:
         return f"ChatClient({str(self.api)!r}, {self.model!r}, concurrency={self.concurrency})"
@@ -209,7 +212,9 @@ class ChatClient:
             headers["authorization"] = f"Bearer {self._api_key}"
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=self.concurrency, ssl=httpx.create_ssl_context() if self.api.scheme == "https" else True
+                limit=self.concurrency,
+                ssl=httpx.create_ssl_context() if self.api.scheme == "https" else True,
+                resolver=None if self._private_hosts is None else JudgedResolver(self._private_hosts),
             ),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, connect=min(CONNECT_S, self.timeout_s)),
@@ -243,7 +248,8 @@ class ChatClient:
     ) -> Completion:
         """One chat completion. `schema` (JSON Schema) constrains the reply's text.
 
-        Raises `ServerUnreachable`, `ServerTimeout`, `InvalidServerResponse` or `ServerRefused`.
+        Raises `ServerUnreachable`, `ServerTimeout`, `InvalidServerResponse` or `ServerRefused`, and `Refused`
+        (`R-URL`) for a name that may not lead where it leads.
         """
         asked: dict[str, Any] = {"model": self.model, "messages": messages}
         options = {"seed": seed, "max_tokens": max_tokens, "temperature": temperature}
@@ -405,9 +411,12 @@ class Completer(ChatClient):
     `model` is the server's name for the model; concurrency, retries, time, temperature and tokens are the config's.
     """
 
-    def __init__(self, config: AiGeneratorConfig, base_url: str, model: str, api_key: str | None = None) -> None:
-        limits = {"concurrency": config.concurrency, "retries": config.retries}
-        super().__init__(base_url, model, api_key, timeout_s=config.timeout_s, **limits)
+    def __init__(
+        self, config: AiGeneratorConfig, base_url: str, model: str, api_key: str | None = None,
+        private_hosts: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
+        limits: Any = {"concurrency": config.concurrency, "retries": config.retries, "timeout_s": config.timeout_s}
+        super().__init__(base_url, model, api_key, private_hosts=private_hosts, **limits)
         self.config = config
 
     async def __call__(self, messages: Messages, schema: dict[str, Any] | None, seed: int) -> str:

@@ -24,14 +24,15 @@ class JudgeServer:
     model: str
     key: str | None = field(default=None, repr=False)
     first_wait_s: float = FIRST_WAIT_S
+    private_hosts: tuple[str, ...] | None = None
 
     def __call__(self, prompts: Sequence[str], schema: dict[str, Any]) -> list[str]:
         """Ask greedily for replies of this JSON Schema. Raises as `ChatClient.complete`."""
         return asyncio.run(self.ask(prompts, schema))
 
     async def ask(self, prompts: Sequence[str], schema: dict[str, Any]) -> list[str]:
-        limits = {"concurrency": AT_ONCE, "retries": RETRIES}
-        client = ChatClient(self.base_url, self.model, self.key, first_wait_s=self.first_wait_s, **limits)
+        limits: Any = {"concurrency": AT_ONCE, "retries": RETRIES, "first_wait_s": self.first_wait_s}
+        client = ChatClient(self.base_url, self.model, self.key, private_hosts=self.private_hosts, **limits)
         async with client:
             found = await asyncio.gather(
                 *(

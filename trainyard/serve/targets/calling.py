@@ -8,6 +8,7 @@ import httpx
 
 from trainyard.errors import TrainyardError, Unavailable
 from trainyard.serve.client.client import api_key_from
+from trainyard.serve.client.hosts import JudgedTransport
 from trainyard.serve.targets.contract import TargetDeployment
 from trainyard.settings import Settings
 from trainyard.settings import settings as default_settings
@@ -23,13 +24,17 @@ def http_client(target: Target, url: str, settings: Settings | None = None) -> h
     Raises `InvalidInput`: `E-ENDPOINT` for an endpoint that is not there, `E-API-KEY` when its variable is not set.
     """
     headers = {}
+    settings = settings or default_settings()
     if target.endpoint is not None:
-        endpoint = (settings or default_settings()).endpoint(target.endpoint)
+        endpoint = settings.endpoint(target.endpoint)
         key = api_key_from(endpoint.api_key_env)
         url = endpoint.base_url
         headers = {"Authorization": f"Bearer {key}"} if key else {}
     root = url.rstrip("/").removesuffix("/v1")
-    return httpx.Client(base_url=root, headers=headers, timeout=httpx.Timeout(TIMEOUT_S, connect=5.0))
+    timeout = httpx.Timeout(TIMEOUT_S, connect=5.0)
+    return httpx.Client(
+        base_url=root, headers=headers, timeout=timeout, transport=JudgedTransport(settings.private_hosts)
+    )
 
 
 def call(site: TargetDeployment, method: str, path: str, body: Any = None) -> Any:

@@ -1,0 +1,100 @@
+"""Names of servers that a chain contains: each is looked up for a connection, judged, and that address is connected to.
+
+Over a network the API refuses addresses inside this network when it gets a chain. Who controls a name's records can
+let the name lead elsewhere afterwards (DNS rebinding), so a connection judges it again. A name that leads to a private,
+local or metadata address has to be the operator's: `localhost`, the host of an endpoint, or one of
+`allow_private_urls` (`Settings.private_hosts`). A numeric address leads nowhere else later, and is connected to as it
+is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Iterable
+from dataclasses import replace
+
+import httpx
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from trainyard.data.remote.addresses import CheckedNetwork, Resolve
+from trainyard.errors import Refused, Unavailable
+
+FIELD = "base_url"
+
+
+def is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+class JudgedHosts:
+    """Looks names up. `private` are those that may lead to an address inside this network."""
+
+    def __init__(self, private: Iterable[str], resolve: Resolve = socket.getaddrinfo) -> None:
+        self._network = CheckedNetwork(private, resolve)
+
+    def addresses(self, host: str, port: int) -> list[str]:
+        """The addresses of a name, all judged. Raises `OSError` for one that is not known, `Refused` (`R-URL`)."""
+        try:
+            return self._network.addresses(host, port)
+        except Unavailable as error:
+            raise OSError(error.why) from error
+        except Refused as error:
+            raise Refused([replace(one, field=FIELD) for one in error.reasons]) from error
+
+
+class JudgedResolver(AbstractResolver):
+    """The names of an `aiohttp` session, which asks for no numeric address."""
+
+    def __init__(self, private: Iterable[str], resolve: Resolve = socket.getaddrinfo) -> None:
+        self._hosts = JudgedHosts(private, resolve)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await asyncio.get_running_loop().run_in_executor(None, self._hosts.addresses, host, port)
+        return [
+            ResolveResult(
+                hostname=host, host=address, port=port, proto=0, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+            )
+            for address in found
+        ]  # fmt: skip
+
+    async def close(self) -> None:
+        """Nothing is open between two calls."""
+
+
+class JudgedTransport(httpx.BaseTransport):
+    """The connections of an `httpx` client, without proxies: a proxy would look the name up itself."""
+
+    def __init__(self, private: Iterable[str], resolve: Resolve = socket.getaddrinfo) -> None:
+        self._hosts = JudgedHosts(private, resolve)
+        self._transport = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        url = request.url
+        if is_numeric(url.host):
+            return self._transport.handle_request(request)
+        try:
+            addresses = self._hosts.addresses(url.host, url.port or (443 if url.scheme == "https" else 80))
+        except OSError as error:
+            raise httpx.ConnectError(str(error), request=request) from error
+        request.extensions["sni_hostname"] = url.host  # the certificate's name; the Host header is already the name
+        *others, last = addresses
+        for address in others:
+            request.url = url.copy_with(host=address)
+            try:
+                return self._transport.handle_request(request)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                continue  # nothing was sent: the next address of the name is tried
+        request.url = url.copy_with(host=last)
+        return self._transport.handle_request(request)
+
+    def close(self) -> None:
+        self._transport.close()
