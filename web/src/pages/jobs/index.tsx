@@ -10,7 +10,7 @@ import { Page, Queried } from "../../components/page";
 import { Pager, useCursor } from "../../components/pager";
 import { Progress, StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
-import { stepsOf, trainerOf, useJobs, type JobFilter } from "./queries";
+import { stepsOf, trainerOf, useJob, useJobs, type JobFilter } from "./queries";
 import "./jobs.css";
 
 const MOST_COMPARED = 5;
@@ -182,9 +182,25 @@ function JobTable({ found, chosen, onChoose }: JobTableProps) {
         { title: "Loss", numeric: true, cell: (job) => formatNumber(job.loss) },
         { title: "Training", cell: (job) => [job.stage, job.method, job.backend].filter(Boolean).join(" · ") },
         { title: "Base model", cell: (job) => job.base_model },
-        { title: "Time", numeric: true, cell: (job) => formatDuration(job.seconds) },
+        { title: "Time", numeric: true, cell: (job) => <JobTime job={job} /> },
         { title: "Created", cell: (job) => formatTime(job.created) },
       ]}
     />
   );
+}
+
+/** How long a job has taken and, while it runs, what its trainings have left. */
+function JobTime({ job }: { job: Job }) {
+  return (
+    <>
+      {formatDuration(job.seconds)}
+      {job.state === "running" && <TrainingLeft job={job.id} />}
+    </>
+  );
+}
+
+function TrainingLeft({ job }: { job: string }) {
+  const left = (useJob(job).data?.left ?? []).map((one) => one.seconds);
+  if (left.length === 0 || left.some((seconds) => seconds == null)) return null;
+  return <div className="quiet">{formatDuration(left.reduce<number>((sum, one) => sum + one!, 0))} left to train</div>;
 }
