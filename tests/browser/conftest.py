@@ -44,6 +44,7 @@ GROUPS = (
     ("machine", ("test_machine_pages.py", "test_started_pages.py")),
     ("pages", ("test_pages.py",)),
     ("texts", ("test_untrusted_text.py",)),
+    ("real texts", ()),
     ("refusals", ()),
     ("outages", ("test_outages.py",)),
 )
@@ -58,8 +59,8 @@ OTHER_GROUPS = {
     "test_qa_pipeline_is_built_by_dragging_and_run": ("jobs", 1),
     "test_a_retry_is_a_new_job_with_the_same_parameters": ("jobs", 2),
     "test_the_numbers_of_the_overview_are_rests": ("jobs", 2),
-    "test_real_text_of_others_is_text": ("refusals", 0),
-    "test_texts_of_refusals_are_texts": ("refusals", 1),
+    "test_real_text_of_others_is_text": ("real texts", 0),
+    "test_texts_of_refusals_are_texts": ("refusals", 0),
 }
 """Test -> its group and its place there, where that is not the one of its file.
 

@@ -54,6 +54,14 @@ def test_axe_finds_what_keeps_somebody_out(page: Page, axe: Audit) -> None:
         axe(page)
 
 
+def test_axe_finds_a_colour_that_is_no_contrast_in_the_dark(page: Page, axe: Audit) -> None:
+    open_page(page, "", "Overview")
+    text = "Object.assign(document.createElement('p'), { innerText: 'dim', style: 'color: #333' })"
+    page.locator("main").evaluate(f"(main) => main.append({text})")
+    with pytest.raises(AssertionError, match=r"in dark:\n.*color-contrast"):
+        axe(page)
+
+
 def test_the_menu_leads_to_every_page_by_keyboard(page: Page) -> None:
     """Also on a telephone, where it is behind a button."""
     page.set_viewport_size({"width": 360, "height": 800})
