@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
-from trainyard.api.requests.chains import CheckInput, StoreChainInput
+from trainyard.api.requests.chains import CHAIN_CHARS, CheckInput, ShowChainInput, StoreChainInput
 from trainyard.api.requests.sweeps import ShowSweepInput, SweepInput
 from trainyard.api.terminal.jobs import sweep_text, sweeps_text
 from trainyard.api.verbs.chains.check import check
@@ -130,6 +131,15 @@ def test_a_stored_chain_is_swept_like_its_file(context: Context) -> None:
     assert dump_spec(spec) == dump_spec(build_sweep(asked(), context))
     with pytest.raises(NotFound, match="nobody"):
         build_sweep(asked(file=None, chain="nobody"), context)
+
+
+def test_a_chain_is_named_as_long_as_elsewhere(context: Context) -> None:
+    """A request that is accepted is one that the verbs it uses accept."""
+    with pytest.raises(NotFound):
+        build_sweep(asked(file=None, chain="n" * CHAIN_CHARS), context)
+    for one in (SweepInput, ShowChainInput):
+        with pytest.raises(ValidationError, match=f"at most {CHAIN_CHARS} characters"):
+            one.model_validate({"chain": "n" * (CHAIN_CHARS + 1)})
 
 
 @pytest.mark.parametrize("given", [{"file": None}, {"continued": "x"}, {"chain": "guide"}])

@@ -14,6 +14,8 @@ ChainText = dict[str, Any]
 """A chain or a job as a mapping, as its file has it: what a program gives in place of a file."""
 PARAMETERS = "A parameter; dots reach inside."
 PRESET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+CHAIN_CHARS = 100
+"""Longest name or id of a stored chain."""
 PRESET = "Parameters from deployments/presets; -p wins over them."
 
 
@@ -110,7 +112,7 @@ class ExportConfigInput(Request):
 
 class StoredName(Request):
     chain: Annotated[str, Argument("CHAIN")] = Field(
-        min_length=1, max_length=100, description="Id of a stored chain, or its name where only one has it."
+        min_length=1, max_length=CHAIN_CHARS, description="Id of a stored chain, or its name where only one has it."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from trainyard.api.requests.base import Parameters, Request
+from trainyard.api.requests.chains import CHAIN_CHARS
 from trainyard.api.requests.fields import Argument, Option
 from trainyard.spec.axes.stages import EvalMetric
 
@@ -21,7 +22,7 @@ class SweptChain(Request):
         None, description="A chain or job file with a trainer."
     )
     chain: str | None = Field(
-        None, min_length=1, max_length=200, description="A stored chain in the place of a file: its name or id."
+        None, min_length=1, max_length=CHAIN_CHARS, description="A stored chain in the place of a file: its name or id."
     )
     parameters: Parameters = Field(
         {}, description="NODE.SETTING=RANGE: uniform, loguniform, int, logint or choice; or one value for all trials."
