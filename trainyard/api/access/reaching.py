@@ -18,13 +18,11 @@ from urllib.parse import urlsplit
 
 from trainyard.compute.services import EMBEDDED, find_service, record_path
 from trainyard.data.paths import data_roots, is_inside, refuse_path
+from trainyard.data.remote.addresses import require_public
 from trainyard.errors import Denied, InvalidInput, NotFound
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.stores.models import model_folder
 
-PUBLIC = "trainyard.data.remote.addresses:require_public"
-"""Its module imports numpy, which a command without such an address does without."""
 MODEL_FIELDS = frozenset({"base_model", "model", "teacher", "tokenizer", "judge"})
 """Last names of fields that may name a model's folder."""
 
@@ -52,7 +50,7 @@ def require_server(place: str, text: str, settings: Settings) -> None:
     embedded = find_service(record_path(settings, EMBEDDED))
     known = [one.base_url for one in settings.endpoints.values()] + ([embedded.url] if embedded is not None else [])
     if origin_of(text) not in {origin_of(one) for one in known} - {None}:
-        load(PUBLIC)(text, place, allowed=settings.allow_private_urls)
+        require_public(text, place, allowed=settings.allow_private_urls)
 
 
 def origin_of(address: str) -> tuple[str, str, int | None] | None:
