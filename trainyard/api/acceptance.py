@@ -7,11 +7,12 @@ what `trainyard check` accepts, a run on the same machine does not refuse. Nothi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from trainyard.api.keys import Dependency, dependencies, model_digest
 from trainyard.compute.gpus import devices_here
@@ -19,6 +20,7 @@ from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import FILE_ENDING, choose_template
 from trainyard.errors import NotFound, Reason, Refused, TrainyardError
 from trainyard.serve.chat_templates import check_chat_template
+from trainyard.serve.client.hosts import JudgedHosts, is_numeric
 from trainyard.serve.expected import expect_candidate, target_reasons
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import GeneratorKind, Port
@@ -32,6 +34,7 @@ from trainyard.stores.files import lacking_space
 from trainyard.stores.models import model_folder, resolve_model
 
 FLOAT32_BYTES = 4
+HTTPS = 443
 
 
 def physical_bytes() -> int:
@@ -193,7 +196,32 @@ def template_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     return reasons
 
 
-# What the targets will say
+# What the servers will say
+
+
+def server_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
+    """Return why a run would not connect to a generator's or a judge's own address; a name unknown now may be later."""
+    reasons: list[Reason] = []
+    for node in chain.nodes:
+        for place, url in addresses_in(node.config.model_dump(mode="json"), "config"):
+            try:
+                host = urlsplit(url).hostname or ""
+                if host and not is_numeric(host):
+                    JudgedHosts(settings.private_hosts).addresses(host, HTTPS)
+            except Refused as refused:
+                reasons += [replace(one, node=node.id, field=place) for one in refused.reasons]
+            except (OSError, ValueError):
+                continue  # not known now, or no address: the node says so
+    return reasons
+
+
+def addresses_in(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(field, address) of every `base_url` in a config; targets are asked by `deployment_reasons`."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in pairs:
+        if name == "base_url" and isinstance(one, str):
+            yield f"{place}.{name}", one
+        yield from addresses_in(one, f"{place}.{name}")
 
 
 def deployment_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:

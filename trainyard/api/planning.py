@@ -250,7 +250,8 @@ def decided(
 
 
 CHAIN_REASONS = (
-    acceptance.missing_inputs, acceptance.teacher_reasons, acceptance.template_reasons, acceptance.deployment_reasons,
+    acceptance.missing_inputs, acceptance.teacher_reasons, acceptance.template_reasons, acceptance.server_reasons,
+    acceptance.deployment_reasons,
 )  # fmt: skip
 
 

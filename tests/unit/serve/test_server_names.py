@@ -15,12 +15,15 @@ import httpx
 import pytest
 
 from tests.certificates import make_certificate
+from trainyard.api.acceptance import server_reasons
 from trainyard.errors import Refused
 from trainyard.serve.client.client import ChatClient, ServerUnreachable
 from trainyard.serve.client.hosts import JudgedResolver, JudgedTransport
 from trainyard.serve.targets.calling import http_client
 from trainyard.settings import load_settings
 from trainyard.spec.axes.targets import TargetType
+from trainyard.spec.chain import ChainSpec
+from trainyard.spec.graph import resolve
 from trainyard.spec.nodes import Target
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -166,3 +169,15 @@ def test_a_client_in_a_thread_of_its_own() -> None:
     """As a training child asks: one event loop for each batch of prompts."""
     with answering() as server:
         assert asyncio.run(ask(f"http://localhost:{server.server_port}", ("localhost",))) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("host", "codes"), [("localhost", []), ("127.0.0.1", []), ("127.1", ["R-URL"]), ("unknown.invalid", [])]
+)
+def test_check_refuses_what_a_run_would_not_connect_to(host: str, codes: list[str], home: Path) -> None:
+    """Here an odd spelling of this machine: a name that leads to it and is not the operator's."""
+    generator = {"engine": "openai", "model": "m", "base_url": f"http://{host}:1/v1"}
+    nodes = [{"type": "data_source", "config": {"path": "a.md"}}, {"type": "ai_generator", "config": generator}]
+    chain = resolve(ChainSpec.model_validate({"name": "asks", "nodes": nodes}))
+    found = server_reasons(chain, load_settings(home=home))
+    assert [(one.code, one.field) for one in found] == [(code, "config.base_url") for code in codes]
