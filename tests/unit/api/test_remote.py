@@ -22,7 +22,7 @@ from tests.unit.api.answering import answering
 from trainyard import Chain, DataSource, Trainer, aio, connect, connect_async, here
 from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
 from trainyard.api.sdk import asynchronous, wire
-from trainyard.api.sdk.remote import RemoteSurface
+from trainyard.api.sdk.remote import RemoteSurface, ServiceConnection, client_options
 from trainyard.api.sdk.wire import error_of, exchange_of
 from trainyard.api.verbs.jobs import Job, JobDetail
 from trainyard.errors import (
@@ -307,15 +307,19 @@ class Cut(httpx.SyncByteStream, httpx.AsyncByteStream):
             yield piece
 
 
+def connection(service: Streaming) -> ServiceConnection:
+    headers = client_options("http://x", "", None, 10)["headers"]
+    return ServiceConnection("http://x", headers, httpx.Timeout(10), httpx.MockTransport(service.answer))
+
+
 def watched(streams: list[list[bytes] | int]) -> tuple[Any, list[str | None]]:
     """What a blocking and an awaited client return for the same streams, and the ids that each sent."""
     blocking, awaited = Streaming(list(streams)), Streaming(list(streams))
-    options = {"base_url": "http://x"}
-    with RemoteSurface(httpx.Client(transport=httpx.MockTransport(blocking.answer), **options)) as remote:
+    with RemoteSurface(connection(blocking)) as remote:
         found = remote.chains.run(chain="x", watch=True)
 
     async def follow() -> Any:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(awaited.answer), **options) as client:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(awaited.answer), base_url="http://x") as client:
             return await asynchronous.call_over_http(client, "chains run", {"chain": "x", "watch": True})
 
     assert anyio.run(follow) == found
@@ -343,6 +347,5 @@ def test_a_stream_that_was_cut_off_is_continued_after_its_last_event(end: list[b
 
 
 def test_a_job_that_cannot_be_followed_is_the_error_of_the_service() -> None:
-    client = httpx.Client(base_url="http://x", transport=httpx.MockTransport(Streaming([404]).answer))
-    with RemoteSurface(client) as remote, pytest.raises(Unavailable, match="answered 404"):
+    with RemoteSurface(connection(Streaming([404]))) as remote, pytest.raises(Unavailable, match="answered 404"):
         remote.chains.run(chain="x", watch=True)

@@ -30,6 +30,7 @@ REQUEST_TARGETS = ("job", "name", "role", "target", "adapter", "chain", "session
 RESPONSE_TARGETS = ("job", "run_id", "id", "session", "version", "name", "chain")
 """Fields that name what an operation is about, or what it made."""
 MAX_FIELDS_BYTES = 8 << 10
+SORTED = json.JSONEncoder(sort_keys=True)
 LOGS: dict[Path, AuditLog] = {}
 """One for each home of this process, which remembers when it flushed."""
 
@@ -54,7 +55,7 @@ class AuditEntry:
     def same(self) -> dict[str, Any]:
         """What both lines have: who asked for it, through what, and the request as it may be written down."""
         caller, shown = self.context.caller, redact_value(self.request)
-        text = json.dumps(shown, sort_keys=True)
+        text = SORTED.encode(shown)
         return {
             "id": self.id,
             "time": round(self.begun, 3),

@@ -45,6 +45,7 @@ CALLER = "trainyard.caller"
 """Key of a request's scope."""
 MAX_TARGET_BYTES, MAX_HEADER_BYTES = 8 << 10, 32 << 10
 """Of path and query, and of all headers."""
+SINGLE_HEADERS = (b"authorization", b"content-type", b"content-length", b"idempotency-key")
 API_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -136,9 +137,10 @@ def require_lengths(scope: Scope, headers: Headers) -> None:
         raise LimitExceeded(f"The address is longer than {MAX_TARGET_BYTES:,} bytes.", do="Send values in a body.")
     if sum(len(key) + len(value) for key, value in headers.raw) > MAX_HEADER_BYTES:
         raise LimitExceeded(f"The headers are longer than {MAX_HEADER_BYTES:,} bytes.", do="Send fewer.")
-    for name in ("authorization", "content-type", "content-length", "idempotency-key"):
-        if len(headers.getlist(name)) > 1:
-            raise InvalidInput(f"The header {name} occurs twice.", do="Send it once.", code="E-PARAMETER")
+    names = [key for key, _ in headers.raw]
+    for name in SINGLE_HEADERS:
+        if names.count(name) > 1:
+            raise InvalidInput(f"The header {name.decode()} occurs twice.", do="Send it once.", code="E-PARAMETER")
 
 
 def media_type(headers: Headers) -> str:

@@ -123,14 +123,16 @@ class Headers:
     """The headers of a request; one that occurs twice counts as unusable."""
 
     def __init__(self, scope: Scope) -> None:
-        self.rows: list[tuple[bytes, bytes]] = list(scope["headers"])
+        self.rows: dict[bytes, bytes | None] = {}
+        for key, value in scope["headers"]:
+            self.rows[key] = None if key in self.rows else value
 
     def has(self, name: str) -> bool:
-        return any(key == name.encode() for key, _ in self.rows)
+        return name.encode() in self.rows
 
     def only(self, name: str) -> str | None:
-        found = [value.decode("latin-1") for key, value in self.rows if key == name.encode()]
-        return found[0] if len(found) == 1 else None
+        found = self.rows.get(name.encode())
+        return found.decode("latin-1") if found is not None else None
 
 
 def name_of(host: str) -> str:

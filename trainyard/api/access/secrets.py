@@ -36,7 +36,10 @@ USER_INFO = re.compile(r"(?<=://)[^\s/?#@]{1,512}(?=@)")
 """What is before the host in a URL: a password, or a token in place of a name."""
 MAY_HAVE_KEY = re.compile(r"[A-Za-z0-9_./+~-]{16}|PRIVATE KEY|://")
 """What a text with a key has; the table of keys is imported for these only."""
+OWN_ID = re.compile(r"(?:session|job)-[0-9a-f]{12}|[0-9a-f]{32}")
+"""Ids of sessions, jobs and traces, which every request has several times, and which are no keys."""
 NUMBERS = {int, float, bool, type(None)}
+PLAIN = {dict, list, tuple}
 DETECTORS = "trainyard.data.quality.detectors:"
 KNOWN_CHARS = 8
 """A shorter value of an environment variable may be an ordinary word."""
@@ -54,7 +57,7 @@ MAX_NUMBERS = 8
 
 def find_secrets(text: str) -> list[tuple[int, int]]:
     """The places of keys, tokens and private keys, and of logins in URLs, in order and apart from each other."""
-    if not MAY_HAVE_KEY.search(text):
+    if not MAY_HAVE_KEY.search(text) or OWN_ID.fullmatch(text):
         return []
     places = [found.span() for found in USER_INFO.finditer(text)] if "://" in text else []
     if load(DETECTORS + "may_have_key")(text):
@@ -179,8 +182,11 @@ def redact_logs(settings: Settings) -> None:
 
 def redact_value(value: Any, name: str = "", depth: int = 0) -> Any:
     """A value as it may be written down: secrets replaced, long texts and lists cut, bytes counted."""
-    if type(value) in NUMBERS or isinstance(value, bool | int | float):
+    kind = type(value)
+    if kind in NUMBERS or isinstance(value, bool | int | float):
         return value
+    if kind in PLAIN:  # most values of most requests; pydantic takes long to say that a list is no model
+        return redact_items(value, name, depth) if depth < MAX_DEPTH else "…"
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
     if isinstance(value, BaseModel):
@@ -194,19 +200,24 @@ def redact_value(value: Any, name: str = "", depth: int = 0) -> Any:
 def redact_items(value: Any, name: str, depth: int) -> Any:
     """The first items of a mapping or a list."""
     if is_numbers(value):
-        more = [f"… {len(value) - MAX_NUMBERS:,} more"] if len(value) > MAX_NUMBERS else []
-        return [*value[:MAX_NUMBERS], *more]
+        return first_numbers(value)
     items = list(value.items() if isinstance(value, Mapping) else value)
     kept, left = items[:MAX_ITEMS], len(items) - MAX_ITEMS
     if isinstance(value, Mapping):
         shown = {cut(str(key)): redact_value(one, str(key), depth + 1) for key, one in kept}
         return shown | ({"…": f"{left:,} more"} if left > 0 else {})
-    return [*(redact_value(one, name, depth + 1) for one in kept), *([f"… {left:,} more"] if left > 0 else [])]
+    rows = [first_numbers(one) if is_numbers(one) else redact_value(one, name, depth + 1) for one in kept]
+    return [*rows, f"… {left:,} more"] if left > 0 else rows
+
+
+def first_numbers(value: Sequence[Any]) -> list[Any]:
+    more = [f"… {len(value) - MAX_NUMBERS:,} more"] if len(value) > MAX_NUMBERS else []
+    return [*value[:MAX_NUMBERS], *more]
 
 
 def is_numbers(value: Any) -> bool:
     """Whether all items of a list are numbers, such as the tokens of a batch: those are not looked at one by one."""
-    return isinstance(value, list | tuple) and set(map(type, value)) <= NUMBERS
+    return isinstance(value, (list, tuple)) and NUMBERS.issuperset(map(type, value))
 
 
 def cut(text: str) -> str:
@@ -242,8 +253,8 @@ def texts_of(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
             yield where or "the request", one
         elif type(one) in NUMBERS:
             continue
-        elif isinstance(one, list | tuple):
-            waiting += () if is_numbers(one) else [(where, each) for each in one]
+        elif isinstance(one, (list, tuple)):
+            waiting += [(where, each) for each in one if type(each) not in NUMBERS and not is_numbers(each)]
         elif isinstance(one, PurePath):
             yield where, str(one)
         elif isinstance(one, BaseModel):

@@ -10,9 +10,12 @@ from trainyard.api.requests.fields import Option
 
 
 class Request(BaseModel):
-    """What an operation takes. A misspelt field is an error."""
+    """What an operation takes. A misspelt field is an error.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    As JSON, a NaN is written as such, and refused: as null it would mean that nothing was given.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class Nothing(Request):

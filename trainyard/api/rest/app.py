@@ -25,7 +25,7 @@ from trainyard.api.rest.openapi import openapi_document
 from trainyard.api.rest.pages import add_pages
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.replays import Replays
-from trainyard.api.rest.routes import MAX_WORKING, PLAIN_PATHS, ApiParts, Authenticate, add_operations, trace_of
+from trainyard.api.rest.routes import PLAIN_PATHS, ApiParts, Authenticate, add_operations, trace_of
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
 
@@ -37,7 +37,7 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
     app = FastAPI(title="Trainyard", version=trainyard.__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False  # 404: a redirect would repeat what a client wrote
     replays = Replays(settings.services / "replays.sqlite3")
-    add_operations(app, ApiParts(settings, authenticate, replays, anyio.CapacityLimiter(MAX_WORKING)))
+    add_operations(app, ApiParts(settings, authenticate, replays))
     document: dict[str, Any] = {}
     workers = WorkerWatch(settings)
     measured = ApiMetrics((partial(read_jobs, settings), partial(read_trainings, settings), read_gpus))

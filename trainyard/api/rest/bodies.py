@@ -71,7 +71,7 @@ async def read_request(model: type[BaseModel], request: Request, whole: str = ""
     if whole:
         found = read_object(await read_body(request, MAX_BODY_BYTES), media_type(request))
         return read_query(model, request.query_params, path, {whole: found})
-    if request.query_params:
+    if request.scope["query_string"] and request.query_params:
         raise unknown_fields(request.query_params, "in the query", "Send them in the body, as JSON.")
     body = await read_body(request, MAX_BODY_BYTES)
     given = {} if not body else read_object(body, media_type(request))
@@ -104,8 +104,9 @@ def read_object(body: bytes, kind: str) -> dict[str, Any]:
             do=f"Send the header Content-Type: {JSON_TYPE}.", code="E-MEDIA-TYPE",
         )  # fmt: skip
     try:
-        found = json.loads(body.decode(), object_pairs_hook=object_of, parse_constant=refuse_constant)
-        depth_within(found, MAX_DEPTH)
+        found = STRICT.decode(body.decode())
+        if body.count(b"[") + body.count(b"{") > MAX_DEPTH:  # fewer cannot be deeper
+            depth_within(found, MAX_DEPTH)
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidInput("The body is not valid JSON.", why=f"{why}.", do="Correct it.", code="E-JSON") from error
@@ -124,6 +125,9 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
+
+
+STRICT = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=refuse_constant)
 
 
 def depth_within(value: Any, left: int) -> None:
@@ -178,6 +182,8 @@ def text_value(model: type[BaseModel], name: str, text: str | list[str]) -> Any:
     """The value of a parameter of the path or the query, as JSON has it. Raises `InvalidFields` (`E-PARAMETER`)."""
     if not isinstance(text, str | list):
         return text
+    if isinstance(text, str) and model.model_fields[name].annotation is str:
+        return text  # the model validates it
     adapter = adapter_of(model, name)
     try:
         value = adapter.validate_python(text) if isinstance(text, list) else adapter.validate_strings(text)

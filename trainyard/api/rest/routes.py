@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-import anyio
 import anyio.lowlevel
-import anyio.to_thread
 import orjson
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -37,9 +36,6 @@ TRACE_HEADER, TRACEPARENT = "x-trace-id", "trainyard.traceparent"
 """The header with the correlation id of an answer, and where a request's traceparent is kept."""
 EVENTS_TYPE = "text/event-stream"
 STREAMS = "trainyard.api."
-MAX_WORKING = 32
-"""Operations that are carried out at a time; further ones wait."""
-
 
 PLAIN_PATHS = frozenset(path for path in (route_of(name)[1] for name in OPERATIONS) if "{" not in path)
 """Paths that are not read as an id, whatever the method."""
@@ -52,7 +48,6 @@ class ApiParts:
     settings: Settings
     authenticate: Authenticate
     replays: Replays
-    working: anyio.CapacityLimiter
 
 
 def trace_of(request: Request) -> str:
@@ -95,12 +90,12 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
     in_braces = "{" in route_of(name)[1]
 
     async def answer(request: Request) -> Response:
-        if in_braces and request.url.path in PLAIN_PATHS:  # another method of a path such as /chains/templates
+        if in_braces and request.scope["path"] in PLAIN_PATHS:  # another method of a path such as /chains/templates
             raise HTTPException(405)
         trace = trace_of(request)
         with span(name, request.scope[TRACEPARENT]):
             answered = await answer_within(request, trace)
-        answered.headers[TRACE_HEADER] = trace
+        answered.raw_headers.append((TRACE_HEADER.encode(), trace.encode()))
         return answered
 
     async def answer_within(request: Request, trace: str) -> Response:
@@ -120,14 +115,12 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
             require_allowed(name, given, context)
             return await stream(load(STREAMS + operation.stream), given, context, request)
         work = partial(carry_out, name, given, context)
-        status, result = operation.status, None
         if context.idempotency_key and request.method != "GET" and not operation.keeps_replies:
-            result = await anyio.to_thread.run_sync(
-                service.replays.once, caller, name, given, context.idempotency_key, partial(as_json, work),
-                limiter=service.working,
-            )  # fmt: skip
-            return respond_bytes(result, status)
-        return respond(await anyio.to_thread.run_sync(work, limiter=service.working), status, request)
+            body = await asyncio.to_thread(
+                service.replays.once, caller, name, given, context.idempotency_key, partial(as_json, work)
+            )
+            return respond_bytes(body, operation.status)
+        return respond(await asyncio.to_thread(work), operation.status, request)
 
     setattr(answer, OPERATION, name)  # for the metrics
     return answer
@@ -145,13 +138,19 @@ def respond(result: BaseModel, status: int, request: Request) -> Response:
     """The answer with a response: bytes of a file, nothing if the client has it already (ETag), or JSON."""
     if isinstance(result, Blob):
         return FileResponse(result.path, media_type=result.media_type, headers={"etag": f'"{result.sha256}"'})
-    etag = getattr(result, "etag", None)
+    etag = getattr(result, "etag", None) if has_etag(type(result)) else None
     if etag and request.method == "GET" and f'"{etag}"' in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers={"etag": f'"{etag}"'})
     headers = {"etag": f'"{etag}"'} if isinstance(etag, str) and etag else {}
     return Response(
         result.model_dump_json().encode(), status_code=status, media_type="application/json", headers=headers
     )
+
+
+@cache
+def has_etag(kind: type[BaseModel]) -> bool:
+    """Whether responses of a class have an etag: pydantic takes long to say that an object has none."""
+    return "etag" in kind.model_fields or hasattr(kind, "etag")
 
 
 def links_of(found: Mapping[str, Any]) -> Mapping[str, str]:

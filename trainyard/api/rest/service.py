@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,16 +27,19 @@ from trainyard.settings import Settings
 from trainyard.stores.auth_string import keep_auth
 
 LOOPBACK = Exposure()
+MAX_WORKING = 32
+"""Operations that are carried out at a time; further ones wait."""
 
 
 class AnnouncingServer(uvicorn.Server):
-    """uvicorn, which calls `announce` once it accepts connections."""
+    """uvicorn, which calls `announce` once it accepts connections. Its loop closes the threads of operations."""
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
         self.announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_WORKING, "operation"))
         await super().startup(sockets=sockets)
         self.announce()
 

@@ -41,7 +41,8 @@ class Surface:
         words = f"{self._word} {name.rstrip('_').replace('_', '-')}".strip()
         if name.startswith("__") or words not in known_words():
             raise AttributeError(f"There is no operation {words!r}. Here are: {self._known()}.", name=name)
-        return Surface(self._call, words)
+        found = self.__dict__[name] = Surface(self._call, words)  # the next time it is an attribute like any other
+        return found
 
     def __dir__(self) -> list[str]:
         return [attribute_of(one) for one in words_after(self._word)]

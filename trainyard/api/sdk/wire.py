@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 from urllib.parse import quote
-from uuid import uuid4
 
 import httpx
 from pydantic import BaseModel, TypeAdapter
@@ -126,9 +126,12 @@ def exchange_of(name: str, request: BaseModel) -> HttpExchange:
     """The request of an operation as HTTP has it: path, query, headers, body."""
     row, (method, path) = OPERATIONS[name], route_of(name)
     tensors = getattr(request, TENSORS, None)
-    given = request.model_dump(mode="json", exclude_unset=True, exclude={TENSORS} if tensors else None)
+    whole = not tensors and not row.body and method != "GET"
+    apart = {*PARAMETER.findall(path), IF_MATCH}
+    included, excluded = (apart, None) if whole else (None, {TENSORS} if tensors else None)
+    given = request.model_dump(mode="json", exclude_unset=True, include=included, exclude=excluded)
     path = PARAMETER.sub(lambda found: quote(str(given.pop(found[1])), safe=""), path)
-    headers = {} if row.scope is Scope.READ or method == "GET" else {"idempotency-key": uuid4().hex}
+    headers = {} if row.scope is Scope.READ or method == "GET" else {"idempotency-key": secrets.token_hex(16)}
     if given.get(IF_MATCH):
         headers["if-match"] = f'"{given.pop(IF_MATCH)}"'
     if tensors:
@@ -136,9 +139,22 @@ def exchange_of(name: str, request: BaseModel) -> HttpExchange:
         return HttpExchange(method, path, query_of(given), headers, bytes(tensors))
     if method == "GET":
         return HttpExchange(method, path, query_of(given), headers)
-    body = given.pop(row.body, {}) if row.body else given
     headers["content-type"] = "application/json"
-    return HttpExchange(method, path, query_of(given) if row.body else {}, headers, json.dumps(body).encode())
+    if whole:
+        return HttpExchange(method, path, {}, headers, json_of(request, apart))
+    body = json.dumps(given.pop(row.body, {})).encode()
+    return HttpExchange(method, path, query_of(given), headers, body)
+
+
+def json_of(request: BaseModel, left_out: set[str]) -> bytes:
+    """The fields of a request that were given, as JSON; a number that JSON does not have is for the service to refuse.
+
+    pydantic writes a batch in a third of the time that a copy of it and `json.dumps` take, but no lone surrogates.
+    """
+    try:
+        return request.model_dump_json(exclude_unset=True, exclude=left_out).encode()
+    except ValueError:
+        return json.dumps(request.model_dump(mode="json", exclude_unset=True, exclude=left_out)).encode()
 
 
 def query_of(given: Mapping[str, Any]) -> dict[str, Any]:

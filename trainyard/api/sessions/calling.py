@@ -17,8 +17,8 @@ from trainyard.backends.sessions.records import (
     SessionStatus,
     folder_of_session,
     no_session,
-    read_json,
     read_status,
+    read_unchanged,
     socket_of,
 )
 from trainyard.errors import Conflict
@@ -34,7 +34,7 @@ atexit.register(CONNECTIONS.close)
 def require_session(context: Context, session: str) -> Path:
     """The folder of a session of the caller's tenant. Raises `NotFound` (`E-NOT-FOUND`) for any other."""
     folder = folder_of_session(context.settings, session)
-    known = read_json(folder / RECORD_FILE)
+    known = read_unchanged(f"{folder}/{RECORD_FILE}")
     if known is None or context.caller.tenant not in ("", known.get("tenant")):
         raise no_session(session)
     return folder

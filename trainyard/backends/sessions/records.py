@@ -10,11 +10,13 @@ checkpoints/    its own, by the number of operations;  saved/    those that call
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +34,8 @@ from trainyard.stores.schema import read_versioned, unversioned, versioned
 from trainyard.stores.whole import write_json_durably
 
 RECORD_FILE, STATUS_FILE, SOCKET_FILE = "session.json", "status.json", "socket.json"
+MAX_CACHED = 256
+"""Files whose content a process keeps."""
 SAVED_FOLDER = "saved"
 
 
@@ -176,7 +180,7 @@ def read_status(settings: Settings, session: str) -> SessionStatus:
 
 def socket_of(folder: Path) -> str | None:
     """Where a session answers; None while it does not."""
-    known = read_json(folder / SOCKET_FILE)
+    known = read_unchanged(f"{folder}/{SOCKET_FILE}")
     return str(known["path"]) if known else None
 
 
@@ -196,3 +200,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return found
+
+
+def read_unchanged(path: str) -> dict[str, Any] | None:
+    """`read_json` for a file that is asked for with every call, and is read again when it was replaced. Not to change.
+
+    A writer replaces the file whole, so a file with the same number and time is the same.
+    """
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return read_version(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(MAX_CACHED)
+def read_version(path: str, *_: int) -> dict[str, Any] | None:
+    return read_json(Path(path))

@@ -157,11 +157,12 @@ KEY_CANDIDATES = (
     r"(?i:key|secret|token|passw|pwd|credential|bearer|auth)|://|" + "|".join(map(re.escape, PREFIXES)),
 )
 """A long run, a change between letters and digits, which words and paths rarely have, and a prefix or a name."""
+KEY_PATTERNS = tuple(map(re.compile, KEY_CANDIDATES))
 
 
 def may_have_key(text: str) -> bool:
     """Whether a text has everything that a key, token or password has: cheaper than looking for them."""
-    return all(re.search(one, text) for one in KEY_CANDIDATES)
+    return all(one.search(text) for one in KEY_PATTERNS)
 
 
 def find_keys(text: str) -> Iterator[Span]:

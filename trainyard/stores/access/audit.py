@@ -105,17 +105,16 @@ class AuditLog:
             self.folder.chmod(0o700)
 
     def _append(self, entry: Mapping[str, Any], flush: bool) -> None:
-        end = self.known
-        if end is None or not end.is_still(self.max_file_bytes):
-            end = find_end(self.folder)
-        self.known = None
+        known, self.known = self.known, None
+        is_known = known is not None and known.is_still(self.max_file_bytes)
+        end = known if known is not None and is_known else find_end(self.folder)
         is_full = end.size >= self.max_file_bytes
         path = self.folder / log_name(number_of(end.path) + 1) if is_full else end.path
         line, digest = sealed({"seq": end.seq + 1, **entry, "previous": end.digest})
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            size = os.fstat(descriptor).st_size
-            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            size = end.size if is_known else os.fstat(descriptor).st_size
+            torn = size > 0 and not is_known and os.pread(descriptor, 1, size - 1) != b"\n"
             data = (b"\n" if torn else b"") + line + b"\n"
             if os.write(descriptor, data) != len(data):  # the disk became full in the middle
                 os.ftruncate(descriptor, size)
@@ -132,7 +131,7 @@ class AuditLog:
         self.known = LogEnd(path, size + len(data), end.seq + 1, digest)
 
     def _write_head(self, seq: int, digest: str) -> None:
-        text = json.dumps({"seq": seq, "hash": digest}).ljust(HEAD_BYTES - 1) + "\n"
+        text = f'{{"seq": {seq}, "hash": "{digest}"}}'.ljust(HEAD_BYTES - 1) + "\n"
         descriptor = os.open(self.head, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(descriptor, text.encode(), 0)

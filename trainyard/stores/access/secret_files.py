@@ -60,7 +60,7 @@ class SecretFile:
     def records(self) -> Records:
         """What the file has now; empty without one. Raises `Corrupt`, `Conflict` (`E-SCHEMA`)."""
         try:
-            found = self.path.stat()
+            found = os.stat(self.path)
         except FileNotFoundError:
             self._seen, self._records = None, {}
             return self._records
