@@ -34,6 +34,7 @@ from starlette.types import Message, Receive, Scope, Send
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from tests.chromium import MISSING, find_chromium
 from trainyard.api.access.guarding import Guard
 from trainyard.api.access.limits import WrongCredentials
 from trainyard.api.runs.control import asker
@@ -210,7 +211,6 @@ def test_a_run_asks_its_server_with_the_string() -> None:
 # A real server
 
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 real = [pytest.mark.faults, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::ResourceWarning")]
 FLOW = {"name": "made-by-an-attack"}
 ATTACKS = """async ([api, flow]) => {
@@ -302,9 +302,9 @@ def server(own: Settings) -> Iterator[Service]:
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    executable = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    executable = find_chromium()
     if executable is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)} is on the PATH")
+        pytest.skip(MISSING)
     names = "--host-resolver-rules=MAP *.example 127.0.0.1"
     # Chromium's own protection of loopback, which other browsers lack, would hide what the server does.
     unprotected = "--disable-features=LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets"

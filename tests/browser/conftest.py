@@ -7,23 +7,33 @@ logged in, and its test fails if the page logged an error, broke the content sec
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.browser.dashboard import SPOILED_FILE, Audit, DashboardService, PageWatch, audit, log_in, write_spoiled
+from tests.browser.dashboard import (
+    SPOILED_FILE,
+    Audit,
+    DashboardService,
+    KeptPage,
+    PageWatch,
+    audit,
+    log_in,
+    write_spoiled,
+)
 from tests.browser.records import NIGHT, RUN, SWEEP, seed_adapters, seed_graph, seed_night, seed_run, seed_sweep
-from tests.browser.shared_stack import shared_service
+from tests.browser.shared_stack import Beginning, shared_service
+from tests.chromium import MISSING, find_chromium
+from tests.flows.real_stack import Stack
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 UNUSED_FEATURES = (
     "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup", "AimEnabled",
     "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades", "LensOverlay",
@@ -34,6 +44,7 @@ UNUSED_FEATURES = (
 1.1 s. The second line and those below are Playwright's own, which this option takes the place of."""
 PAGE_MS = 20_000
 JOB_STEPS = 12
+SIZE: ViewportSize = {"width": 1280, "height": 900}
 expect.set_options(timeout=PAGE_MS)
 
 GROUPS = (
@@ -67,14 +78,14 @@ OTHER_GROUPS = {
 The last two tests of a group should be short: meanwhile the group that is next already waits for this process.
 """
 OTHER = {
-    "name": "other", "hyperparameters": {"max_steps": JOB_STEPS, "gradient_accumulation": 1, "learning_rate": 0.003},
+    "hyperparameters": {"max_steps": JOB_STEPS, "gradient_accumulation": 1, "learning_rate": 0.003},
     "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
 }  # fmt: skip
 # One of the texts contains the character 0, which no data source reads: this job fails, and its message names its file.
 SPOILED = {"hyperparameters": {"max_steps": 2}, "eval": {"share": 0.2, "steps": 1, "samples": 2, "sample_tokens": 8}}
 CHAIN = [
     {"type": "data_source", "config": {"path": "data.jsonl"}}, {"type": "validator"},
-    {"type": "trainer", "config": {"hyperparameters": {"max_steps": 2}}},
+    {"type": "trainer", "config": OTHER},
 ]  # fmt: skip
 
 
@@ -112,26 +123,26 @@ def start_jobs(service: DashboardService) -> None:
     """Start what the tests look at; one after the other has the device, in the order in which they are needed."""
     first = {"max_steps": JOB_STEPS, "save_steps": JOB_STEPS // 2, "gradient_accumulation": 1}
     service.start_job("first", {"hyperparameters": first})
-    service.start_job("other", OTHER)
     start_chain(service)
     service.start_job("spoiled", {"dataset": {"path": write_spoiled(service.stack)}, **SPOILED})
 
 
 def start_chain(service: DashboardService) -> None:
     """Store a chain with two revisions, and start a run of the second."""
-    spec = service.post("chains/expand", {"target": {"name": "depot", "nodes": CHAIN}})["spec"]
+    spec = service.post("chains/expand", {"target": {"name": "other", "nodes": CHAIN}})["spec"]
     stored = service.post("chains", spec)
     headers = {"authorization": f"Bearer {service.token}", "if-match": f'"{stored["etag"]}"'}
     place = f"{service.url}/api/v1/chains/{stored['id']}"
     answer = httpx.put(place, json={**spec, "description": "the second"}, headers=headers, timeout=60)
     assert answer.is_success, answer.text
     run = service.post(f"chains/{stored['id']}/run")["id"]
-    service.started |= {"chain": stored["id"], "chain_run": run}
+    service.started |= {"chain": stored["id"], "other": run}
 
 
-def seed(service: DashboardService, scratch: Path, model: Path) -> None:
+def seed(stack: Stack, model: Path) -> None:
     """Store records of a run, a night, a graph, a sweep and two versions of an adapter."""
-    here = service.stack.settings.model_copy(update={"working_folder": service.stack.work})
+    here = stack.settings.model_copy(update={"working_folder": stack.work})
+    scratch = stack.work.parent / "records"
     scratch.mkdir()
     seed_run(here, scratch)
     seed_night(here)
@@ -143,14 +154,10 @@ def seed(service: DashboardService, scratch: Path, model: Path) -> None:
 @pytest.fixture(scope="session")
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardService]:
     """A running stack with records and rows in `data.jsonl`, for all tests of the session; its jobs are started."""
-
-    def begin(service: DashboardService, model: Path) -> None:
-        start_jobs(service)
-        seed(service, service.stack.work.parent / "records", model)
-
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # which all processes of -n 2 have
-    with shared_service(folder, lambda: request.getfixturevalue("tiny_model"), begin) as service:
+    beginning = Beginning(lambda: request.getfixturevalue("tiny_model"), seed, start_jobs)
+    with shared_service(folder, beginning) as service:
         yield service
 
 
@@ -163,12 +170,12 @@ def finished_job(service: DashboardService) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def all_jobs(service: DashboardService) -> list[dict[str, Any]]:
     """Every job that the session starts, once none of them changes any more."""
-    return [*map(service.finished, ("first", "other", "chain_run")), service.finished("spoiled", "failed")]
+    return [*map(service.finished, ("first", "other")), service.finished("spoiled", "failed")]
 
 
 @pytest.fixture(scope="session")
 def other_job(service: DashboardService) -> dict[str, Any]:
-    """A second job, with another learning rate, evaluations and samples."""
+    """A run of the chain, whose training has another learning rate, evaluations and samples."""
     return service.finished("other")
 
 
@@ -206,10 +213,8 @@ def spoiled(service: DashboardService) -> Places:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    assert program, (
-        "Chromium is not installed: `apt-get install chromium`, or put a chromium or google-chrome on the PATH"
-    )
+    program = find_chromium()
+    assert program, MISSING
     with sync_playwright() as playwright:
         # A container has no user namespaces for the browser's sandbox, and only pages of our own server are opened.
         options = ["--no-sandbox", f"--disable-features={','.join(UNUSED_FEATURES)}"]
@@ -226,10 +231,9 @@ def watch(service: DashboardService) -> Iterator[PageWatch]:
     assert watch.problems == []
 
 
-@pytest.fixture
-def context(browser: Browser, service: DashboardService) -> Iterator[BrowserContext]:
-    """A browser that has not logged in."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=service.url)
+@contextmanager
+def opened_context(browser: Browser, service: DashboardService) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport=SIZE, base_url=service.url)
     context.set_default_timeout(PAGE_MS)
     context.add_init_script(
         "document.addEventListener('securitypolicyviolation', (event) =>"
@@ -240,6 +244,13 @@ def context(browser: Browser, service: DashboardService) -> Iterator[BrowserCont
 
 
 @pytest.fixture
+def context(browser: Browser, service: DashboardService) -> Iterator[BrowserContext]:
+    """A browser that has not logged in."""
+    with opened_context(browser, service) as context:
+        yield context
+
+
+@pytest.fixture
 def page(context: BrowserContext, watch: PageWatch, service: DashboardService) -> Iterator[Page]:
     """A page of the owner, who is logged in; `page.goto("/dashboard/jobs")` opens one."""
     log_in(context, service)
@@ -247,6 +258,25 @@ def page(context: BrowserContext, watch: PageWatch, service: DashboardService) -
     watch.watch(page)
     yield page
     page.unroute_all(behavior="ignoreErrors")  # a page asks every few seconds, also at the end of its test
+
+
+@pytest.fixture(scope="module")
+def kept(browser: Browser, service: DashboardService) -> Iterator[KeptPage]:
+    """One page of the owner for the tests of a module that only look: to open one takes longer than most of them."""
+    with opened_context(browser, service) as context:
+        log_in(context, service)
+        yield KeptPage(context.new_page(), PageWatch(service.url))
+
+
+@pytest.fixture
+def kept_page(kept: KeptPage) -> Iterator[Page]:
+    """`page`, as the test before has left it; what that one has set for the whole page is not set any more."""
+    kept.watch.forget()
+    yield kept.page
+    kept.page.unroute_all(behavior="ignoreErrors")
+    kept.page.emulate_media(color_scheme="light")
+    kept.page.set_viewport_size(SIZE)
+    assert kept.watch.problems == []
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,8 @@ AS_THEY_ARE = frozenset({"as_of", "time", "created", "started", "ended", "submit
 
 PLACES = ("first_offset", "next_offset")
 """Places in a log, from which a page reads further."""
+LIMITED = ("eval",)
+"""Settings that a page sends back with a draft, and that the service refuses above a limit."""
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Answers:
 
     def renumber(self, value: Any, key: str = "") -> Any:
         """The answer with a number of its own in place of each of its numbers."""
-        if key in PLACES:
+        if key in (*PLACES, *LIMITED):
             return value
         if isinstance(value, dict):
             return {name: self.renumber(one, name) for name, one in value.items()}

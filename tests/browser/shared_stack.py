@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,20 +38,29 @@ class Shared:
     """Stacks that this session has started."""
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """What the process that starts the stack does for all."""
+
+    build_model: Callable[[], Path]
+    seed: Callable[[Stack, Path], None]
+    """Stores records, while the servers start."""
+    start_jobs: Callable[[DashboardService], None]
+    """Puts what it starts into `started`."""
+
+
 @contextmanager
-def shared_service(
-    folder: Path, build_model: Callable[[], Path], begin: Callable[[DashboardService, Path], None]
-) -> Iterator[DashboardService]:
+def shared_service(folder: Path, beginning: Beginning) -> Iterator[DashboardService]:
     """A running service, started and begun by the first process; one that was killed does not count as a user.
 
-    `folder` is the same for all processes; `begin` stores records, and starts jobs that it puts into `started`.
+    `folder` is the same for all processes.
     """
     with changed(folder) as shared:
         shared.users = [pid for pid in shared.users if psutil.pid_exists(pid)]
         if shared.users:
             service = service_of(Stack(Path(shared.folder), Path(shared.model)), shared.started)
         else:
-            service = start(folder, shared, build_model(), begin)
+            service = start(folder, shared, beginning)
         shared.users.append(os.getpid())
     try:
         yield service
@@ -72,20 +82,22 @@ def changed(folder: Path) -> Iterator[Shared]:
         file.write_text(json.dumps(asdict(shared)))
 
 
-def start(
-    folder: Path, shared: Shared, model: Path, begin: Callable[[DashboardService, Path], None]
-) -> DashboardService:
+def start(folder: Path, shared: Shared, beginning: Beginning) -> DashboardService:
     shared.count += 1
     place = folder / f"dashboard-{shared.count}"
     (place / "home").mkdir(parents=True)
     (place / "home" / "trainyard.toml").write_text("allow_scripts = true\n")
+    model = beginning.build_model()  # `up` serves it
     stack = Stack(place, model)
     stack.write_data()
     try:
-        up = stack.command("up")
+        with ThreadPoolExecutor(1) as aside:
+            starting = aside.submit(stack.command, "up")  # waits for Prefect's database half of its time
+            beginning.seed(stack, model)
+            up = starting.result()
         assert up.returncode == 0, up.stderr
         service = service_of(stack, {})
-        begin(service, model)
+        beginning.start_jobs(service)
     except BaseException:
         stack.command("down")
         raise

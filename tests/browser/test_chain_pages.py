@@ -435,14 +435,14 @@ def test_the_numbers_of_the_chains_are_those_of_the_api(page: Page, service: Das
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_texts_of_a_chain_are_texts(page: Page, service: DashboardService, documents: Path, text: str) -> None:
-    page.add_init_script("window.executed = 0; window.alert = () => { window.executed += 1; };")
+def test_texts_of_a_chain_are_texts(kept_page: Page, service: DashboardService, documents: Path, text: str) -> None:
+    kept_page.add_init_script("window.executed = 0; window.alert = () => { window.executed += 1; };")
     spec = wide_chain(1)
     spec["nodes"][3]["config"] = {"base_model": text}
     found = service.post("chains", {**spec, "description": text})
-    open_page(page, "/chains", "Chains")
-    expect(page.get_by_role("cell", name=text, exact=True).first).to_be_visible()
-    open_page(page, f"/chains/{found['id']}/edit", "wide")
-    expect(page.get_by_label("Description")).to_have_value(text)
-    expect(page.get_by_role("region", name="Problems")).to_be_visible(timeout=CHECKED_MS)
-    assert page.evaluate("window.executed") == 0
+    open_page(kept_page, "/chains", "Chains")
+    expect(kept_page.get_by_role("cell", name=text, exact=True).first).to_be_visible()
+    open_page(kept_page, f"/chains/{found['id']}/edit", "wide")
+    expect(kept_page.get_by_label("Description")).to_have_value(text)
+    expect(kept_page.get_by_role("region", name="Problems")).to_be_visible(timeout=CHECKED_MS)
+    assert kept_page.evaluate("window.executed") == 0

@@ -8,13 +8,23 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from tests.browser.dashboard import DashboardService, PageWatch, one_gpu, open_page
+from tests.browser.dashboard import DashboardService, KeptPage, PageWatch, one_gpu, open_page
 
 pytestmark = [pytest.mark.browser]
 
 INSTALL_MS = 90_000
+
+
+@pytest.fixture
+def page(kept_page: Page) -> Page:
+    return kept_page
+
+
+@pytest.fixture
+def watch(kept: KeptPage) -> PageWatch:
+    return kept.watch
 
 
 def section(page: Page, title: str) -> Locator:
@@ -170,12 +180,16 @@ def test_a_token_is_revoked(page: Page, service: DashboardService, watch: PageWa
     expect(page.get_by_role("table", name="Audit log, the newest first")).to_be_visible()
 
 
-def test_a_reader_is_offered_nothing_that_is_refused(page: Page, service: DashboardService, context: Any) -> None:
+def test_a_reader_is_offered_nothing_that_is_refused(
+    service: DashboardService, context: BrowserContext, watch: PageWatch
+) -> None:
+    page = context.new_page()
+    watch.watch(page)
     token = service.make_token(f"reader-{int(time.time())}", "read")
-    context.clear_cookies()
     assert context.request.post(f"{service.url}/api/v1/login", data={"token": token}).ok
     open_page(page, "/settings", "Settings")
     expect(page.get_by_text("need a login with the scope admin")).to_be_visible()
     open_page(page, "/backends", "Backends")
     expect(page.get_by_role("button", name="Install", exact=True)).to_have_count(0)
     expect(page.get_by_role("button", name="Smoke test")).to_have_count(0)
+    assert watch.problems == []

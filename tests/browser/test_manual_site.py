@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,9 +14,9 @@ from playwright.sync_api import Page, Route, expect, sync_playwright
 
 from docs.generator.offline import loads_from_elsewhere
 from tests.architecture.test_budgets import REPOSITORY
+from tests.chromium import MISSING, find_chromium
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.network, pytest.mark.timeout(600)]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SITE = REPOSITORY / "build" / "site"
 
 
@@ -56,8 +55,8 @@ def asked(page: Page, address: str) -> list[str]:
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    assert program, "Chromium is not installed"
+    program = find_chromium()
+    assert program, MISSING
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser.new_page()

@@ -28,15 +28,15 @@ def test_every_route_is_opened_by_these_tests() -> None:
 
 @pytest.mark.parametrize("path", [*PAGES, *DETAILS])
 def test_every_page_is_accessible_and_shows_the_numbers_of_the_api(
-    page: Page, axe: Audit, places: dict[str, str], path: str
+    kept_page: Page, axe: Audit, places: dict[str, str], path: str
 ) -> None:
     answers = Answers()
-    page.route("**/api/v1/**", answers.give)
-    show_whole_page(page, path, places)
+    kept_page.route("**/api/v1/**", answers.give)
+    show_whole_page(kept_page, path, places)
     if path in PAGES:
-        expect(page.get_by_role("heading", level=1, name=PAGES[path])).to_be_visible()
-    assert list_made_up(page, answers) == []
-    axe(page)
+        expect(kept_page.get_by_role("heading", level=1, name=PAGES[path])).to_be_visible()
+    assert list_made_up(kept_page, answers) == []
+    axe(kept_page)
 
 
 def test_a_number_that_no_answer_contains_is_found(page: Page) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
+from tests.chromium import MISSING, find_chromium
 from tests.flows.real_stack import Stack
 
 pytestmark = [
@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PAGE_MS, RUN_MS = 60_000, 300_000
 PROPERTY = "//div[contains(concat(' ', @class, ' '), ' schema-form-property ')]"
 LABEL = "div[contains(@class, 'p-label__header')]//span[contains(@class, 'schema-form-property__label')]"
@@ -61,9 +60,9 @@ class Form:
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    executable = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    executable = find_chromium()
     if executable is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)} is on the PATH")
+        pytest.skip(MISSING)
     with sync_playwright() as playwright:
         # A container has no user namespaces for the browser's sandbox, and only pages of our own server are opened.
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])

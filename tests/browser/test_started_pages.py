@@ -131,10 +131,10 @@ def test_a_question_that_is_cancelled_ends_at_the_model_server(page: Page, servi
     expect(written).to_be_visible(timeout=SLOW_MS)
     before = written.inner_text()
     until(lambda: written.inner_text() != before, 20, "more of the answer")
-    address = embedded.find_running(service.stack.settings)
-    assert address is not None
-    cancelled = num_cancelled(address)
+    server = embedded.instance(service.stack.settings)
+    assert server is not None
+    cancelled = num_cancelled(server.url)
     page.get_by_role("button", name="Cancel").click()
     expect(written).to_have_count(0)
     expect(page.get_by_role("button", name="Ask both")).to_be_visible()
-    until(lambda: num_cancelled(address) == cancelled + 1, 20, "the end of the answer")
+    until(lambda: num_cancelled(server.url) == cancelled + 1, 20, "the end of the answer")

@@ -7,12 +7,14 @@ such a text from it, each text of each answer of the API is then replaced by one
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
+from tests.browser.conftest import opened_context
 from tests.browser.dashboard import (
     CORPUS,
     DETAILS,
@@ -20,7 +22,9 @@ from tests.browser.dashboard import (
     PAGES,
     SLOW_MS,
     DashboardService,
+    KeptPage,
     PageWatch,
+    log_in,
     show_page,
     show_whole_page,
 )  # fmt: skip
@@ -73,24 +77,35 @@ def assert_nothing_was_executed(page: Page) -> None:
 
 
 @pytest.mark.parametrize("path", WITH_REAL_TEXT)
-def test_real_text_of_others_is_text(page: Page, spoiled: dict[str, str], path: str) -> None:
-    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
-    show_whole_page(page, path, spoiled)
-    assert_nothing_was_executed(page)
+def test_real_text_of_others_is_text(kept_page: Page, spoiled: dict[str, str], path: str) -> None:
+    show_whole_page(kept_page, path, spoiled, within=True)
+    assert_nothing_was_executed(kept_page)
+
+
+@pytest.fixture(scope="module")
+def spoiled_page(browser: Browser, service: DashboardService) -> Iterator[KeptPage]:
+    """A page that gets no other answers from its first one on: what it keeps of one page, the next one shows, too."""
+    with opened_context(browser, service) as context:
+        log_in(context, service)
+        context.route("**/api/v1/**", answer_spoiled)
+        yield KeptPage(context.new_page(), PageWatch(service.url))
+        context.unroute_all(behavior="ignoreErrors")
 
 
 @pytest.mark.parametrize("path", [*PAGES, *DETAILS])
-def test_any_text_of_an_answer_is_text(page: Page, watch: PageWatch, spoiled: dict[str, str], path: str) -> None:
+def test_any_text_of_an_answer_is_text(spoiled_page: KeptPage, spoiled: dict[str, str], path: str) -> None:
+    page, watch = spoiled_page.page, spoiled_page.watch
+    watch.forget()
     # An address that is code is clicked below: the policy refuses it, and the browser says so.
     watch.expect(
         "Running the JavaScript URL violates", "content security policy: script-src", "Failed to load resource"
     )
-    page.route("**/api/v1/**", answer_spoiled)
-    show_whole_page(page, path, spoiled)
+    show_whole_page(page, path, spoiled, within=True)
     assert_nothing_was_executed(page)
     for link in page.locator("main a[href^='javascript:']").all():
         link.click(force=True)
     assert_nothing_was_executed(page)
+    assert watch.problems == []
 
 
 @pytest.mark.parametrize("answer", ["as it is", "spoiled"])
@@ -100,10 +115,10 @@ def test_texts_of_refusals_are_texts(page: Page, watch: PageWatch, service: Dash
     if answer == "spoiled":
         page.route("**/api/v1/**", answer_spoiled)
     for path in REFUSED:
-        show_page(page, path)
+        show_page(page, path, within=True)
         expect(page.locator("main .problem").first).to_be_visible()
         assert_nothing_was_executed(page)
-    show_page(page, "/jobs/new")
+    show_page(page, "/jobs/new", within=True)
     page.get_by_role("button", name="Start the job").click()
     expect(page.locator("main .problem").first).to_be_visible()
     assert_nothing_was_executed(page)

@@ -22,8 +22,8 @@ from tests.unit.api.answering import answering
 from trainyard import Chain, DataSource, Trainer, aio, connect, connect_async, here
 from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
 from trainyard.api.sdk import asynchronous, wire
-from trainyard.api.sdk.remote import RemoteSurface, ServiceConnection, client_options
-from trainyard.api.sdk.wire import error_of, exchange_of
+from trainyard.api.sdk.remote import RemoteSurface, ServiceConnection, client_options, proxy_for
+from trainyard.api.sdk.wire import HttpExchange, error_of, exchange_of
 from trainyard.api.verbs.jobs import Job, JobDetail
 from trainyard.errors import (
     Conflict,
@@ -174,6 +174,60 @@ def test_a_request_has_its_fields_where_the_table_says() -> None:
     assert dict(tensors.params) == {"outputs": ["logits"]}
     for name in OPERATIONS:
         assert route_of(name)[1].startswith("/api/v1/")
+
+
+def test_what_json_does_not_have_is_sent_as_it_is_and_never_as_nothing() -> None:
+    """Null would mean that a field was not given."""
+
+    def sent(**fields: Any) -> str:
+        request = load(REQUESTS + OPERATIONS["sessions forward"].request)(session="session-0123456789ab", **fields)
+        return (exchange_of("sessions forward", request).content or b"").decode()
+
+    assert sent(batch={"x": [1.5, float("nan")]}) == '{"batch":{"x":[1.5,NaN]}}'
+    assert json.loads(sent(rows=({"text": "\ud800"},))) == {"rows": [{"text": "\ud800"}]}
+
+
+@pytest.mark.parametrize("batch", [{"input_ids": [[1.0, float("nan")]]}, {"input_ids": "\ud800"}])
+def test_what_json_does_not_have_is_refused_by_the_service(url: str, batch: dict[str, Any]) -> None:
+    with connect(url, "owner") as remote, pytest.raises(InvalidInput):
+        remote.sessions.forward(session="session-0123456789ab", batch=batch)
+
+
+def test_a_connection_knows_the_path_of_its_service_and_repeats_lists(url: str) -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={})
+
+    options = client_options("https://train.example/below/api/v1/", "ty_x", None, 10)
+    connection = ServiceConnection(
+        options["base_url"], options["headers"], options["timeout"], httpx.MockTransport(answer)
+    )
+    connection.send(HttpExchange("GET", "/api/v1/jobs", {"state": ["failed", "paused"], "limit": 5}))
+    connection.send(HttpExchange("POST", "/api/v1/jobs", headers={"content-type": "text/x"}, content=b"abc"))
+    listed, made = seen
+    assert str(listed.url) == "https://train.example/below/api/v1/jobs?state=failed&state=paused&limit=5"
+    assert (listed.headers["authorization"], listed.headers["host"]) == ("Bearer ty_x", "train.example")
+    assert (made.content, made.headers["content-type"], made.headers["content-length"]) == (b"abc", "text/x", "3")
+    with pytest.raises(httpx.InvalidURL):
+        connect("https://[x")
+
+
+def test_a_proxy_of_the_environment_is_used_but_for_the_names_that_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    outside, inside = httpx.URL("https://train.example"), httpx.URL("http://127.0.0.1:8898")
+    assert proxy_for(outside) is None
+    monkeypatch.setenv("HTTPS_PROXY", "proxy.example:3128")
+    assert (proxy_for(outside), proxy_for(inside)) == ("http://proxy.example:3128", None)
+    monkeypatch.setenv("ALL_PROXY", "http://all.example")
+    assert (proxy_for(outside), proxy_for(inside)) == ("http://proxy.example:3128", "http://all.example")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,.example")
+    assert (proxy_for(outside), proxy_for(inside)) == (None, None)
 
 
 # A service that fails

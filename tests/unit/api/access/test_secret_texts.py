@@ -5,10 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from trainyard.api.access.secrets import (
+    OWN_ID,
     REDACTED,
     SERVICE_LOGGERS,
     find_secrets,
@@ -22,6 +25,7 @@ from trainyard.api.access.secrets import (
     texts_of_request,
 )
 from trainyard.api.requests.chains import RunInput
+from trainyard.data.quality.detectors import find_keys
 from trainyard.errors import InvalidInput
 from trainyard.settings import load_settings
 from trainyard.stores.access.secret_files import new_secret
@@ -183,3 +187,12 @@ def test_a_private_key_in_a_log_is_replaced_wherever_a_part_begins(tmp_path: Pat
         assert [line for line in shown if "step" in line] == ["step 1", "step 2", "step 3"]
         assert lines[-2] in shown
     assert text_before(path, 0) == text_before(tmp_path / "none", 5) == ""
+
+
+@hypothesis.given(st.from_regex(r"(?:(?:session|job)-[0-9a-f]{12}|[0-9a-f]{32})\Z"))
+def test_ids_are_no_keys_for_the_rules_either(text: str) -> None:
+    """They are not looked at; the rules would find nothing in them."""
+    assert OWN_ID.fullmatch(text)
+    assert find_secrets(text) == []
+    assert list(find_keys(text)) == []
+    assert find_secrets(f"api_key={'a1b2c3d4' * 4}") != []
