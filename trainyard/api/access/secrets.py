@@ -37,7 +37,7 @@ USER_INFO = re.compile(r"(?<=://)[^\s/?#@]{1,512}(?=@)")
 MAY_HAVE_KEY = re.compile(r"[A-Za-z0-9_./+~-]{16}|PRIVATE KEY|://")
 """What a text with a key has; the table of keys is imported for these only."""
 OWN_ID = re.compile(r"(?:session|job)-[0-9a-f]{12}|[0-9a-f]{32}")
-"""Ids of sessions, jobs and traces, which every request has several times, and which are no keys."""
+"""Ids of sessions, jobs and traces, which every request has several times, and which are not keys."""
 NUMBERS = {int, float, bool, type(None)}
 PLAIN = {dict, list, tuple}
 DETECTORS = "trainyard.data.quality.detectors:"
@@ -185,7 +185,7 @@ def redact_value(value: Any, name: str = "", depth: int = 0) -> Any:
     kind = type(value)
     if kind in NUMBERS or isinstance(value, bool | int | float):
         return value
-    if kind in PLAIN:  # most values of most requests; pydantic takes long to say that a list is no model
+    if kind in PLAIN:  # most values of most requests; pydantic takes long to say that a list is not a model
         return redact_items(value, name, depth) if depth < MAX_DEPTH else "…"
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"

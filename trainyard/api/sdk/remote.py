@@ -33,7 +33,7 @@ MAX_CACHED = 1024
 class ServiceConnection:
     """Requests of one service by httpx's transport, without what httpx's client does for each request.
 
-    That is joining and parsing URLs, cookies, redirects and hooks, none of which a service of ours has: 0.6 of the 2 ms
+    That is joining and parsing URLs, cookies, redirects and hooks, none of which the service has: 0.6 of the 2 ms
     of a small call after a pause.
     """
 
