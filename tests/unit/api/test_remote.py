@@ -211,7 +211,7 @@ def test_a_connection_knows_the_path_of_its_service_and_repeats_lists(url: str) 
     assert (listed.headers["authorization"], listed.headers["host"]) == ("Bearer ty_x", "train.example")
     assert (made.content, made.headers["content-type"], made.headers["content-length"]) == (b"abc", "text/x", "3")
     with pytest.raises(httpx.InvalidURL):
-        connect("https://[x")
+        connect("https://train.example:port")
 
 
 def test_a_proxy_of_the_environment_is_used_but_for_the_names_that_it_leaves_out(
