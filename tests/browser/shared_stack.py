@@ -92,7 +92,7 @@ def start(folder: Path, shared: Shared, beginning: Beginning) -> DashboardServic
     stack.write_data()
     try:
         with ThreadPoolExecutor(1) as aside:
-            starting = aside.submit(stack.command, "up")  # waits for Prefect's database half of its time
+            starting = aside.submit(stack.command, "up")  # next to it a core is free
             beginning.seed(stack, model)
             up = starting.result()
         assert up.returncode == 0, up.stderr

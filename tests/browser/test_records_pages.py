@@ -5,13 +5,14 @@ Every text that a page shows contains markup that would run if it were not text.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Dialog, Page, expect
 
-from tests.browser.dashboard import Audit, DashboardService, KeptPage, PageWatch, open_page
+from tests.browser.dashboard import Audit, DashboardService, open_page
 from tests.browser.records import EVIL, NIGHT, RUN
 
 pytestmark = [pytest.mark.browser]
@@ -25,21 +26,20 @@ class Records:
     """A home with a run of a validator and an evaluator, two versions of an adapter, a night and a graph."""
 
     service: DashboardService
+    dialogs: list[str]
 
 
 @pytest.fixture
-def records(service: DashboardService) -> Records:
-    return Records(service)
+def records(service: DashboardService, page: Page) -> Iterator[Records]:
+    found = Records(service, [])
 
+    def refuse(dialog: Dialog) -> None:
+        found.dialogs.append(dialog.message)
+        dialog.dismiss()
 
-@pytest.fixture
-def page(kept_page: Page) -> Page:
-    return kept_page
-
-
-@pytest.fixture
-def watch(kept: KeptPage) -> PageWatch:
-    return kept.watch
+    page.on("dialog", refuse)
+    yield found
+    assert found.dialogs == []
 
 
 def test_the_rows_of_a_result_with_what_was_dropped_and_why(page: Page, axe: Audit, records: Records) -> None:

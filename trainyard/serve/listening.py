@@ -103,7 +103,7 @@ def url_of(listener: socket.socket) -> str:
 def server_config(app: Any, *, graceful_s: int) -> uvicorn.Config:
     """Return uvicorn's settings for a Trainyard server: quiet, bounded, without websockets."""
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "ws": "none", "proxy_headers": False}
-    quiet["server_header"] = False  # a client does not need to know what answers
+    quiet["server_header"] = False
     return uvicorn.Config(app, http=BoundedProtocol, timeout_graceful_shutdown=graceful_s, **quiet)
 
 

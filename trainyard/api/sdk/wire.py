@@ -149,7 +149,7 @@ def exchange_of(name: str, request: BaseModel) -> HttpExchange:
 def json_of(request: BaseModel, left_out: set[str]) -> bytes:
     """The fields of a request that were given, as JSON; a number that JSON does not have is for the service to refuse.
 
-    pydantic writes a batch in a third of the time that a copy of it and `json.dumps` take, but no lone surrogates.
+    pydantic writes a batch without a copy of it, but no lone surrogates.
     """
     try:
         return request.model_dump_json(exclude_unset=True, exclude=left_out).encode()
