@@ -28,11 +28,12 @@ LINKS = (
 """The links of qa-pipeline."""
 REFUSAL = "A deployer publishes an adapter or a model, and it is offered documents."
 PAIR = '{"prompt": "Which track?", "chosen": "Track one.", "rejected": "None."}\n'
-LAST_POINT = """(path) => {
+FROM_HANDLE = """(path, handle) => {
   const matrix = path.getScreenCTM(), end = path.getPointAtLength(path.getTotalLength()).matrixTransform(matrix);
-  return [end.x, end.y];
+  const box = document.querySelector(handle).getBoundingClientRect();
+  return Math.hypot(end.x - box.x - box.width / 2, end.y - box.y - box.height / 2);
 }"""
-"""Where a drawn link ends on the screen."""
+"""How far from a handle a drawn link ends on the screen (px). In one call: the view may move between two."""
 CHECKED_MS, RUN_MS = 20_000, 240_000
 STEPS = 40
 NAMES = (
@@ -280,21 +281,18 @@ def test_a_reward_model_has_a_handle_of_its_own(page: Page, service: DashboardSe
     (service.stack.work / "pairs.jsonl").write_text(PAIR * 12)
     parameters = json.dumps({"sft": "data.jsonl", "preference": "pairs.jsonl"})
     open_page(page, f"/chains/new?template=rlhf&parameters={quote(parameters)}", "New chain")
-    ends = {
-        port: centre(node(page, "trainer-3").locator(f'.react-flow__handle.target[data-handleid="{port}"]'))
+    handle = '.react-flow__node[data-id="trainer-3"] .react-flow__handle.target[data-handleid="{}"]'
+    colours = {
+        page.locator(handle.format(port)).evaluate("(handle) => getComputedStyle(handle).backgroundColor")
         for port in ("reward", "adapter")
     }
-    colours = {
-        port: node(page, "trainer-3").locator(f'.react-flow__handle.target[data-handleid="{port}"]').evaluate(
-            "(handle) => getComputedStyle(handle).backgroundColor"
-        )
-        for port in ends
-    }  # fmt: skip
-    assert colours["reward"] == colours["adapter"]
-    for port, link in (("reward", "trainer-2:adapter->trainer-3:reward"), ("adapter", "trainer:adapter->trainer-3")):
-        x, y = page.locator(f'.react-flow__edge[data-id="{link}"] .react-flow__edge-path').evaluate(LAST_POINT)
-        assert (x, y) == pytest.approx(ends[port], abs=12)
-    assert abs(ends["reward"][1] - ends["adapter"][1]) > 12
+    assert len(colours) == 1
+    links = {"reward": "trainer-2:adapter->trainer-3:reward", "adapter": "trainer:adapter->trainer-3"}
+    for port, link in links.items():
+        path = page.locator(f'.react-flow__edge[data-id="{link}"] .react-flow__edge-path')
+        distances = {end: path.evaluate(FROM_HANDLE, handle.format(end)) for end in links}
+        assert min(distances, key=lambda end: distances[end]) == port
+        assert distances[port] <= 12
 
 
 def test_older_runs_of_a_chain_are_on_further_pages(page: Page, service: DashboardService, stored: Any) -> None:
