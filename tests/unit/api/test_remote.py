@@ -22,6 +22,7 @@ from tests.unit.api.answering import answering
 from trainyard import Chain, DataSource, Trainer, aio, connect, connect_async, here
 from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
 from trainyard.api.sdk import asynchronous, wire
+from trainyard.api.sdk.answers import ServiceAnswer
 from trainyard.api.sdk.remote import RemoteSurface, ServiceConnection, client_options, proxy_for
 from trainyard.api.sdk.wire import HttpExchange, error_of, exchange_of
 from trainyard.api.verbs.jobs import Job, JobDetail
@@ -306,7 +307,7 @@ def test_what_is_no_answer_of_the_api_is_an_error_with_its_status() -> None:
 
 def test_a_problem_document_is_the_error_that_was_raised() -> None:
     words = {"code": "E-LIMIT", "kind": "LimitExceeded", "detail": "Too much.", "why": "w", "do": "d", "errors": []}
-    error = error_of(httpx.Response(422, json=words, request=httpx.Request("GET", "http://x/")))
+    error = error_of(ServiceAnswer(422, {}, json.dumps(words).encode(), "http://x/"))
     assert isinstance(error, LimitExceeded)
     assert (error.code, error.what, error.why, error.do) == ("E-LIMIT", "Too much.", "w", "d")
 

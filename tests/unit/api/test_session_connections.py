@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api.sessions import connections
 from trainyard.api.sessions.connections import MOST_KEPT, SessionConnections
 from trainyard.backends.sessions.frames import receive_frame, send_frame
 from trainyard.errors import Conflict
@@ -85,11 +84,9 @@ def test_a_connection_that_the_session_has_closed_is_replaced(kept: SessionConne
     assert session.accepted == 3
 
 
-def test_a_connection_that_was_idle_for_long_is_replaced(
-    kept: SessionConnections, session: Answering, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_was_idle_for_long_is_replaced(kept: SessionConnections, session: Answering) -> None:
     ask(kept, session)
-    monkeypatch.setattr(connections, "KEPT_S", 0.0)
+    kept.kept_s = 0.0
     ask(kept, session)
     assert session.accepted == 2
 

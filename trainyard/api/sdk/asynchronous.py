@@ -15,9 +15,10 @@ import anyio
 import anyio.to_thread
 import httpx
 
+from trainyard.api.sdk.answers import ServiceAnswer, answer_of
 from trainyard.api.sdk.events import LineSplitter, NextLine, is_event_stream
 from trainyard.api.sdk.live_output import open_live
-from trainyard.api.sdk.remote import TIMEOUT_S, client_options, request_words, stream_timeout
+from trainyard.api.sdk.remote import TIMEOUT_S, client_options, stream_timeout
 from trainyard.api.sdk.surface import Call, Surface, call_here
 from trainyard.api.sdk.wire import Heard, HttpExchange, Pause, Step, conversation
 from trainyard.callbacks import ignore
@@ -76,22 +77,30 @@ class AwaitedSteps:
                 return None
             if isinstance(step, NextLine):
                 return await anext(self.lines, None) if self.lines is not None else None
-            return await (self.open_stream(step) if step.is_stream else self.client.request(**request_words(step)))
+            if step.is_stream:
+                return await self.open_stream(step)
+            return answer_of(await self.client.request(**request_words(step)))
         except httpx.TransportError as error:
             return error
 
-    async def open_stream(self, step: HttpExchange) -> httpx.Response:
+    async def open_stream(self, step: HttpExchange) -> ServiceAnswer:
         await self.stack.aclose()  # the stream before it was cut off
         self.lines = None
         request = self.client.build_request(**request_words(step), timeout=stream_timeout())
         response = await self.client.send(request, stream=True)
         self.stack.push_async_callback(response.aclose)
-        if is_event_stream(response):
-            splitter = LineSplitter()
-            self.lines = (line async for text in response.aiter_text() for line in splitter.feed(text))
-        else:
-            await response.aread()
-        return response
+        head = answer_of(response, content=b"")
+        if not is_event_stream(head):
+            return answer_of(response, await response.aread())
+        splitter = LineSplitter()
+        self.lines = (line async for text in response.aiter_text() for line in splitter.feed(text))
+        return head
+
+
+def request_words(one: HttpExchange) -> dict[str, Any]:
+    """A request as httpx takes it."""
+    words = {"method": one.method, "url": one.path, "params": one.params, "headers": one.headers}
+    return {**words, "content": one.content}
 
 
 def connect_async(

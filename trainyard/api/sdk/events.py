@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from trainyard.api.sdk.answers import ServiceAnswer
+
 EVENTS_TYPE = "text/event-stream"
 LINE_END = re.compile(r"\r\n|\n|\r")
 """The line ends of a stream of events; a text may have others, such as U+2028, at which `iter_lines` of httpx cuts."""
@@ -42,12 +44,11 @@ class ReadEvent:
     id: str
 
 
-def is_event_stream(response: httpx.Response) -> bool:
-    kind: str = response.headers.get("content-type", "")
-    return kind.partition(";")[0].strip() == EVENTS_TYPE
+def is_event_stream(answer: ServiceAnswer) -> bool:
+    return answer.media_type == EVENTS_TYPE
 
 
-def next_event() -> Generator[NextLine, str | httpx.Response | httpx.TransportError | None, ReadEvent | None]:
+def next_event() -> Generator[NextLine, str | ServiceAnswer | httpx.TransportError | None, ReadEvent | None]:
     """The next event; None where the stream has ended or was cut off, and an event of which a part came is dropped."""
     fields: dict[str, str] = {}
     data: list[str] = []

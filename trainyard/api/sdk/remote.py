@@ -16,6 +16,8 @@ import httpx
 
 import trainyard
 from trainyard.api.operations import API
+from trainyard.api.sdk.answers import ServiceAnswer, answer_of
+from trainyard.api.sdk.direct import DirectConnections
 from trainyard.api.sdk.events import LineSplitter, NextLine, is_event_stream
 from trainyard.api.sdk.live_output import open_live
 from trainyard.api.sdk.surface import Surface
@@ -31,45 +33,54 @@ MAX_CACHED = 1024
 
 
 class ServiceConnection:
-    """Requests of one service by httpx's transport, without what httpx's client does for each request.
+    """Requests of one service: small ones directly, and streams by httpx's transport.
 
-    That is joining and parsing URLs, cookies, redirects and hooks, none of which the service has: 0.6 of the 2 ms
-    of a small call after a pause.
+    httpx's client is left out: it joins and parses URLs, and has cookies, redirects and hooks, which the service does
+    not. Without `direct`, as behind a proxy, the transport sends all requests.
     """
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], timeout: httpx.Timeout, transport: httpx.BaseTransport
-    ) -> None:
+        self, url: str, headers: Mapping[str, str], timeout: httpx.Timeout, transport: httpx.BaseTransport,
+        direct: DirectConnections | None = None,
+    ) -> None:  # fmt: skip
         self.base = str(httpx.URL(url)).rstrip("/")
-        self.headers, self.transport = headers, transport
+        self.headers, self.transport, self.direct = headers, transport, direct
         self.extensions = {"timeout": timeout.as_dict()}
 
-    def send(self, one: HttpExchange) -> httpx.Response:
-        """The whole response. Raises `httpx.TransportError`."""
+    def send(self, one: HttpExchange) -> ServiceAnswer:
+        """The whole answer. Raises `httpx.TransportError`."""
+        if self.direct is not None:
+            return self.direct.send(one.method, self.url_of(one), one.headers, one.content)
         response = self.open(one, self.extensions)
         try:
             response.read()
         except BaseException:
             response.close()
             raise
-        return response
+        return answer_of(response)
 
     def open(self, one: HttpExchange, extensions: dict[str, Any]) -> httpx.Response:
         """The response, of which nothing but the head is read. Raises `httpx.TransportError`."""
         request = httpx.Request(
-            one.method, url_of(self.base + one.path), params=one.params or None,
-            headers={**self.headers, **one.headers}, content=one.content, extensions=extensions,
+            one.method, self.url_of(one), headers={**self.headers, **one.headers}, content=one.content,
+            extensions=extensions,
         )  # fmt: skip
         response = self.transport.handle_request(request)
         response.request = request
         return response
 
+    def url_of(self, one: HttpExchange) -> httpx.URL:
+        url = known_url(self.base + one.path)
+        return url.copy_merge_params(one.params) if one.params else url
+
     def close(self) -> None:
         self.transport.close()
+        if self.direct is not None:
+            self.direct.close()
 
 
 @lru_cache(MAX_CACHED)
-def url_of(text: str) -> httpx.URL:
+def known_url(text: str) -> httpx.URL:
     return httpx.URL(text)
 
 
@@ -122,22 +133,16 @@ class BlockingSteps:
         except httpx.TransportError as error:
             return error
 
-    def open_stream(self, step: HttpExchange) -> httpx.Response:
+    def open_stream(self, step: HttpExchange) -> ServiceAnswer:
         self.stack.close()  # the stream before it was cut off
         opened = self.connection.open(step, {"timeout": stream_timeout().as_dict()})
         response = self.stack.enter_context(closing(opened))
-        if is_event_stream(response):
-            splitter = LineSplitter()
-            self.lines = (line for text in response.iter_text() for line in splitter.feed(text))
-        else:
-            response.read()
-        return response
-
-
-def request_words(one: HttpExchange) -> dict[str, Any]:
-    """A request as httpx takes it."""
-    words = {"method": one.method, "url": one.path, "params": one.params, "headers": one.headers}
-    return {**words, "content": one.content}
+        head = answer_of(response, content=b"")
+        if not is_event_stream(head):
+            return answer_of(response, response.read())
+        splitter = LineSplitter()
+        self.lines = (line for text in response.iter_text() for line in splitter.feed(text))
+        return head
 
 
 def stream_timeout() -> httpx.Timeout:
@@ -156,9 +161,12 @@ def connect(
         timeout_s: for one answer.
     """
     options = client_options(url, token, ca_file, timeout_s)
-    base, verify = options["base_url"], options["verify"]
-    transport = httpx.HTTPTransport(verify=verify, proxy=proxy_for(httpx.URL(base)))
-    return RemoteSurface(ServiceConnection(base, options["headers"], options["timeout"], transport))
+    base, headers, timeout = httpx.URL(options["base_url"]), options["headers"], options["timeout"]
+    proxy = proxy_for(base)
+    context = httpx.create_ssl_context(options["verify"]) if base.scheme == "https" else None
+    transport = httpx.HTTPTransport(verify=context or True, proxy=proxy)
+    direct = None if proxy else DirectConnections(base, headers, timeout, context)
+    return RemoteSurface(ServiceConnection(str(base), headers, timeout, transport, direct))
 
 
 def proxy_for(url: httpx.URL) -> str | None:

@@ -26,6 +26,7 @@ from trainyard.api import planning
 from trainyard.api.invocation import implementation_of
 from trainyard.api.operations import OPERATIONS, Scope, route_of
 from trainyard.api.records import RunResult
+from trainyard.api.sdk.answers import ServiceAnswer
 from trainyard.api.sdk.events import EVENTS_TYPE, NextLine, is_event_stream, next_event
 from trainyard.api.sdk.surface import checked_request
 from trainyard.api.verbs.jobs import Job
@@ -67,7 +68,7 @@ class Pause:
 
 
 Step = HttpExchange | NextLine | Pause
-Heard = httpx.Response | httpx.TransportError | str | None
+Heard = ServiceAnswer | httpx.TransportError | str | None
 """What a step brings: the response, a line, why there was none, or nothing after a pause or a stream's last line."""
 Talk: TypeAlias = Generator[Step, Heard, Any]
 
@@ -96,12 +97,12 @@ def send(exchange: HttpExchange, most_tries: int = TRIES) -> Talk:
     wait_s, heard = FIRST_WAIT_S, None
     for tries in range(1, most_tries + 1):
         heard = yield exchange
-        if isinstance(heard, httpx.Response) and not (heard.status_code in RETRIED or is_busy(heard, tries)):
+        if isinstance(heard, ServiceAnswer) and not (heard.status_code in RETRIED or is_busy(heard, tries)):
             return heard
         if tries < most_tries:
             yield Pause(min(retry_after(heard) or wait_s, LONGEST_WAIT_S))
             wait_s *= 2
-    if isinstance(heard, httpx.Response):
+    if isinstance(heard, ServiceAnswer):
         return heard
     raise Unavailable(
         "The service does not answer.", why=f"{type(heard).__name__}: {heard}.",
@@ -109,13 +110,13 @@ def send(exchange: HttpExchange, most_tries: int = TRIES) -> Talk:
     )  # fmt: skip
 
 
-def is_busy(response: httpx.Response, tries: int) -> bool:
+def is_busy(response: ServiceAnswer, tries: int) -> bool:
     """Whether the first try of the same request, whose answer was lost, is still worked on."""
     return tries > 1 and response.status_code == 409 and "Idempotency-Key" in response.text
 
 
 def retry_after(heard: Heard) -> float | None:
-    text = heard.headers.get("retry-after", "") if isinstance(heard, httpx.Response) else ""
+    text = heard.headers.get("retry-after", "") if isinstance(heard, ServiceAnswer) else ""
     return float(text) if text.isdecimal() else None
 
 
@@ -168,11 +169,11 @@ def query_of(given: Mapping[str, Any]) -> dict[str, Any]:
 # What comes back
 
 
-def response_of(name: str, response: httpx.Response) -> Any:
+def response_of(name: str, response: ServiceAnswer) -> Any:
     """The response of an operation, as its model; the bytes of a file. Raises the error that a problem describes."""
     if response.status_code >= 400:
         raise error_of(response)
-    if response.headers.get("content-type", "").partition(";")[0] != "application/json":
+    if response.media_type != "application/json":
         return response.content
     return response_type(name).validate_json(response.content)
 
@@ -183,7 +184,7 @@ def response_type(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(get_type_hints(implementation_of(name))["return"])
 
 
-def error_of(response: httpx.Response) -> TrainyardError:
+def error_of(response: ServiceAnswer) -> TrainyardError:
     """The error of a problem document (RFC 9457), of the class that the service raised."""
     try:
         problem = response.json()

@@ -1,20 +1,13 @@
-"""Connections to open sessions that are kept between calls: a session starts a thread for each new one.
-
-A kept connection is used again within `KEPT_S`, well before the session closes it, and only while nothing has come from
-the other side: what can be read on an idle connection is its end.
-"""
+"""Connections to open sessions that are kept between calls: a session starts a thread for each new one."""
 
 from __future__ import annotations
 
-import select
-import socket
-import threading
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trainyard.backends.sessions.frames import lost_session, open_connection, send_and_receive
+from trainyard.idle_connections import IdleConnections
 
 KEPT_S = 20.0
 """A session ends a connection that is idle for a minute."""
@@ -23,11 +16,11 @@ MOST_KEPT = 8
 
 
 @dataclass
-class SessionConnections:
-    """The idle connections of this process, by the path of the session's socket; the newest is used first."""
+class SessionConnections(IdleConnections):
+    """The idle connections of this process, by the path of the session's socket."""
 
-    idle: dict[str, list[tuple[socket.socket, float]]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    kept_s: float = KEPT_S
+    max_kept: int = MOST_KEPT
 
     def ask(self, path: str, header: Mapping[str, Any], body: bytes, timeout_s: float) -> dict[str, Any]:
         """One call and its reply. Raises the error of the session; `Conflict` (`E-SESSION-STATE`) if nobody answers."""
@@ -48,34 +41,3 @@ class SessionConnections:
             else:
                 connection.close()
         return answer
-
-    def take(self, path: str) -> socket.socket | None:
-        """An idle connection that is still open; those that are not are closed."""
-        while True:
-            with self.lock:
-                if not (idle := self.idle.get(path)):
-                    return None
-                connection, since = idle.pop()
-            if time.monotonic() - since < KEPT_S and not select.select([connection], [], [], 0)[0]:
-                return connection
-            connection.close()
-
-    def keep(self, path: str, connection: socket.socket) -> None:
-        """Keep a connection for the next call, and close those that nobody has used in time, of every session."""
-        now, late = time.monotonic(), []
-        with self.lock:
-            self.idle.setdefault(path, []).append((connection, now))
-            for name, idle in list(self.idle.items()):
-                while idle and (len(idle) > MOST_KEPT or now - idle[0][1] >= KEPT_S):
-                    late.append(idle.pop(0)[0])
-                if not idle:
-                    del self.idle[name]
-        for one in late:
-            one.close()
-
-    def close(self) -> None:
-        """Close every idle connection."""
-        with self.lock:
-            idle, self.idle = self.idle, {}
-        for connection, _ in (one for rows in idle.values() for one in rows):
-            connection.close()
