@@ -166,6 +166,14 @@ def test_what_is_not_a_whole_answer_is_an_error_of_the_transport(
     assert send(service).content == b"{}"
 
 
+def test_an_answer_before_the_end_of_a_request(server: ScriptedServer, service: DirectConnections) -> None:
+    answer = b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 4\r\n\r\nlong"
+    server.answer, server.is_closing = lambda _: answer, True  # the rest of the request is not read
+    found = send(service, b"x" * (64 << 20))
+    assert (found.status_code, found.text) == (413, "long")
+    assert not service.idle.idle
+
+
 def test_what_cannot_be_decompressed(server: ScriptedServer, service: DirectConnections) -> None:
     server.answer = lambda _: b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
     with pytest.raises(httpx.RemoteProtocolError, match="cannot be decompressed"):

@@ -215,6 +215,23 @@ def test_a_connection_knows_the_path_of_its_service_and_repeats_lists(url: str) 
         connect("https://train.example:port")
 
 
+@pytest.mark.parametrize("address", ["train.example:8898", "127.0.0.1", "", "ftp://train.example", "//train.example"])
+def test_what_is_not_an_address_is_refused(address: str) -> None:
+    for open_client in (connect, connect_async):
+        with pytest.raises(InvalidInput, match=r"E-PARAMETER: .* is not the address of a service.*https://"):
+            open_client(address)
+
+
+def test_a_body_that_is_too_long_is_refused_with_its_reason(url: str) -> None:
+    """The service answers before it has read all of it."""
+    rows = [list(range(100_000, 100_999)) for _ in range(1500)]
+    with connect(url, "owner") as remote:
+        for _ in range(3):
+            with pytest.raises(LimitExceeded, match="E-BODY-LENGTH"):
+                remote.sessions.forward(session="session-0123456789ab", batch={"input_ids": rows})
+            assert remote.templates().templates
+
+
 def test_a_proxy_of_the_environment_is_used_but_for_the_names_that_it_leaves_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -50,9 +50,9 @@ class DirectConnections:
         connection = self.idle.take("") or self.open()
         is_kept = False
         try:
-            connection.sendall(message)
+            was_sent = send_all(connection, message)
             arriving = receive(connection)
-            is_kept = arriving.is_kept
+            is_kept = was_sent and arriving.is_kept
         except TimeoutError as error:
             raise httpx.ReadTimeout(f"no answer within {self.timeout.read:g} s") from error
         except OSError as error:
@@ -90,6 +90,15 @@ class DirectConnections:
 
     def close(self) -> None:
         self.idle.close()
+
+
+def send_all(connection: socket.socket, message: bytes) -> bool:
+    """Whether all of a request was taken: a service refuses a long one before its end, and its answer says why."""
+    try:
+        connection.sendall(message)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
 
 
 def fields_of(headers: Mapping[str, str]) -> bytes:

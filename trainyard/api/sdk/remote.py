@@ -17,12 +17,13 @@ import httpx
 import trainyard
 from trainyard.api.operations import API
 from trainyard.api.sdk.answers import ServiceAnswer, answer_of
-from trainyard.api.sdk.direct import DirectConnections
+from trainyard.api.sdk.direct import PORTS, DirectConnections
 from trainyard.api.sdk.events import LineSplitter, NextLine, is_event_stream
 from trainyard.api.sdk.live_output import open_live
 from trainyard.api.sdk.surface import Surface
 from trainyard.api.sdk.wire import STREAM_TIMEOUT_S, Heard, HttpExchange, Pause, Step, conversation
 from trainyard.callbacks import ignore
+from trainyard.errors import InvalidInput
 
 TOKEN_VARIABLE = "TRAINYARD_TOKEN"
 TIMEOUT_S = 600.0
@@ -159,6 +160,8 @@ def connect(
         token: default: the environment variable TRAINYARD_TOKEN.
         ca_file: certificates (PEM) that the service's one is verified with; default: those of the system.
         timeout_s: for one answer.
+
+    Raises `InvalidInput` (`E-PARAMETER`) for what is not an address of HTTP, and for a token with a line end.
     """
     options = client_options(url, token, ca_file, timeout_s)
     base, headers, timeout = httpx.URL(options["base_url"]), options["headers"], options["timeout"]
@@ -179,7 +182,12 @@ def proxy_for(url: httpx.URL) -> str | None:
 
 
 def client_options(url: str, token: str, ca_file: str | None, timeout_s: float) -> Mapping[str, Any]:
-    """The options of a client of httpx, blocking or not."""
+    """The options of a client of httpx, blocking or not. Raises `InvalidInput` (`E-PARAMETER`)."""
+    if not url.startswith(tuple(f"{scheme}://" for scheme in PORTS)):
+        raise InvalidInput(
+            f"{url!r} is not the address of a service.", do="Write it like https://train.example:8898.",
+            code="E-PARAMETER",
+        )  # fmt: skip
     token = token or os.environ.get(TOKEN_VARIABLE, "")
     headers = {
         "user-agent": f"trainyard/{trainyard.__version__}",
