@@ -8,7 +8,6 @@ commit.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
+from tests.chromium import find_chromium
 from trainyard.api.rest.ports import NAME
 from trainyard.compute.services import find_service, record_path
 from trainyard.settings import load_settings
@@ -107,7 +107,7 @@ def main(address: str | None) -> int:
         things = find_things(client)
     FOLDER.mkdir(exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         context = browser.new_context(base_url=url, viewport=SIZE)  # type: ignore[arg-type]
         take(context.new_page(), "dashboard-login", "", color_scheme="light")
         assert context.request.post("/api/v1/login", data={"token": token}).ok

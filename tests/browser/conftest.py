@@ -19,6 +19,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, exp
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from benchmarks.job_index import fill
+from tests.api_process import serving
 from tests.browser.dashboard import (
     SPOILED_FILE,
     Audit,
@@ -33,6 +35,7 @@ from tests.browser.records import NIGHT, RUN, SWEEP, seed_adapters, seed_graph, 
 from tests.browser.shared_stack import Beginning, shared_service
 from tests.chromium import MISSING, find_chromium
 from tests.flows.real_stack import Stack
+from trainyard.settings import load_settings
 
 UNUSED_FEATURES = (
     "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup", "AimEnabled",
@@ -250,14 +253,32 @@ def context(browser: Browser, service: DashboardService) -> Iterator[BrowserCont
         yield context
 
 
+@pytest.fixture(scope="module")
+def visited(browser: Browser, service: DashboardService) -> Iterator[BrowserContext]:
+    """A browser that keeps the code of the pages: in a new one, a page takes half a second of CPU time more."""
+    with opened_context(browser, service) as context:
+        yield context
+
+
 @pytest.fixture
-def page(context: BrowserContext, watch: PageWatch, service: DashboardService) -> Iterator[Page]:
-    """A page of the owner, who is logged in; `page.goto("/dashboard/jobs")` opens one."""
-    log_in(context, service)
-    page = context.new_page()
+def page(visited: BrowserContext, watch: PageWatch, service: DashboardService) -> Iterator[Page]:
+    """A page of the owner, who is logged in; `page.goto("/dashboard/jobs")` opens one. It remembers no other test."""
+    visited.clear_cookies()
+    log_in(visited, service)
+    page = visited.new_page()
+    forget_stored(page, service.url)
     watch.watch(page)
     yield page
     page.unroute_all(behavior="ignoreErrors")  # a page asks every few seconds, also at the end of its test
+    for one in visited.pages:
+        one.close()
+
+
+def forget_stored(page: Page, origin: str) -> None:
+    """Remove what pages of an origin have stored in the browser: drafts, the theme, how curves are drawn."""
+    session = page.context.new_cdp_session(page)
+    session.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "local_storage"})
+    session.detach()
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +298,30 @@ def kept_page(kept: KeptPage) -> Iterator[Page]:
     kept.page.emulate_media(color_scheme="light")
     kept.page.set_viewport_size(SIZE)
     assert kept.watch.problems == []
+
+
+JOBS = 10_000
+
+
+@pytest.fixture(scope="session")
+def lone_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with `JOBS` jobs and a folder of documents."""
+    home = tmp_path_factory.mktemp("many") / "home"
+    fill(load_settings(home=home), JOBS)
+    documents = home / "tenants" / "default" / "depot"
+    documents.mkdir(parents=True)
+    (documents / "depot.md").write_text("# Depot\n\nThe depot opens at seven.\n")
+    return home
+
+
+@pytest.fixture(scope="session")
+def lone_address(lone_home: Path) -> Iterator[str]:
+    """Where a service of `lone_home` answers, which has no other processes: for what is timed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINYARD_HOME", str(lone_home))
+        patch.delenv("PREFECT_API_URL", raising=False)
+        with serving() as port:
+            yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="session")

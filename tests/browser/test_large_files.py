@@ -12,7 +12,6 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.metric_levels import write_events
-from tests.api_process import serving
 from tests.browser.dashboard import PageWatch
 from trainyard.api.live.found import open_index
 from trainyard.settings import load_settings
@@ -75,29 +74,19 @@ def put_job(home: Path, **fields: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("large") / "home"
-    work = home / "work"
+def home(lone_home: Path) -> Path:
+    work = lone_home / "work"
     work.mkdir(parents=True)
     write_log(work / "child.log", 0, LINES)
-    put_job(home)
-    return home
-
-
-@pytest.fixture(scope="module")
-def address(home: Path) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINYARD_HOME", str(home))
-        patch.delenv("PREFECT_API_URL", raising=False)
-        with serving() as port:
-            yield f"http://127.0.0.1:{port}"
+    put_job(lone_home)
+    return lone_home
 
 
 @pytest.fixture
-def large(browser: Browser, address: str, home: Path) -> Iterator[LargeJob]:
-    watch, tokens = PageWatch(address, expected=[*WITHOUT_PREFECT, "404"]), TokenFile(home)
+def large(browser: Browser, lone_address: str, home: Path) -> Iterator[LargeJob]:
+    watch, tokens = PageWatch(lone_address, expected=[*WITHOUT_PREFECT, "404"]), TokenFile(home)
     token = tokens.create(f"visitor-{len(tokens.list())}", "admin", "", 1)
-    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
+    context = browser.new_context(base_url=lone_address, viewport={"width": 1280, "height": 900})
     assert context.request.post("/api/v1/login", data={"token": token}).ok
     page = context.new_page()
     watch.watch(page)
