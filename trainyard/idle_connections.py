@@ -6,11 +6,21 @@ is its end.
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import threading
 import time
 from dataclasses import dataclass, field
+
+Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
+"""`select` raises in a process with more than 1,024 open files."""
+
+
+def is_readable(connection: socket.socket) -> bool:
+    """Whether bytes, or the end, have come."""
+    with Selector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 @dataclass
@@ -31,7 +41,7 @@ class IdleConnections:
                 if not (idle := self.idle.get(name)):
                     return None
                 connection, since = idle.pop()
-            if time.monotonic() - since < self.kept_s and not select.select([connection], [], [], 0)[0]:
+            if time.monotonic() - since < self.kept_s and not is_readable(connection):
                 return connection
             connection.close()
 

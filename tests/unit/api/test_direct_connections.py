@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import httpx
 import pytest
 
+from tests.unit.api.accepting_server import AcceptingServer
 from trainyard.api.sdk import direct
 from trainyard.api.sdk.direct import DirectConnections
 from trainyard.errors import InvalidInput
@@ -19,33 +21,14 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\
 Answer = Callable[[bytes], bytes]
 
 
-@dataclass
-class ScriptedServer:
+class ScriptedServer(AcceptingServer):
     """Answers each request with what `answer` makes of it; empty bytes end the connection."""
 
-    answer: Answer = lambda _: OK
-    requests: list[bytes] = field(default_factory=list)
-    accepted: list[socket.socket] = field(default_factory=list)
-    threads: list[threading.Thread] = field(default_factory=list)
-    is_closing: bool = False
-    """Whether a connection ends after each answer."""
-
-    def __post_init__(self) -> None:
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.begin(self.accept)
-
-    def begin(self, work: Callable[..., None], *given: socket.socket) -> None:
-        self.threads.append(threading.Thread(target=work, args=given))
-        self.threads[-1].start()
-
-    def accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:
-                return
-            self.accepted.append(connection)
-            self.begin(self.serve, connection)
+    def __init__(self) -> None:
+        self.answer: Answer = lambda _: OK
+        self.requests: list[bytes] = []
+        self.is_closing = False  # whether a connection ends after each answer
+        super().__init__(socket.create_server(("127.0.0.1", 0)))
 
     def serve(self, connection: socket.socket) -> None:
         with connection:
@@ -57,12 +40,6 @@ class ScriptedServer:
                 connection.sendall(answer)
                 if self.is_closing:
                     return
-
-    def stop(self) -> None:
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
-        for thread in self.threads:
-            thread.join()
 
 
 @pytest.fixture
@@ -101,7 +78,7 @@ def test_a_request_is_one_write_and_its_connection_is_kept(server: ScriptedServe
         assert found.url == f"http://127.0.0.1:{service.port}/api/v1/jobs?state=failed"
     head = f"POST /api/v1/jobs?state=failed HTTP/1.1\r\nhost: 127.0.0.1:{service.port}\r\nauthorization: Bearer x\r\n"
     assert server.requests == [f'{head}accept: application/json\r\ncontent-length: 8\r\n\r\n{{"a": 1}}'.encode()] * 3
-    assert len(server.accepted) == 1
+    assert server.accepted == 1
     send(service)
     assert server.requests[-1].startswith(b"GET /api")
     assert b"content-length" not in server.requests[-1]
@@ -128,7 +105,7 @@ def test_forms_of_an_answer(
     for _ in range(2):
         found = send(service)
         assert (found.content, "link" in found.headers) == (content, False)
-    assert len(server.accepted) == connections
+    assert server.accepted == connections
 
 
 def test_a_long_answer_comes_in_pieces(server: ScriptedServer, service: DirectConnections) -> None:
@@ -187,7 +164,22 @@ def test_a_connection_that_the_service_has_closed_is_replaced(
     for number in range(1, 4):
         assert send(service).status_code == 200
         server.threads[number].join()
-    assert len(server.accepted) == 3
+    assert server.accepted == 3
+
+
+def test_a_process_with_many_open_files(server: ScriptedServer, service: DirectConnections) -> None:
+    """`select` takes no descriptor from 1,024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        for _ in range(2):
+            assert send(service).status_code == 200
+    finally:
+        for one in opened:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert server.accepted == 1
 
 
 def test_nobody_answers_in_time(server: ScriptedServer) -> None:
@@ -236,4 +228,4 @@ def test_threads_get_their_own_answers(server: ScriptedServer, service: DirectCo
         thread.join()
     assert found == {number: {b"of %d" % number} for number in range(8)}
     assert len(server.requests) == 400
-    assert len(server.accepted) <= 8
+    assert server.accepted <= 8

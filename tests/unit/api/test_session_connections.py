@@ -9,32 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.api.accepting_server import AcceptingServer
 from trainyard.api.sessions.connections import MOST_KEPT, SessionConnections
 from trainyard.backends.sessions.frames import receive_frame, send_frame
 from trainyard.errors import Conflict
 
 
-class Answering:
+class Answering(AcceptingServer):
     """A session's socket that counts its connections, and ends them when it is asked to."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.accepted, self.ends_after = str(path), 0, 1000
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(self.path)
-        self.socket.listen()
-        self.threads = [threading.Thread(target=self.accept)]
-        self.threads[0].start()
-
-    def accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:
-                return
-            self.accepted += 1
-            thread = threading.Thread(target=self.serve, args=(connection,))
-            self.threads.append(thread)
-            thread.start()
+        self.path, self.ends_after = str(path), 1000
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.path)
+        listener.listen()
+        super().__init__(listener)
 
     def serve(self, connection: socket.socket) -> None:
         with connection:
@@ -44,12 +33,6 @@ class Answering:
                 if frame.header["call"] == "end":
                     return
                 send_frame(connection, {"reply": {"number": self.accepted, "body": frame.body.decode()}})
-
-    def stop(self) -> None:
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
-        for thread in self.threads:
-            thread.join()
 
 
 @pytest.fixture

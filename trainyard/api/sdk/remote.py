@@ -183,7 +183,7 @@ def proxy_for(url: httpx.URL) -> str | None:
 
 def client_options(url: str, token: str, ca_file: str | None, timeout_s: float) -> Mapping[str, Any]:
     """The options of a client of httpx, blocking or not. Raises `InvalidInput` (`E-PARAMETER`)."""
-    if not url.startswith(tuple(f"{scheme}://" for scheme in PORTS)):
+    if not url.lower().startswith(tuple(f"{scheme}://" for scheme in PORTS)):
         raise InvalidInput(
             f"{url!r} is not the address of a service.", do="Write it like https://train.example:8898.",
             code="E-PARAMETER",
