@@ -5,14 +5,11 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from trainyard.errors import LimitExceeded
-from trainyard.stores.access.audit import AuditLog, canonical, log_files, verify_log
+from trainyard.stores.access.audit import AuditLog, log_files, verify_log
 
 WRITER = """
 import sys
@@ -138,17 +135,3 @@ def test_a_full_disk_is_said_so_and_leaves_no_half_line(log: AuditLog) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     log.append({"number": 10})
     assert not verify_log(log.folder).problems
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.text(st.characters(categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-
-
-@given(VALUES)
-@example([1e-5, 1e16, -0.0001, 1e15, 0.00009, -1.5e-7, 12345678901234567.0])
-@example({"a": float("nan"), "b": 2**64, "c": "\x7f\x1b\n/é\ud800", "d": "x:1e5", "e": (1, 2)})
-def test_a_value_is_written_in_one_way(value: Any) -> None:
-    assert canonical(value) == json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -8,6 +8,7 @@ and a service that is killed in the middle leaves an entry that is `unfinished`.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import secrets
 import time
@@ -23,12 +24,13 @@ from trainyard.api.context import Context
 from trainyard.api.operations import OPERATIONS, Scope
 from trainyard.errors import Denied, TrainyardError
 from trainyard.settings import Settings
-from trainyard.stores.access.audit import AuditLog, canonical
+from trainyard.stores.access.audit import AuditLog
 
 REQUEST_TARGETS = ("job", "name", "role", "target", "adapter", "chain", "session", "run", "source")
 RESPONSE_TARGETS = ("job", "run_id", "id", "session", "version", "name", "chain")
 """Fields that name what an operation is about, or what it made."""
 MAX_FIELDS_BYTES = 8 << 10
+SORTED = json.JSONEncoder(sort_keys=True)
 LOGS: dict[Path, AuditLog] = {}
 """One for each home of this process, which remembers when it flushed."""
 
@@ -53,7 +55,7 @@ class AuditEntry:
     def same(self) -> dict[str, Any]:
         """What both lines have: who asked for it, through what, and the request as it may be written down."""
         caller, shown = self.context.caller, redact_value(self.request)
-        text = canonical(shown)
+        text = SORTED.encode(shown)
         return {
             "id": self.id,
             "time": round(self.begun, 3),
@@ -61,7 +63,7 @@ class AuditEntry:
             "tenant": caller.tenant,
             "surface": self.context.surface,
             "operation": self.operation,
-            "request": hashlib.sha256(text).hexdigest()[:16],
+            "request": hashlib.sha256(text.encode()).hexdigest()[:16],
             "fields": shown if len(text) <= MAX_FIELDS_BYTES else f"{len(text):,} characters",
             "trace": cut(self.context.trace),
         }

@@ -20,15 +20,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from trainyard.errors import Corrupt
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
@@ -175,28 +172,10 @@ def sealed(entry: Mapping[str, Any]) -> tuple[bytes, str]:
 
 
 CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-SUSPICIOUS = (b"0.0000", b"e-", b"e1", b"e2", b"e3", b"null", b"\x7f")
-OTHERWISE_WRITTEN = re.compile(rb"\x7f|null|(?:\A|[\[:,])-?(?:[0-9.]+e|0\.0000)")
-"""What orjson may write in another way: a control character, numbers that JSON does not have, small and large ones.
-Each has one of `SUSPICIOUS`, which are found sooner. A text may look like one, too, and costs time only."""
-BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
-CUT_MARK, ESCAPED_MARK = "…".encode(), rb"\u2026"
-"""Of most requests with a batch: what is left out."""
 
 
-def canonical(value: Any) -> bytes:
-    """The one way to write a value: sorted keys, no spaces, ASCII. orjson writes most, in a third of the time."""
-    try:
-        text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS).replace(CUT_MARK, ESCAPED_MARK)
-    except TypeError:  # half a pair of surrogates, or a number of more than 64 bits
-        text = b"null"
-    if any(sign in text for sign in SUSPICIOUS) and OTHERWISE_WRITTEN.search(text):
-        return CANONICAL.encode(value).encode()
-    return text if text.isascii() else BEYOND_ASCII.sub(escaped, text.decode()).encode()
-
-
-def escaped(found: re.Match[str]) -> str:
-    return CANONICAL.encode(found[0])[1:-1]
+def canonical(entry: Mapping[str, Any]) -> bytes:
+    return CANONICAL.encode(entry).encode()
 
 
 def parsed(data: bytes) -> dict[str, Any] | None:
