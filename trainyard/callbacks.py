@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 def ignore(*_: object) -> None:
     """Do nothing with what is reported."""
@@ -9,3 +11,8 @@ def ignore(*_: object) -> None:
 
 def never() -> bool:
     return False
+
+
+def call_now(work: Callable[[], None]) -> None:
+    """Do at once what could be done later."""
+    work()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 
 from trainyard.api.operations import Scope
-from trainyard.callbacks import ignore
+from trainyard.callbacks import call_now, ignore
 from trainyard.compute.events import Event
 from trainyard.settings import Settings
 
@@ -50,6 +50,8 @@ class Context:
     """Through what the caller asks: cli, python, rest or mcp."""
     trace: str = ""
     """The correlation id of the request; it goes with what the request starts."""
+    afterwards: Callable[[Callable[[], None]], None] = call_now
+    """Receives what can be done once the caller has the response of an operation that has succeeded."""
 
 
 def key_of(context: Context, purpose: str = "") -> str:

@@ -6,8 +6,9 @@ changes something into the audit log.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -53,7 +54,7 @@ def carry_out(name: str, request: Any, context: Context) -> Any:
     except BaseException as error:
         entry.end(error=error)
         raise
-    entry.end(response)
+    context.afterwards(partial(entry.end, response, ended=time.time()))
     return response
 
 

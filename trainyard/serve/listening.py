@@ -36,6 +36,8 @@ UNREAD_S = 120.0
 MAX_HEAD_BYTES = 64 << 10
 """Of a request line and its headers, as long as they are not whole; h11 has the same limit, httptools none. As much may
 arrive of a next request while one is answered."""
+JOINED_BYTES = 64 << 10
+"""As much is sent at once: uvicorn waits for a client that reads slowly once the transport has more."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
@@ -136,6 +138,43 @@ class AnnouncedServer(uvicorn.Server):
             write_record(self.folder / f"{EMBEDDED}.json", record)
 
 
+class JoinedWrites:
+    """A transport that sends together what one turn of the loop has written: uvicorn writes head and body apart, each
+    in a packet of its own for which a client wakes up.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.transport, self.loop = transport, loop
+        self.written: list[bytes] = []
+        self.bytes = 0
+
+    def write(self, data: bytes) -> None:
+        if not self.written:
+            self.loop.call_soon(self.flush)
+        self.written.append(data)
+        self.bytes += len(data)
+        if self.bytes >= JOINED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was written."""
+        if self.written:
+            data = b"".join(self.written)
+            self.written, self.bytes = [], 0
+            self.transport.write(data)
+
+    def close(self) -> None:
+        self.flush()
+        self.transport.close()
+
+    def abort(self) -> None:
+        self.written, self.bytes = [], 0
+        self.transport.abort()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 with deadlines for head, body and a client that does not read, and with caps."""
 
@@ -151,6 +190,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.joined = JoinedWrites(transport, self.loop)
+        self.transport = self.joined  # type: ignore[assignment]
         self.enter("head")
         if len(self.connections) > MAX_CONNECTIONS:
             self.make_room()
@@ -176,6 +217,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.in_body = False
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        self.joined.flush()
+        super().on_response_complete()
+
     def refuse_head(self, phase: Phase) -> None:
         """Close a connection whose head is too long; in the middle of an answer there is no other one."""
         if phase == "answer":
@@ -187,6 +232,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Give the connection to the protocol of websockets, which has its own deadlines."""
         self.cancel_timers()
+        self.transport = self.joined.transport
         super().handle_websocket_upgrade()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.backends.native.sessions.batches import tensor_of_lists
+from trainyard.backends.native.sessions.batches import bounds_of, tensor_of_lists
 
 
 @given(st.data())
@@ -32,3 +32,11 @@ def test_mixed_numbers_are_the_tensors_of_pytorch(values: Any) -> None:
 def test_what_has_no_numbers_is_an_error(values: Any) -> None:
     with pytest.raises((ValueError, TypeError, RuntimeError, OverflowError)):
         tensor_of_lists(values)
+
+
+@given(st.lists(st.lists(st.integers(-100, 400), min_size=3, max_size=3), min_size=1, max_size=4), st.booleans())
+def test_the_bounds_of_lists_are_those_of_their_tensor(rows: list[list[int]], has_ignored: bool) -> None:
+    ignored = -100 if has_ignored else None
+    value = tensor_of_lists(rows)
+    kept = [one for row in rows for one in row if one != ignored] or [0]
+    assert bounds_of(value, rows, ignored) == bounds_of(value, None, ignored) == (min(kept), max(kept))

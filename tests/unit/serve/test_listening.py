@@ -96,3 +96,50 @@ async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.Monke
         gone.set()
         await asyncio.wait_for(ended.wait(), 20)
         writer.transport.abort()
+
+
+async def test_head_and_body_of_an_answer_arrive_together() -> None:
+    """In one packet for one recv; what is sent later in a packet of its own, and all of it in its order."""
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
+        if scope["path"] == "/parts":
+            await send({"type": "http.response.body", "body": b"abcd", "more_body": True})
+            await go_on.wait()
+            await send({"type": "http.response.body", "body": b"efgh"})
+        else:
+            await send({"type": "http.response.body", "body": b"abcdefgh"})
+
+    async with running_server(app) as (_, place), asyncio.timeout(20):
+        loop = asyncio.get_running_loop()
+        with socket.create_connection(place) as client:
+            client.setblocking(False)
+            for _ in range(3):
+                await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                whole = await loop.sock_recv(client, 65_536)
+                assert whole.endswith(b"\r\n\r\nabcdefgh")
+            await loop.sock_sendall(client, b"GET /parts HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await loop.sock_recv(client, 65_536)).endswith(b"\r\n\r\nabcd"), "it does not wait for the rest"
+            go_on.set()
+            assert await loop.sock_recv(client, 65_536) == b"efgh"
+
+
+async def test_a_connection_that_closes_has_sent_what_was_written() -> None:
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = [(b"connection", b"close"), (b"content-length", b"300000")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"a" * 200_000, "more_body": True})
+            await send({"type": "http.response.body", "body": b"b" * 100_000})
+
+    async with running_server(app) as (_, place), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*place)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert body == b"a" * 200_000 + b"b" * 100_000
+        writer.close()
+        await writer.wait_closed()

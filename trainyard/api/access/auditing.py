@@ -2,13 +2,13 @@
 
 An operation that changes nothing (scope read, or a GET) has no entry. One that a caller of this machine asks for has
 one line, when it has ended. One that comes over a network has a line before it begins, too: without it nothing is done,
-and a service that is killed in the middle leaves an entry that is `unfinished`.
+and a service that is killed in the middle leaves an entry that is `unfinished`. The last line is written before the
+caller gets its answer; that of a verb of a step session, of which a program makes thousands, right after it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import secrets
 import time
@@ -24,13 +24,12 @@ from trainyard.api.context import Context
 from trainyard.api.operations import OPERATIONS, Scope
 from trainyard.errors import Denied, TrainyardError
 from trainyard.settings import Settings
-from trainyard.stores.access.audit import AuditLog
+from trainyard.stores.access.audit import AuditLog, canonical
 
 REQUEST_TARGETS = ("job", "name", "role", "target", "adapter", "chain", "session", "run", "source")
 RESPONSE_TARGETS = ("job", "run_id", "id", "session", "version", "name", "chain")
 """Fields that name what an operation is about, or what it made."""
 MAX_FIELDS_BYTES = 8 << 10
-SORTED = json.JSONEncoder(sort_keys=True)
 LOGS: dict[Path, AuditLog] = {}
 """One for each home of this process, which remembers when it flushed."""
 
@@ -55,7 +54,7 @@ class AuditEntry:
     def same(self) -> dict[str, Any]:
         """What both lines have: who asked for it, through what, and the request as it may be written down."""
         caller, shown = self.context.caller, redact_value(self.request)
-        text = SORTED.encode(shown)
+        text = canonical(shown)
         return {
             "id": self.id,
             "time": round(self.begun, 3),
@@ -63,8 +62,8 @@ class AuditEntry:
             "tenant": caller.tenant,
             "surface": self.context.surface,
             "operation": self.operation,
-            "request": hashlib.sha256(text.encode()).hexdigest()[:16],
-            "fields": shown if len(text) <= MAX_FIELDS_BYTES else f"{len(text):,} characters",
+            "request": hashlib.sha256(text).hexdigest()[:16],
+            "fields": text if len(text) <= MAX_FIELDS_BYTES else f"{len(text):,} characters",
             "trace": cut(self.context.trace),
         }
 
@@ -73,8 +72,9 @@ class AuditEntry:
         if self.context.caller.remote:
             log_of(self.context.settings.home).append(self.line("begun"), flush=self.is_admins)
 
-    def end(self, response: object = None, error: BaseException | None = None) -> None:
-        """Say how it ended. It has happened: a log that cannot be written is reported and changes nothing.
+    def end(self, response: object = None, error: BaseException | None = None, ended: float | None = None) -> None:
+        """Say how it ended, and when (default: now). It has happened: a log that cannot be written is reported and
+        changes nothing.
 
         Without a home, as after a `restore` that failed, nothing has happened.
         """
@@ -88,7 +88,7 @@ class AuditEntry:
         more = {
             "outcome": outcome,
             "code": error.code if isinstance(error, TrainyardError) else type(error).__name__ if error else "",
-            "seconds": round(time.time() - self.begun, 3),
+            "seconds": round((time.time() if ended is None else ended) - self.begun, 3),
             "targets": targets_of(self.request, REQUEST_TARGETS) | targets_of(response, RESPONSE_TARGETS),
         }
         try:

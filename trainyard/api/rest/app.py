@@ -18,14 +18,13 @@ import trainyard
 from trainyard.api.live.workers import WorkerWatch
 from trainyard.api.mcp.server import HttpApp
 from trainyard.api.operations import API
-from trainyard.api.rest.bodies import InvalidFields
 from trainyard.api.rest.gauges import read_gpus, read_jobs, read_trainings
 from trainyard.api.rest.measured import ApiMetrics, MeasuredRequests
 from trainyard.api.rest.openapi import openapi_document
 from trainyard.api.rest.pages import add_pages
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.replays import Replays
-from trainyard.api.rest.routes import PLAIN_PATHS, ApiParts, Authenticate, add_operations, trace_of
+from trainyard.api.rest.routes import PLAIN_PATHS, ApiParts, Authenticate, add_operations, answer_refusal, trace_of
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
 
@@ -79,8 +78,8 @@ def methods_of(request: Request) -> list[str]:
 
 def add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(TrainyardError)
-    async def answer_refusal(request: Request, error: TrainyardError) -> Response:
-        return answer_problem(error, trace_of(request), error.fields if isinstance(error, InvalidFields) else ())
+    async def answer_error(request: Request, error: TrainyardError) -> Response:
+        return answer_refusal(request, error)
 
     @app.exception_handler(HTTPException)
     async def answer_unknown(request: Request, error: HTTPException) -> Response:

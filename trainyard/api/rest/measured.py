@@ -72,15 +72,30 @@ class MeasuredRequests:
             return await self.app(scope, receive, send)
         began = time.perf_counter()
 
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
+        first: tuple[int, float] | None = None
+
+        def count() -> None:
+            nonlocal first
+            if first is not None:
+                (status, seconds), first = first, None
                 operation = name_of(scope)
-                self.metrics.seconds_of(operation).observe(time.perf_counter() - began)
-                self.metrics.requests_of(operation, method_of(scope), message["status"]).inc()
-            await send(message)
+                self.metrics.seconds_of(operation).observe(seconds)
+                self.metrics.requests_of(operation, method_of(scope), status).inc()
+
+        async def sending(message: Message) -> None:
+            nonlocal first
+            if message["type"] == "http.response.start":
+                first = message["status"], time.perf_counter() - began
+                await send(message)
+            else:
+                await send(message)
+                count()  # after the first bytes: counting takes as long as sending them
 
         with self.metrics.working.track_inprogress():
-            await self.app(scope, receive, sending)
+            try:
+                await self.app(scope, receive, sending)
+            finally:
+                count()
 
 
 def name_of(scope: Scope) -> str:

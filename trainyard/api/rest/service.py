@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,14 +19,13 @@ from trainyard.api.access.secrets import redact_logs
 from trainyard.api.live.keeping import keep_live
 from trainyard.api.operations import API
 from trainyard.api.rest.app import build_app
+from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.compute.services import HOST
 from trainyard.serve.listening import bind, server_config, url_of
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import keep_auth
 
 LOOPBACK = Exposure()
-MAX_WORKING = 32
-"""Operations that are carried out at a time; further ones wait."""
 
 
 class AnnouncingServer(uvicorn.Server):
@@ -39,7 +36,7 @@ class AnnouncingServer(uvicorn.Server):
         self.announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_WORKING, "operation"))
+        operation_threads()
         await super().startup(sockets=sockets)
         self.announce()
 

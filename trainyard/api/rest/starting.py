@@ -7,9 +7,13 @@ from collections.abc import Callable
 
 from trainyard.api import stack
 from trainyard.api.access.exposure import Exposure, read_exposure
-from trainyard.api.rest.ports import NAME, PORT
 from trainyard.compute.services import HOST, Service, free_port
 from trainyard.settings import Settings
+
+NAME = "api"
+"""Of its record and log among the services of a home."""
+PORT = 8898
+"""Where it answers by default."""
 
 
 def start_api(settings: Settings, prefect_url: str, say: Callable[[str], None]) -> Service:

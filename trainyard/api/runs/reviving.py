@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainyard.api import stack
-from trainyard.api.rest.ports import NAME as API
+from trainyard.api.rest.starting import NAME as API
 from trainyard.api.rest.starting import start_api
 from trainyard.api.runs.log_lines import log_line
 from trainyard.api.verbs.stack import begin_work, start_embedded

@@ -128,10 +128,13 @@ def exchange_of(name: str, request: BaseModel) -> HttpExchange:
     row, (method, path) = OPERATIONS[name], route_of(name)
     tensors = getattr(request, TENSORS, None)
     whole = not tensors and not row.body and method != "GET"
-    apart = {*PARAMETER.findall(path), IF_MATCH}
-    included, excluded = (apart, None) if whole else (None, {TENSORS} if tensors else None)
-    given = request.model_dump(mode="json", exclude_unset=True, include=included, exclude=excluded)
-    path = PARAMETER.sub(lambda found: quote(str(given.pop(found[1])), safe=""), path)
+    apart = set(parameters_of(path))
+    if whole:
+        given = {field: getattr(request, field) for field in apart & request.model_fields_set}
+    else:
+        given = request.model_dump(mode="json", exclude_unset=True, exclude={TENSORS} if tensors else None)
+    for one in parameters_of(path)[:-1]:
+        path = path.replace(f"{{{one}}}", quote(str(given.pop(one)), safe=""))
     headers = {} if row.scope is Scope.READ or method == "GET" else {"idempotency-key": secrets.token_hex(16)}
     if given.get(IF_MATCH):
         headers["if-match"] = f'"{given.pop(IF_MATCH)}"'
@@ -145,6 +148,12 @@ def exchange_of(name: str, request: BaseModel) -> HttpExchange:
         return HttpExchange(method, path, {}, headers, json_of(request, apart))
     body = json.dumps(given.pop(row.body, {})).encode()
     return HttpExchange(method, path, query_of(given), headers, body)
+
+
+@cache
+def parameters_of(path: str) -> tuple[str, ...]:
+    """The fields that are not in the body: those of the path, and at last that of the header If-Match."""
+    return (*PARAMETER.findall(path), IF_MATCH)
 
 
 def json_of(request: BaseModel, left_out: set[str]) -> bytes:

@@ -24,7 +24,7 @@ from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.stack import MigrateInput, UpInput
 from trainyard.api.responses import Response
-from trainyard.api.rest.ports import NAME as API
+from trainyard.api.rest.starting import NAME as API
 from trainyard.api.rest.starting import start_api
 from trainyard.backends.job import rename_work_folder, work_folders_of_earlier_versions
 from trainyard.compute.leftovers import sweep_leftovers

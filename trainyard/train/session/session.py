@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ class Session:
         with self.engine.reference() as model, torch.no_grad(), self.autocast():
             return self.parallelism.scores(self.engine.stage, model, on_device, self.engine.head)
 
-    @property
+    @cached_property
     def context(self) -> int | None:
         """Tokens that the model can see at once; None where its config does not say."""
         return context_of(self.engine.model.config)

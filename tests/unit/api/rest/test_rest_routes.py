@@ -12,14 +12,17 @@ import openapi_spec_validator
 import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as RequestScope
 
 import trainyard
+from trainyard.api.access.auditing import log_of
 from trainyard.api.context import OWNER, Caller
 from trainyard.api.operations import OPERATIONS, REQUESTS, Scope, route_of
 from trainyard.api.rest.app import build_app
 from trainyard.api.rest.openapi import SERVICE_ROUTES, openapi_document
 from trainyard.api.rest.problems import MEDIA_TYPE, STATUS, status_of
-from trainyard.api.rest.routes import operation_id, path_order
+from trainyard.api.rest.routes import SessionCalls, operation_id, path_order
 from trainyard.api.rest.service import guarded_app
 from trainyard.errors import Denied, InvalidInput, TrainyardError, Unavailable
 from trainyard.loading import load
@@ -49,7 +52,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     return build_app(settings(), authenticate)
 
 
-def ask(app: FastAPI, method: str, path: str, *, caller: str = "remote", **words: Any) -> httpx.Response:
+def ask(app: ASGIApp, method: str, path: str, *, caller: str = "remote", **words: Any) -> httpx.Response:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -243,3 +246,96 @@ def test_requests_are_counted_by_operation_and_by_nothing_that_a_client_chose(ap
     assert 'trainyard_requests_total{method="GET",operation="templates",status="200"} 2.0' in text
     assert 'trainyard_requests_total{method="GET",operation="other",status="404"} 1.0' in text
     assert "of-the-kind" not in text
+
+
+VERB = "/api/v1/sessions/session-0123456789ab/forward"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", VERB, 404, "E-NOT-FOUND"),
+        ("POST", VERB.replace("session-0123456789ab", "a%2Fb"), 404, "E-NOT-FOUND"),
+        ("POST", VERB.replace("session-0123456789ab", "..%2F.."), 404, "E-NOT-FOUND"),
+        ("POST", "/api/v1/sessions//forward", 404, "E-NOT-FOUND"),
+        ("POST", f"{VERB}/", 404, "E-NOT-FOUND"),
+        ("POST", f"{VERB}/forward", 404, "E-NOT-FOUND"),
+        ("POST", "/api/v1/jobs/session-0123456789ab/forward", 404, "E-NOT-FOUND"),
+        ("POST", "/forward", 404, "E-NOT-FOUND"),
+        ("GET", VERB, 405, "E-METHOD"),
+        ("DELETE", VERB, 405, "E-METHOD"),
+    ],
+)
+def test_paths_of_a_verb(app: FastAPI, method: str, path: str, status: int, code: str) -> None:
+    body = {"json": {"rows": ["a"]}} if method == "POST" else {}
+    found = ask(app, method, path, **body)
+    assert (found.status_code, found.json()["code"]) == (status, code), found.text
+    assert found.headers["content-type"] == MEDIA_TYPE
+
+
+def test_a_verb_is_answered_before_the_router_as_the_router_answers(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"json": {"rows": ["a"]}}, {"json": {"rows": 5}}, {"json": {"unknown": 1}},
+        {"content": b"{", "headers": {"content-type": "application/json"}}, {"content": b"", "caller": ""},
+        {"json": {"session": "twice"}}, {"json": {"rows": ["a"]}, "caller": "reader"},
+    ]  # fmt: skip
+    first = [ask(app, "POST", VERB, **body) for body in bodies]
+    counted = ask(app, "GET", "/metrics").text
+    assert 'operation="sessions forward",status="404"} 1.0' in counted
+    monkeypatch.setattr(SessionCalls, "find", lambda *_: None)
+    for body, one in zip(bodies, first, strict=True):
+        other = ask(app, "POST", VERB, **body)
+        assert other.status_code == one.status_code, body
+        assert {**other.json(), "trace": ""} == {**one.json(), "trace": ""}, body
+    assert sorted({one.status_code for one in first}) == [400, 401, 403, 404, 422], "each kind of refusal"
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_a_bug_of_a_verb_is_answered_as_any_other(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch, is_direct: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("of this test")
+
+    monkeypatch.setattr("trainyard.api.verbs.sessions.calls.operate", fail)
+    if not is_direct:
+        monkeypatch.setattr(SessionCalls, "find", lambda *_: None)
+    found = ask(app, "POST", VERB, json={"rows": ["a"]})
+    assert (found.status_code, found.json()["code"]) == (500, "E-BUG")
+    assert [line["code"] for line in log_of(settings().home).lines() if line["phase"] == "ended"] == [
+        "ZeroDivisionError"
+    ]
+
+
+def test_how_a_verb_ended_is_written_after_its_answer(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was asked for before it is in the log when it is carried out, and a slow client is not waited for."""
+    reply = {"session": "session-0123456789ab", "op_seq": 1, "verb": "forward", "state": "done"}
+    phases: dict[str, list[str]] = {}
+
+    def note(when: str) -> None:
+        phases[when] = [line["phase"] for line in log_of(settings().home).lines()]
+
+    def operate(*_: object) -> dict[str, Any]:
+        note("carried out")
+        return reply
+
+    monkeypatch.setattr("trainyard.api.verbs.sessions.calls.operate", operate)
+
+    async def watched(scope: RequestScope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.body":
+                note("answered")
+                await anyio.sleep(0.5)
+
+        await app(scope, receive, sending)
+
+    found = ask(watched, "POST", VERB, json={"rows": ["a"]})
+    assert found.status_code == 200, found.text
+    note("over")
+    assert phases == {"carried out": ["begun"], "answered": ["begun"], "over": ["begun", "ended"]}
+    (ended,) = [line for line in log_of(settings().home).lines() if line["phase"] == "ended"]
+    assert (ended["outcome"], ended["targets"]) == ("done", {"session": reply["session"]})
+    assert ended["seconds"] < 0.5

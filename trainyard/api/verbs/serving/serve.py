@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from trainyard.api.context import Context
 from trainyard.api.requests.serving import ServeInput
 from trainyard.api.responses import Response
-from trainyard.api.rest.ports import PORT
+from trainyard.api.rest.starting import PORT
 from trainyard.api.verbs.graph import serve_graph
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput

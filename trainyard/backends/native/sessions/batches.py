@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ from trainyard.train.tokens import require_targets
 
 IDS, MASK, LABELS = "input_ids", "attention_mask", "labels"
 MOST_ROWS = 4096
+NO_LISTS: Mapping[str, Any] = MappingProxyType({})
 MOST_SIDE_TENSORS = 64
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -69,7 +72,9 @@ class Encoder:
             )  # fmt: skip
         if named == ["rows"]:
             return self.rows(given["rows"])
-        return self.checked(read_tensors(body) if body else self.from_lists(given["batch"]))
+        if body:
+            return self.checked(read_tensors(body))
+        return self.checked(self.from_lists(given["batch"]), given["batch"])
 
     def rows(self, records: Sequence[Any]) -> Batch:
         """Rows of the stage's data, rendered and labelled as a training does it.
@@ -126,8 +131,8 @@ class Encoder:
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             raise invalid(f"has a {name} that is not a list of numbers: {error}") from error
 
-    def checked(self, batch: Batch) -> Batch:
-        """The batch, if the model can take it."""
+    def checked(self, batch: Batch, lists: Mapping[str, Any] = NO_LISTS) -> Batch:
+        """The batch, if the model can take it. `lists` are what its tensors were made of."""
         if IDS not in batch:
             raise invalid(f"has no {IDS}")
         shape = batch[IDS].shape
@@ -139,9 +144,9 @@ class Encoder:
             raise LimitExceeded(
                 f"A row has {shape[1]:,} tokens, and the model sees {context:,}.", do="Cut it.", code="E-LIMIT"
             )
-        return {name: self.checked_tensor(name, value, shape) for name, value in batch.items()}
+        return {name: self.checked_tensor(name, value, shape, lists.get(name)) for name, value in batch.items()}
 
-    def checked_tensor(self, name: str, value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    def checked_tensor(self, name: str, value: torch.Tensor, shape: torch.Size, rows: Any) -> torch.Tensor:
         """Ids within the vocabulary, labels too or -100, masks and labels of the shape of the ids."""
         prefix, _, last = name.rpartition("/")
         kind = next((one for one in (IDS, LABELS, MASK, "position_ids") if last.endswith(one)), "")
@@ -155,9 +160,8 @@ class Encoder:
             raise invalid(f"has a {name} of the shape {tuple(value.shape)} with {IDS} of {tuple(shape)}")
         value = value.long()
         if kind in (IDS, LABELS):
-            ids = value.numpy()  # of a small batch, each operation of torch takes longer than all of numpy's here
-            checked = ids[ids != IGNORED] if kind == LABELS else ids
-            if checked.size and not 0 <= checked.min() <= checked.max() < self.vocabulary:
+            least, most = bounds_of(value, rows, IGNORED if kind == LABELS else None)
+            if not 0 <= least <= most < self.vocabulary:
                 raise invalid(f"has a token in {name} outside of 0 … {self.vocabulary - 1}")
         return value
 
@@ -192,6 +196,19 @@ class Encoder:
                 f"The chat template does not take these messages: {error}.",
                 do="Give messages with role and content, in an order that the template knows.", code="E-STEP",
             ) from error  # fmt: skip
+
+
+def bounds_of(value: torch.Tensor, rows: Any, ignored: int | None) -> tuple[int, int]:
+    """The least and the largest number of a tensor, those that are ignored left out; (0, 0) without any.
+
+    Of a tensor that was made of `rows`, Python finds them in a third of the time, and of any numpy before torch does.
+    """
+    if rows is not None and value.dim() == 2:
+        numbers = set(chain.from_iterable(rows)) - {ignored}
+        return (min(numbers), max(numbers)) if numbers else (0, 0)
+    array = value.numpy()
+    kept = array[array != ignored] if ignored is not None else array
+    return (int(kept.min()), int(kept.max())) if kept.size else (0, 0)
 
 
 def tensor_of_lists(values: Any) -> torch.Tensor:

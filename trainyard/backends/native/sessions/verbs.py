@@ -55,7 +55,8 @@ def forward(side: SessionSide, given: Mapping[str, Any], body: bytes) -> dict[st
             f"A batch of stage {side.session.engine.config.stage} needs {error}.",
             do="Give rows: the stage makes all of their tensors.", code="E-STEP",
         ) from error  # fmt: skip
-    trim_outputs(side.outputs)
+    if found.outputs:
+        trim_outputs(side.outputs)
     return {
         "forward_id": found.forward_id,
         "loss": finite(float(found.loss)),
