@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -31,7 +31,17 @@ from tests.browser.dashboard import (
     log_in,
     write_spoiled,
 )
-from tests.browser.records import NIGHT, RUN, SWEEP, seed_adapters, seed_graph, seed_night, seed_run, seed_sweep
+from tests.browser.records import (
+    NIGHT,
+    RUN,
+    SWEEP,
+    seed_adapters,
+    seed_documents,
+    seed_graph,
+    seed_night,
+    seed_run,
+    seed_sweep,
+)
 from tests.browser.shared_stack import Beginning, shared_service
 from tests.chromium import MISSING, find_chromium
 from tests.flows.real_stack import Stack
@@ -53,8 +63,8 @@ expect.set_options(timeout=PAGE_MS)
 GROUPS = (
     ("chains", ("test_chain_pages.py",)),
     ("lone", ("test_sweep_and_script_pages.py",)),
-    ("records", ("test_records_pages.py",)),
     ("jobs", ("test_jobs_pages.py",)),
+    ("records", ("test_records_pages.py",)),
     ("machine", ("test_machine_pages.py", "test_started_pages.py")),
     ("pages", ("test_pages.py",)),
     ("texts", ("test_untrusted_text.py",)),
@@ -64,13 +74,14 @@ GROUPS = (
 )
 """Which files one process runs. `-n 2` gives each process the next group when it has two tests left.
 
-The second group needs no stack, and those before that of the jobs need no job: the device is busy at first. Whatever
-starts a job, or compares a list of jobs with the API's, is in one group, which waits more than it works: it begins
-early, next to groups that work. What kills services is last: a stack that was started again is slow.
+The second group needs no stack. Whatever starts a job, or compares a list of jobs with the API's, is in one group,
+which waits more than it works and takes the longest: it begins first, with a chain that is built while the first jobs
+have the device. What kills services is last: a stack that was started again is slow.
 """
 OTHERS = (len(GROUPS), "others", 0)
 OTHER_GROUPS = {
-    "test_qa_pipeline_is_built_by_dragging_and_run": ("jobs", 1),
+    "test_qa_pipeline_is_built_by_dragging_and_run": ("jobs", -2),
+    "test_a_job_is_started_from_the_form_paused_and_resumed": ("jobs", -1),
     "test_a_retry_is_a_new_job_with_the_same_parameters": ("jobs", 2),
     "test_the_numbers_of_the_overview_are_rests": ("jobs", 2),
     "test_real_text_of_others_is_text": ("real texts", 0),
@@ -143,7 +154,8 @@ def start_chain(service: DashboardService) -> None:
 
 
 def seed(stack: Stack, model: Path) -> None:
-    """Store records of a run, a night, a graph, a sweep and two versions of an adapter."""
+    """Store documents, and records of a run, a night, a graph, a sweep and two versions of an adapter."""
+    seed_documents(stack.settings.home)
     here = stack.settings.model_copy(update={"working_folder": stack.work})
     scratch = stack.work.parent / "records"
     scratch.mkdir()
@@ -214,16 +226,52 @@ def spoiled(service: DashboardService) -> Places:
     return Places(service, other=service.finished("spoiled", "failed")["id"], data=SPOILED_FILE)
 
 
+class SharedBrowser:
+    """The browser of a process, from the first test that asks for it to the last one of this folder.
+
+    To start one with its driver takes 4 s of CPU time. Its driver's loop keeps others from running in this thread, so
+    it ends before a test of another folder.
+    """
+
+    def __init__(self) -> None:
+        self.browser: Browser | None = None
+        self.open = ExitStack()
+
+    def start(self) -> Browser:
+        if self.browser is None:
+            program = find_chromium()
+            assert program, MISSING
+            playwright = self.open.enter_context(sync_playwright())
+            # A container has no user namespaces for the browser's sandbox, and only pages of our own server are opened.
+            options = ["--no-sandbox", f"--disable-features={','.join(UNUSED_FEATURES)}"]
+            self.browser = playwright.chromium.launch(executable_path=program, args=options)
+            self.open.callback(self.browser.close)
+        return self.browser
+
+    def end(self) -> None:
+        self.open.close()
+        self.browser = None
+
+
+SHARED = SharedBrowser()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the browser after the fixtures of the last test of this folder before one of another."""
+    if nextitem is not None and nextitem.path.parent != Path(__file__).parent:
+        SHARED.end()
+
+
+@pytest.fixture(scope="session")
+def end_of_browser() -> Iterator[None]:
+    yield
+    SHARED.end()
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = find_chromium()
-    assert program, MISSING
-    with sync_playwright() as playwright:
-        # A container has no user namespaces for the browser's sandbox, and only pages of our own server are opened.
-        options = ["--no-sandbox", f"--disable-features={','.join(UNUSED_FEATURES)}"]
-        browser = playwright.chromium.launch(executable_path=program, args=options)
-        yield browser
-        browser.close()
+def browser(end_of_browser: None) -> Browser:
+    return SHARED.start()
 
 
 @pytest.fixture

@@ -44,6 +44,19 @@ VALUES = (2.5, 1.25, 3.75)
 """Metric of each trial at its first rung; the second is the best."""
 
 
+def documents_of(home: Path) -> Path:
+    """The folder of documents in the data root of the tenant."""
+    return home / "tenants" / "default" / "depot"
+
+
+def seed_documents(home: Path) -> None:
+    folder = documents_of(home)
+    folder.mkdir(parents=True)
+    for number in range(24):
+        lines = [f"The depot {number} has {number + 3} tracks.", f"The crane {number} lifts {number + 10} tonnes."]
+        (folder / f"depot-{number}.md").write_text(f"# Depot {number}\n\n" + "\n\n".join(lines) + "\n")
+
+
 def seed_run(here: Settings, scratch: Path) -> None:
     def rows(folder: Path) -> Produced:
         made = make_rows(folder)

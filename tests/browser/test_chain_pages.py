@@ -16,6 +16,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.canvas import centre, node, status, wide_chain
 from tests.browser.dashboard import DashboardService, PageWatch, open_page
+from tests.browser.records import documents_of
 from tests.flows.real_stack import until
 
 pytestmark = [pytest.mark.browser]
@@ -43,13 +44,8 @@ NAMES = (
 
 @pytest.fixture
 def documents(service: DashboardService) -> Path:
-    """A folder of documents in the data root of the tenant."""
-    folder = service.stack.settings.home / "tenants" / "default" / "depot"
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(24):
-        lines = [f"The depot {number} has {number + 3} tracks.", f"The crane {number} lifts {number + 10} tonnes."]
-        (folder / f"depot-{number}.md").write_text(f"# Depot {number}\n\n" + "\n\n".join(lines) + "\n")
-    return folder
+    """A folder of documents in the data root of the tenant, which nobody changes: runs reuse what they read there."""
+    return documents_of(service.stack.settings.home)
 
 
 def drag_link(page: Page, source: str, port: str, target: str) -> None:

@@ -10,11 +10,10 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from playwright.sync_api import Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect
 
 from docs.generator.offline import loads_from_elsewhere
 from tests.architecture.test_budgets import REPOSITORY
-from tests.chromium import MISSING, find_chromium
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.network, pytest.mark.timeout(600)]
 SITE = REPOSITORY / "build" / "site"
@@ -54,13 +53,9 @@ def asked(page: Page, address: str) -> list[str]:
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
-    program = find_chromium()
-    assert program, MISSING
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser.new_page()
-        browser.close()
+def page(browser: Browser) -> Iterator[Page]:
+    with browser.new_context() as context:
+        yield context.new_page()
 
 
 def test_every_page_is_whole_without_another_server(page: Page, address: str, asked: list[str]) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.chromium import MISSING, find_chromium
 from tests.flows.real_stack import Stack
 
 pytestmark = [
@@ -59,17 +58,10 @@ class Form:
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    executable = find_chromium()
-    if executable is None:
-        pytest.skip(MISSING)
-    with sync_playwright() as playwright:
-        # A container has no user namespaces for the browser's sandbox, and only pages of our own server are opened.
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1300, "height": 1000})
-        page.set_default_timeout(PAGE_MS)
-        yield page
-        browser.close()
+def page(browser: Browser) -> Iterator[Page]:
+    with browser.new_context(viewport={"width": 1300, "height": 1000}) as context:
+        context.set_default_timeout(PAGE_MS)
+        yield context.new_page()
 
 
 @pytest.fixture(scope="module")
