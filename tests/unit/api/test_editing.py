@@ -14,7 +14,7 @@ from trainyard.api.invocation import carry_out, request_of
 from trainyard.errors import Denied, InvalidInput, NotFound, Refused
 from trainyard.settings import settings
 from trainyard.spec.graph import resolve
-from trainyard.spec.nodes import NODE_CONFIGS, NodeType
+from trainyard.spec.nodes import NODE_CONFIGS
 from trainyard.spec.templates import TEMPLATES, build_template
 
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -184,7 +184,7 @@ def test_the_palette_has_every_type_with_its_schema() -> None:
     assert all(one.text and one.settings["properties"] for one in palette.nodes)
     palette.nodes[0].settings.clear()  # which is the caller's own
     for one in here.chains.palette().nodes:
-        assert one.settings == NODE_CONFIGS[NodeType(one.type)].model_json_schema()
+        assert one.settings == NODE_CONFIGS[one.type].model_json_schema()
     assert {one.group for one in palette.ports} == {"documents", "dataset", "adapter", "model", "report"}
 
 
