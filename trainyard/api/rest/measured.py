@@ -71,7 +71,6 @@ class MeasuredRequests:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         began = time.perf_counter()
-
         first: tuple[int, float] | None = None
 
         def count() -> None:
@@ -89,7 +88,7 @@ class MeasuredRequests:
                 await send(message)
             else:
                 await send(message)
-                count()  # after the first bytes: counting takes as long as sending them
+                count()  # once the first bytes are sent: they need not wait for it
 
         with self.metrics.working.track_inprogress():
             try:
