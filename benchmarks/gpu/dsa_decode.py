@@ -1,7 +1,8 @@
 """How long does one more token take after 32,768 to 131,072 tokens: sparse attention next to dense SDPA, in bf16?
 
-The layer, the cache and both ways are those of `benchmarks/latent/dsa_decode.py`; one row and eight rows at once. A
-single row is bound by the starts of its small kernels on a card, eight rows by what they read.
+The layer, the cache and both ways are those of `benchmarks/latent/dsa_decode.py`; one row, eight and 32 rows at once. A
+few rows are bound by the starts of their small kernels on a card, many by what they read. The dense layer is measured
+with torch's own choice of a kernel as well, which is cuDNN's on Hopper.
 
     python -m benchmarks.gpu dsa_decode
 """
@@ -17,10 +18,11 @@ import torch
 from benchmarks.gpu.place import PLACE, WHY, Place, result_name
 from benchmarks.harness import OK, Row, finish
 from benchmarks.latent.dsa_decode import Decoded, Setting, decode
+from trainyard.train.methods.loading import exclude_cudnn_attention
 
-LENGTHS, ROWS = (32_768, 65_536, 131_072), (1, 8)
-BAR_LENGTH, BAR = 65_536, 3.0
-REHEARSED = (256, 512)
+CASES = [(rows, length) for rows in (1, 8) for length in (32_768, 65_536, 131_072)] + [(32, 32_768), (32, 65_536)]
+BAR_CASE, BAR = (8, 65_536), 3.0
+REHEARSED = [(rows, length) for rows in (1, 8) for length in (256, 512)]
 
 
 def setting_of(place: Place, rows: int) -> Setting:
@@ -30,11 +32,11 @@ def setting_of(place: Place, rows: int) -> Setting:
     return Setting(place.device, torch.bfloat16, rows, tokens=31, wait=place.synchronize, clock=time.perf_counter)
 
 
-def rows_of(found: list[Decoded], place: Place) -> list[Row]:
+def rows_of(found: list[Decoded], by_cudnn: Decoded, place: Place) -> list[Row]:
     """The attention of eight rows at 65,536 tokens has the bar; everything else is reported."""
     lines = []
     for one in found:
-        bar = BAR if (one.length, one.rows) == (BAR_LENGTH, max(ROWS)) else 0.0
+        bar = BAR if (one.rows, one.length) == BAR_CASE else 0.0
         bars = place.bars({"attention": bar, "layer": 0.0}, least=True)
         at = f"{one.rows} x {one.length} tokens"
         pairs = {
@@ -45,22 +47,31 @@ def rows_of(found: list[Decoded], place: Place) -> list[Row]:
             Row.ratio_at_least(f"{name}, ms dense, {at}", dense, sparse, "ms sparse", bars[name])
             for name, (dense, sparse) in pairs.items()
         ]
-    return lines
+    at = f"{by_cudnn.rows} x {by_cudnn.length} tokens"
+    (own,) = [one for one in found if (one.rows, one.length) == (by_cudnn.rows, by_cudnn.length)]
+    metric = f"dense layer, ms, {at}"
+    return [*lines, Row.ratio_at_most(metric, own.dense_layer, by_cudnn.dense_layer, "ms with cuDNN", float("inf"))]
+
+
+def measure(place: Place, rows: int, length: int) -> Decoded:
+    """One case, after which the card is empty."""
+    found = decode(setting_of(place, rows), length)
+    print(f"{found}", flush=True)
+    gc.collect()
+    if not place.rehearsal:
+        torch.cuda.empty_cache()
+    return found
 
 
 def main() -> int:
     if PLACE is None:
         print(f"dsa_decode: {WHY}")
         return OK
-    found = []
-    for rows in ROWS:
-        for length in REHEARSED if PLACE.rehearsal else LENGTHS:
-            found.append(decode(setting_of(PLACE, rows), length))
-            print(f"{found[-1]}", flush=True)
-            gc.collect()
-            if not PLACE.rehearsal:
-                torch.cuda.empty_cache()
-    return finish(result_name("gpu_dsa_decode", PLACE), rows_of(found, PLACE), {})
+    cases = REHEARSED if PLACE.rehearsal else CASES
+    by_cudnn = measure(PLACE, *cases[-1] if PLACE.rehearsal else BAR_CASE)
+    exclude_cudnn_attention()
+    found = [measure(PLACE, rows, length) for rows, length in cases]
+    return finish(result_name("gpu_dsa_decode", PLACE), rows_of(found, by_cudnn, PLACE), {})
 
 
 if __name__ == "__main__":

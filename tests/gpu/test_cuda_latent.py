@@ -20,6 +20,7 @@ from benchmarks.gpu.place import Place
 from benchmarks.latent.dsa_decode import decode
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import Message, SftRow
+from trainyard.train.latent.dsa.indexer import best_places, select_tokens
 
 pytestmark = pytest.mark.gpu
 Build = Callable[..., NativeRun]
@@ -68,6 +69,22 @@ def test_each_technique_lowers_its_loss(name: str, place: Place, build: Build) -
 def test_gathered_attention_is_the_masked_one(place: Place) -> None:
     found = decode(setting_of(place, rows=2), 256 if place.rehearsal else 8192)
     assert found.difference <= (1e-6 if place.rehearsal else 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "k"), [(3, 5000, 64), (2, 8192, 2048), (8, 65_536, 2048), (1, 131_072, 100)]
+)
+@pytest.mark.parametrize("values", [3, 1000, 10**7])
+def test_best_places_are_the_selected_tokens(rows: int, length: int, k: int, values: int, place: Place) -> None:
+    """Of equal scores the earlier ones, which torch's `topk` does not promise."""
+    if place.rehearsal:
+        pytest.skip("topk of a CPU takes any of equal scores")
+    scores = torch.randint(0, values, (rows, 1, length), device=place.device).float()
+    visible = torch.rand(rows, 1, length, device=place.device) < 0.9
+    kept = select_tokens(scores, visible, k)
+    places, filled = best_places(scores, visible, k)
+    assert bool(filled.all())
+    assert torch.equal(torch.zeros_like(kept).scatter_(-1, places, True), kept)
 
 
 # The courses that are too long for one run

@@ -10,7 +10,7 @@ Shapes: B rows, T positions, N labelled positions, D hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -160,15 +160,25 @@ def require_known_logits(model: Any) -> None:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Without gradients and dropout; every module's mode is put back."""
+    """Without gradients and dropout, in the precision that a training has; every module's mode is put back."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), mixed_precision(model):
             yield
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def mixed_precision(model: torch.nn.Module) -> AbstractContextManager[Any]:
+    """The autocast that a model needs whose weights have two precisions: float32 norms in a base of bf16 hand their
+    states to layers that take none but bf16."""
+    weights = [weight for weight in model.parameters() if weight.is_floating_point()]
+    halves = {weight.dtype for weight in weights} & {torch.bfloat16, torch.float16}
+    if len(halves) != 1 or all(weight.dtype in halves for weight in weights):
+        return nullcontext()
+    return torch.autocast(weights[0].device.type, dtype=halves.pop())
 
 
 def token_logprobs(

@@ -41,11 +41,11 @@ CHECKPOINTING, PAGED = "gradient checkpointing", "optimizer paged_adamw_8bit"
 @pytest.mark.parametrize(
     ("shape", "free_gb", "rung", "knobs"),
     [
-        (LLAMA_2_7B, 141, Method.FULL, ()),
+        (LLAMA_2_7B, 141, Method.FULL, (CHECKPOINTING,)),
         (LLAMA_2_7B, 80, Method.LORA, ()),
         (LLAMA_2_7B, 24, Method.LORA, (CHECKPOINTING,)),
         (LLAMA_2_7B, 16, Method.QLORA, (CHECKPOINTING,)),
-        (LLAMA_2_7B, 8, Method.QLORA, (CHECKPOINTING, PAGED)),
+        (LLAMA_2_7B, 8, Method.QLORA, (CHECKPOINTING, PAGED, "chunked output layer")),
         (LLAMA_3_8B, 141, Method.FULL, (CHECKPOINTING, PAGED)),
         (LLAMA_3_8B, 24, Method.LORA, (CHECKPOINTING,)),
         (LLAMA_3_8B, 16, Method.QLORA, (CHECKPOINTING,)),
@@ -63,7 +63,7 @@ def test_7b_qlora_at_512_tokens_fits_a_24_gb_card_as_asked() -> None:
     config = wanted(method={"type": "qlora", "rank": 16}, hyperparameters={"batch_size": 4, "max_length": 512})
     found = choose(LLAMA_2_7B, config, 24 * GB, Device.CUDA, rungs=[Method.QLORA])
     assert (found.knobs, found.changes) == ((), ())
-    assert found.needed_bytes < 14 * GB
+    assert found.needed_bytes < 15 * GB
 
 
 def test_70b_qlora_fits_an_80_gb_card_with_four_rows() -> None:
@@ -199,7 +199,7 @@ def test_what_was_rejected_really_did_not_fit(free_gb: int) -> None:
 
 def test_every_change_is_told() -> None:
     config = wanted(method="full", hyperparameters={"batch_size": 8, "max_length": 2048})
-    found = choose(LLAMA_3_8B, config, 14 * GB, Device.CUDA)
+    found = choose(LLAMA_3_8B, config, 16 * GB, Device.CUDA)
     assert found.changes == (
         "method: full → qlora",
         "hyperparameters.learning_rate: 2e-05 → 0.0002",
@@ -210,8 +210,8 @@ def test_every_change_is_told() -> None:
     assert told.startswith(f"qlora on cuda: {found.memory.total / GIB:.2f} GiB and the reserve make ")
     assert "in GiB: weights " in told
     assert "does not fit: full (as asked): " in told
-    smallest = "full (gradient checkpointing, optimizer paged_adamw_8bit, micro-batches of 1, 8 a step): 88.60 GiB"
-    assert f"does not fit: {smallest}, 75.57 too much" in told
+    smallest = "full (gradient checkpointing, optimizer paged_adamw_8bit, micro-batches of 1, 8 a step): 89.84 GiB"
+    assert f"does not fit: {smallest}, 74.94 too much" in told
     assert told.count("does not fit: ") == len(found.rejected) == 16
 
 
@@ -242,10 +242,10 @@ def test_full_training_carries_no_settings_of_adapters_or_formats() -> None:
 
 
 def test_the_deficit_is_told_when_nothing_fits() -> None:
-    with pytest.raises(LimitExceeded, match=r"5\.56 GiB are missing") as caught:
+    with pytest.raises(LimitExceeded, match=r"6\.56 GiB are missing") as caught:
         on_gpu(LLAMA_3_70B, long_rows(), 48)
     assert caught.value.code == "E-MEMORY-FIT"
-    assert "the least is qlora (gradient checkpointing, optimizer paged_adamw_8bit): 50.26 GiB" in caught.value.why
+    assert "the least is qlora (gradient checkpointing, optimizer paged_adamw_8bit): 51.26 GiB" in caught.value.why
     assert "max_length" in caught.value.do
 
 

@@ -78,8 +78,9 @@ def test_the_lines_in_the_manual_are_those_that_are_printed() -> None:
 
 
 QWEN3_8B = ModelShape(
-    hidden=4096, layers=36, feed_forward=12288, vocabulary=151_936, heads=32, key_value_heads=8, head_size=128
-)
+    hidden=4096, layers=36, feed_forward=12288, vocabulary=151_936, heads=32, key_value_heads=8, head_size=128,
+    head_norms=True,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -251,6 +251,16 @@ def test_a_model_that_mixes_packed_rows_gets_buckets_and_the_reason() -> None:
     assert sound_cut(buckets, model, config) is buckets
 
 
+def test_a_base_in_half_precision_with_norms_in_float32_keeps_packed_rows_apart() -> None:
+    """What method qlora loads on a GPU: the output layer takes no float32 outside of autocast."""
+    model = model_of("causal").to(torch.bfloat16)
+    for weight in model.parameters():
+        if weight.ndim == 1:
+            weight.data = weight.data.float()
+    cut = choose_cut(config_of(), SFT, "cuda")
+    assert sound_cut(cut, model, config_of()) is cut
+
+
 def test_packing_by_name_is_refused_for_a_model_that_mixes_rows() -> None:
     config = config_of(engine={"batching": "packed"})
     with pytest.raises(InvalidInput, match=r"E-BATCH: OPTForCausalLM does not keep packed rows apart.*auto or buckets"):

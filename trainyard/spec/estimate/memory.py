@@ -1,14 +1,17 @@
 """Bytes at the peak of a training step, by their content.
 
-P parameters, T trained parameters, d hidden, f feed-forward, V vocabulary; e bytes of a half-precision number: 2 on a
-GPU, 4 on a CPU, where everything frozen stays in float32. Sources: QLoRA (arXiv 2305.14314) for the states and the
-constants of nf4; LitGPT's table for a 7 B model, which the activation slope on CUDA meets within 1 %.
+P parameters, T trained parameters, d hidden, f feed-forward, q and k the widths of queries and keys, V vocabulary; e
+bytes of a half-precision number: 2 on a GPU, 4 on a CPU, where everything frozen stays in float32. Sources: QLoRA (arXiv
+2305.14314) for the states and the constants of nf4. The activations on CUDA are what torch saves for the backward pass
+of a block in bf16 autocast, counted tensor by tensor (tests/unit/train/test_saved_activations.py).
 
     weights      full and freeze 4 P; adapters e P + 4 T; qlora by the bits of its format, e P for what is not linear
     gradients    4 T             optimizer   8 T for Adam, 2 T in 8 bit, 4 T with one state
-    activations  CUDA: 24 d + 6 f per token and block, 1.1 times with an adapter
+    activations  CUDA: 26 d + 8 f + 4 q + 4 k per token and block, and a bf16 copy of the weights
+                       with an adapter 8 d + 6 f + 4 q + 4 k, and a copy (2 bytes) of each adapted layer's input
+                       where queries and keys are normalised 6 q + 6 k more, with an adapter 4 q + 4 k
                  CPU:  40 d + 16 f, with an adapter 34 d + 16 f, and the gradients of one block
-                 with checkpointing e d for each block and one block whole (on a CPU two)
+                 with checkpointing one state for each block, and two blocks whole (on a CPU three)
                  LoRA dropout: e + 1 for each input of an adapted layer
     logits       CUDA 10 V, CPU 12 V per position; a chunked head has at most 2^25 of them
     dequantised  one matrix, e d f
@@ -221,25 +224,35 @@ def shared_growth(config: TrainerConfig) -> float:
 
 def activation_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
     """What the backward pass keeps of the blocks that it goes through, without what dropout keeps."""
-    on_cuda = device.facts.is_gpu
+    on_cuda, blocks = device.facts.is_gpu, reached(shape, config)
     block = block_bytes(shape, config, on_cuda)
-    checkpointing = config.hyperparameters.gradient_checkpointing
-    if checkpointing:
-        kept = (2 if on_cuda else 4) * shape.hidden * reached(shape, config) + block
-    else:
-        kept = block * reached(shape, config)
+    if config.hyperparameters.gradient_checkpointing:
+        state, whole = 2 if on_cuda and config.method.facts.adapter else 4, 2 if on_cuda else 3
+        return int((state * shape.hidden * blocks + whole * block) * tokens)  # recomputed, and their gradients
     if not on_cuda:
-        kept += block * (2 if checkpointing else 1)  # the gradients of one block; recomputing makes one more of it
-    return int(kept * tokens)
+        return int(block * (blocks + 1) * tokens)  # the gradients of one block
+    return int(block * blocks * tokens) + half_copies(shape, config)
+
+
+def half_copies(shape: ModelShape, config: TrainerConfig) -> int:
+    """Bytes of the copies in bf16 that autocast makes of matrices in float32, until the backward pass has read them."""
+    if config.method.facts.adapter:
+        return 0
+    blocks = reached(shape, config) * (shape.block - 2 * shape.hidden)
+    return 2 * (blocks + shape.embedding)
 
 
 def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> float:
     """What one block keeps for each token."""
-    d, f, adapter = shape.hidden, shape.feed_forward, config.method.facts.adapter
-    if on_cuda:
-        kept = (24 * d + 6 * f) * (1.1 if adapter else 1.0)
+    d, f, method = shape.hidden, shape.feed_forward, config.method
+    heads = (shape.heads + shape.key_value_heads) * shape.head_size
+    if not on_cuda:
+        kept = (34 if method.facts.adapter else 40) * d + 16.0 * f
+    elif isinstance(method, AdapterSettings):
+        inputs = sum(size[0] for size in targeted(shape, method).values())
+        kept = 8 * d + 6 * f + (8 if shape.head_norms else 4) * heads + 2 * inputs
     else:
-        kept = (34 if adapter else 40) * d + 16.0 * f
+        kept = 26 * d + 8 * f + (10 if shape.head_norms else 4) * heads
     technique = config.stage.technique
     if config.engine.attention == "eager" or (technique is not None and technique.facts.measures_layers):
         kept += shape.heads * config.hyperparameters.max_length * (6 if on_cuda else 4)

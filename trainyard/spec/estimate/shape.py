@@ -12,6 +12,8 @@ SIZES = {
     **{"vocabulary": "vocab_size", "heads": "num_attention_heads"},
 }
 """Ours -> its name in a `config.json`."""
+HEAD_NORMS = frozenset(("qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2", "olmo3"))
+"""Values of `model_type` whose attention normalises queries and keys."""
 
 
 class ModelShape(Strict):
@@ -25,6 +27,8 @@ class ModelShape(Strict):
     key_value_heads: int
     head_size: int
     tied: bool = False
+    head_norms: bool = False
+    """Whether queries and keys are normalised."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape | None:
@@ -35,7 +39,8 @@ class ModelShape(Strict):
         shared = config.get("num_key_value_heads") or given["heads"]
         head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         tied = bool(config.get("tie_word_embeddings", False))
-        return cls(**given, key_value_heads=shared, head_size=head_size, tied=tied)
+        normed = config.get("model_type") in HEAD_NORMS
+        return cls(**given, key_value_heads=shared, head_size=head_size, tied=tied, head_norms=normed)
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:

@@ -87,9 +87,18 @@ def require_memory(folder: str | Path, dtype: torch.dtype) -> None:
         )
 
 
+def exclude_cudnn_attention() -> None:
+    """Let torch's SDPA choose among its flash, memory-efficient and plain kernels in this process.
+
+    On Hopper it would take cuDNN's, which plans anew for each new length of the keys: with every token of an answer.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def load_for_answers(folder: str, dtype: torch.dtype | str) -> Any:
     """A causal language model from safetensors, without remote code, that is not trained."""
     given: Any = {"dtype": dtype, "trust_remote_code": False, "use_safetensors": True}
+    exclude_cudnn_attention()
     return KINDS["causal"].from_pretrained(folder, attn_implementation=default_attention(folder), **given).eval()
 
 
@@ -146,6 +155,7 @@ def load_model(folder: str, head: Head, options: dict[str, Any]) -> Any:
     options = {**options}
     attention = options.pop("attn_implementation", None) or default_attention(folder, head)
     scores = {"num_labels": 1} if head == "reward" else {}
+    exclude_cudnn_attention()
     model, loaded = KINDS[head].from_pretrained(
         folder, attn_implementation=attention, output_loading_info=True, **scores, **options
     )

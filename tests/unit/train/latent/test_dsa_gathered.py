@@ -183,9 +183,9 @@ def test_tokens_are_gathered_from_views_and_copies() -> None:
     places = torch.randint(12, (2, 5, 6))
     expected = torch.stack([room[row][:, places[row, query]] for row in range(2) for query in range(5)])
     for states in (room[:, :, :12], room[:, :, :12].clone(), room.transpose(1, 2).contiguous().transpose(1, 2)):
-        assert torch.equal(gather_tokens(states, places), expected)
+        assert torch.equal(gather_tokens([states], places)[0], expected)
     odd = torch.randn(2, 3, 12, 5)[..., :4]
-    assert torch.equal(gather_tokens(odd, places)[7], odd[1][:, places[1, 2]])
+    assert torch.equal(gather_tokens([odd], places)[0][7], odd[1][:, places[1, 2]])
 
 
 # The cache

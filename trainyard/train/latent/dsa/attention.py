@@ -26,6 +26,7 @@ from trainyard.errors import InvalidInput
 from trainyard.train.latent.dsa.gathered import (
     GATHERED_FROM,
     QUERIES_AT_ONCE,
+    Kernel,
     as_added,
     attend_to_places,
     eager_of,
@@ -37,6 +38,7 @@ from trainyard.train.latent.dsa.indexer import (
     LightningIndexer,
     attention_recall,
     attention_target,
+    best_places,
     index_divergence,
     select_tokens,
 )
@@ -72,8 +74,8 @@ class Selection:
     fused: bool = False
     """Whether the model allows torch's SDPA."""
     positions_BT: torch.Tensor | None = None
-    sees_enough: bool | None = None
-    """Whether every query of this pass sees `num_tokens` tokens; None until the first layer has looked."""
+    fewest_seen: int | None = None
+    """Keys that the query of this pass sees which sees the fewest; None until the first layer has looked."""
     measures: list[Measures] | None = None
     """One of each layer while a pass is measured."""
 
@@ -81,6 +83,13 @@ class Selection:
     def only_answers(self) -> bool:
         """Whether nothing but the output of the selection is asked of a pass."""
         return self.phase is AttentionPhase.SPARSE and self.measures is None and not torch.is_grad_enabled()
+
+    def places(self, scores_BTS: torch.Tensor, visible_BTS: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the selected tokens are (B, T, K), and which of these places are filled (B, T, K)."""
+        if scores_BTS.is_cuda and self.select is select_tokens:
+            return best_places(scores_BTS, visible_BTS, self.num_tokens)
+        visible_BTS = torch.ones_like(scores_BTS, dtype=torch.bool) if visible_BTS is None else visible_BTS
+        return selected_places(self.select(scores_BTS, visible_BTS, self.num_tokens), self.num_tokens)
 
     @contextmanager
     def measured(self, phase: AttentionPhase) -> Iterator[list[Measures]]:
@@ -143,6 +152,11 @@ class Attention:
     @property
     def visible_BTS(self) -> torch.Tensor:
         return self.mask[:, 0] > torch.finfo(self.mask.dtype).min / 2
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether scores depend on where a key is."""
+        return self.options.get("position_bias") is not None
 
     @property
     def valid_BT(self) -> torch.Tensor:
@@ -245,26 +259,34 @@ def answer_in_blocks(call: Attention, indexer: LightningIndexer, shared: Selecti
     The tokens of an answer read their selected tokens alone. The queries of a prompt mask the others: 64 of them take
     1.2 s on a CPU at 32,768 keys, and 1.5 s with a copy of the 2,048 selected ones for each.
     """
-    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
-    kernel = kernel_of(call.module, fused=shared.fused, **call.options)
-    visible_BTS, k = call.visible_BTS, shared.num_tokens
-    gathers = shared.gathers and pays(num_queries, num_keys, k) and call.options.get("position_bias") is None
-    if gathers and shared.sees_enough is None:
-        shared.sees_enough = bool((visible_BTS.sum(-1) >= k).all())
-    found = []
+    kernel, num_queries = kernel_of(call.module, fused=shared.fused, **call.options), call.query.shape[2]
+    if shared.gathers and pays(num_queries, call.key.shape[2], shared.num_tokens) and not call.is_biased:
+        return answer_by_gather(call, indexer, shared, asked, kernel)
+    visible_BTS, found = call.visible_BTS, []
     for start in range(0, num_queries, QUERIES_AT_ONCE):
         block = slice(start, start + QUERIES_AT_ONCE)
         scores_BTS = indexer(asked.hidden_BTD[:, block], asked.positions_BT[:, block], asked.keys_BSI)
-        kept_BTS = shared.select(scores_BTS, visible_BTS[:, block], k)
+        kept_BTS = shared.select(scores_BTS, visible_BTS[:, block], shared.num_tokens)
         query_BHTC = call.query[:, :, block]
-        if gathers:
-            places_BTK, filled_BTK = selected_places(kept_BTS, k)
-            states = query_BHTC, call.key, call.value
-            mask_BTK = None if shared.sees_enough else filled_BTK
-            found.append(attend_to_places(kernel, call.module, states, places_BTK, mask_BTK, **call.options))
-        else:
-            found.append(kernel(call.module, query_BHTC, call.key, call.value, kept_BTS[:, None], **call.options)[0])
+        found.append(kernel(call.module, query_BHTC, call.key, call.value, kept_BTS[:, None], **call.options)[0])
     return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
+def answer_by_gather(
+    call: Attention, indexer: LightningIndexer, shared: Selection, asked: Queries, kernel: Kernel
+) -> torch.Tensor:
+    """The output of the selection for one query of each row, which reads its selected tokens alone (B, 1, H, C).
+
+    On a card what counts is the number of operations, so that masks are left out where nothing is masked.
+    """
+    if shared.fewest_seen is None:
+        shared.fewest_seen = int(call.visible_BTS.sum(-1).min())
+    visible_BTS = None if shared.fewest_seen == call.key.shape[2] else call.visible_BTS
+    scores_BTS = indexer(asked.hidden_BTD, asked.positions_BT, asked.keys_BSI)
+    places_BTK, filled_BTK = shared.places(scores_BTS, visible_BTS)
+    mask_BTK = None if shared.fewest_seen >= shared.num_tokens else filled_BTK
+    states = call.query, call.key, call.value
+    return attend_to_places(kernel, call.module, states, places_BTK, mask_BTK, **call.options)
 
 
 def pays(num_queries: int, num_keys: int, k: int) -> bool:

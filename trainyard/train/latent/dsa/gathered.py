@@ -13,7 +13,7 @@ N = B * T.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,24 +43,38 @@ def selected_places(kept_BTS: torch.Tensor, k: int) -> tuple[torch.Tensor, torch
     return places_BTK, torch.arange(k, device=kept_BTS.device) < counts_BT1
 
 
-def gather_tokens(states_BGSC: torch.Tensor, places_BTK: torch.Tensor) -> torch.Tensor:
-    """Keys or values at some places of each query: (N, G, K, C).
+def gather_tokens(states: Sequence[torch.Tensor], places_BTK: torch.Tensor) -> list[torch.Tensor]:
+    """Keys, values (B, G, S, C) at some places of each query: each (N, G, K, C).
 
     One `index_select` over all rows of memory, which is a copy of whole vectors also where the states are a view into
     a larger room; indexing with several tensors takes up to ten times as long on a CPU.
     """
-    rows, heads, length, size = states_BGSC.shape
-    strides = states_BGSC.stride()
-    if strides[3] != 1 or any(stride % size for stride in strides[:3]):
-        states_BGSC = states_BGSC.contiguous()
-        strides = states_BGSC.stride()
-    by_row, by_head, by_token = (stride // size for stride in strides[:3])
-    last = (rows - 1) * by_row + (heads - 1) * by_head + (length - 1) * by_token
-    vectors_MC = states_BGSC.as_strided((last + 1, size), (size, 1))
-    rows_B = torch.arange(rows, device=places_BTK.device)[:, None, None, None] * by_row
-    heads_G = torch.arange(heads, device=places_BTK.device)[:, None] * by_head
-    at_BTGK = rows_B + heads_G + places_BTK[:, :, None] * by_token
-    return vectors_MC.index_select(0, at_BTGK.flatten()).view(-1, heads, places_BTK.shape[-1], size)
+    found: list[torch.Tensor] = []
+    strides: tuple[int, ...] = ()
+    for states_BGSC in map(whole_vectors, states):
+        rows, heads, length, size = states_BGSC.shape
+        if states_BGSC.stride() != strides:
+            strides = states_BGSC.stride()
+            by_row, by_head, by_token = (stride // size for stride in strides[:3])
+            at_BTGK = numbers(rows, by_row, places_BTK)[:, None, None, None] + places_BTK[:, :, None] * by_token
+            at_M = (at_BTGK + numbers(heads, by_head, places_BTK)[:, None]).flatten()
+        last = (rows - 1) * by_row + (heads - 1) * by_head + (length - 1) * by_token
+        vectors_MC = states_BGSC.as_strided((last + 1, size), (size, 1))
+        found.append(vectors_MC.index_select(0, at_M).view(-1, heads, places_BTK.shape[-1], size))
+    return found
+
+
+def whole_vectors(states_BGSC: torch.Tensor) -> torch.Tensor:
+    """The states with each vector in one piece and at a multiple of its size; themselves where they are so."""
+    *strides, last = states_BGSC.stride()
+    if last != 1 or any(stride % states_BGSC.shape[-1] for stride in strides):
+        return states_BGSC.contiguous()
+    return states_BGSC
+
+
+def numbers(count: int, step: int, like: torch.Tensor) -> torch.Tensor:
+    """0, `step`, 2 `step`, …: (count,)."""
+    return torch.arange(0, count * step, step, device=like.device) if step else like.new_zeros(count)
 
 
 def attend_to_places(
@@ -76,7 +90,7 @@ def attend_to_places(
     rows, queries = places_BTK.shape[:2]
     query_NH1C = query_BHTC.transpose(1, 2).flatten(0, 1)[:, :, None]
     mask_N11K = None if filled_BTK is None else filled_BTK.flatten(0, 1)[:, None, None]
-    keys_NGKC, values_NGKC = gather_tokens(key_BGSC, places_BTK), gather_tokens(value_BGSC, places_BTK)
+    keys_NGKC, values_NGKC = gather_tokens([key_BGSC, value_BGSC], places_BTK)
     chosen = attend_once if kernel is sdpa_attention_forward else kernel
     output_N1HC, _ = chosen(module, query_NH1C, keys_NGKC, values_NGKC, mask_N11K, **options)
     return output_N1HC.view(rows, queries, *output_N1HC.shape[2:])

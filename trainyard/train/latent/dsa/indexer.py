@@ -15,6 +15,7 @@ Shapes: B rows, T queries, S keys, D hidden, H index heads, I index head dimensi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch.nn import functional
@@ -60,9 +61,11 @@ class LightningIndexer(torch.nn.Module):
         query_BHTI = self._rotate(query_BTHI, positions_BT[:, None])
         # One product for all heads of a row: with a head dimension of its own the keys would be copied for each head.
         product_BMS = query_BHTI.float().flatten(1, 2) @ keys_BSI.float().transpose(1, 2)
-        each_BHTS = functional.relu(product_BMS.unflatten(1, (heads, -1)) * dim**-0.5)
-        weights_BTH = self.weights_proj(hidden_BTD).float() * heads**-0.5
-        return torch.einsum("bth,bhts->bts", weights_BTH, each_BHTS)
+        each_BMS = functional.relu(product_BMS)
+        weights_BTH = self.weights_proj(hidden_BTD).float() * (heads * dim) ** -0.5
+        if weights_BTH.shape[1] == 1:  # one product; einsum asks a card for several more operations
+            return weights_BTH @ each_BMS
+        return torch.einsum("bth,bhts->bts", weights_BTH, each_BMS.unflatten(1, (heads, -1)))
 
     def _own(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         return hidden_BTD.detach().to(self.wk.weight.dtype)
@@ -70,11 +73,18 @@ class LightningIndexer(torch.nn.Module):
     def _rotate(self, values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotate the first dimensions by position, in halves rather than in pairs (RoPE, arXiv 2104.09864)."""
         rotated = self.shape.rotated
-        steps_R = torch.arange(0, rotated, 2, device=values.device, dtype=torch.float32) / max(1, rotated)
-        angles = positions[..., None].float() / self.shape.rotary_base**steps_R
+        angles = positions[..., None] * frequencies(rotated, self.shape.rotary_base, values.device)
         cos, sin = angles.cos().to(values.dtype), angles.sin().to(values.dtype)
         first, second, rest = values.split([rotated // 2, rotated // 2, values.shape[-1] - rotated], dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+
+@cache
+def frequencies(rotated: int, base: float, device: torch.device) -> torch.Tensor:
+    """Radians per position of each pair of rotated dimensions, in float32: (R / 2,)."""
+    with torch.inference_mode(False):
+        steps_R = torch.arange(0, rotated, 2, device=device, dtype=torch.float32) / max(1, rotated)
+        return 1 / base**steps_R
 
 
 def select_tokens(scores_BTS: torch.Tensor, visible_BTS: torch.Tensor, k: int) -> torch.Tensor:
@@ -90,6 +100,23 @@ def select_tokens(scores_BTS: torch.Tensor, visible_BTS: torch.Tensor, k: int) -
     above_BTS, equal_BTS = scores_BTS > last_BT1, scores_BTS == last_BT1
     room_BT1 = k - above_BTS.sum(dim=-1, keepdim=True)
     return (above_BTS | (equal_BTS & (equal_BTS.cumsum(dim=-1) <= room_BT1))) & visible_BTS
+
+
+def best_places(
+    scores_BTS: torch.Tensor, visible_BTS: torch.Tensor | None, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the tokens of `select_tokens` are (B, T, K), in any order, and which of these places are visible (B, T, K).
+
+    For CUDA, where each operation costs as much as reading thousands of tokens: torch's radix selection finds them in
+    one, and returns the earlier of equal scores (`tests/gpu` compares). No mask is every key visible. A query that sees
+    nothing, which is padding, gets one key, so that no output is without a number.
+    """
+    lowest = float("-inf")
+    if visible_BTS is not None:
+        scores_BTS = scores_BTS.masked_fill(~visible_BTS, lowest)
+    values_BTK, places_BTK = scores_BTS.topk(k, dim=-1, sorted=False)
+    seen_BTK = values_BTK > lowest
+    return places_BTK, seen_BTK if visible_BTS is None else seen_BTK | ~seen_BTK.any(-1, keepdim=True)
 
 
 def select_window(scores_BTS: torch.Tensor, visible_BTS: torch.Tensor, k: int) -> torch.Tensor:

@@ -112,7 +112,7 @@ def use_kernel(base: Any, name: str, kernel: Callable[..., Any]) -> str:
 def remember_positions(decoder: torch.nn.Module, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
     """Keep the positions that a model was given for all of its layers."""
     shared: Selection = getattr(decoder, SELECTION)
-    shared.positions_BT, shared.sees_enough = given.get("position_ids"), None
+    shared.positions_BT, shared.fewest_seen = given.get("position_ids"), None
 
 
 def remember_input(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
