@@ -42,7 +42,9 @@ def make_model(family: str, layers: int, method: str, target: str) -> Any:
 def count_saved(model: Any) -> tuple[int, int]:
     """Bytes that a forward pass saves: of states, and of copies of the model's matrices."""
     own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    shapes = {shape for weight in model.parameters() for shape in (weight.shape, weight.shape[::-1]) if weight.ndim == 2}
+    shapes = {
+        shape for weight in model.parameters() for shape in (weight.shape, weight.shape[::-1]) if weight.ndim == 2
+    }
     states, copies, alive = dict[int, int](), dict[int, int](), list[torch.Tensor]()
 
     def note(value: torch.Tensor) -> torch.Tensor:
