@@ -90,7 +90,8 @@ def require_memory(folder: str | Path, dtype: torch.dtype) -> None:
 def exclude_cudnn_attention() -> None:
     """Let torch's SDPA choose among its flash, memory-efficient and plain kernels in this process.
 
-    On Hopper it would take cuDNN's, which plans anew for each new length of the keys: with every token of an answer.
+    On Hopper it would take cuDNN's, which makes a plan for each new length of the keys: with every token of an answer.
+    On an H200 that took 33 ms, whatever the length (docs/performance.md).
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from trainyard.errors import InvalidInput
-from trainyard.train.methods.loading import load_model
+from trainyard.train.methods.loading import load_for_answers, load_model
 
 OPTIONS = {"trust_remote_code": False, "use_safetensors": True}
 
@@ -38,3 +39,14 @@ def test_tied_embeddings_and_the_score_of_a_reward_model_may_be_missing(tiny_mod
     assert "lm_head.weight" not in load_file(tiny_model / "model.safetensors")
     assert load_model(str(tiny_model), "causal", OPTIONS).config.tie_word_embeddings
     assert load_model(str(tiny_model), "reward", OPTIONS).score.weight.shape[0] == 1
+
+
+@pytest.mark.parametrize("load", ["to answer", "to train"])
+def test_a_model_that_was_loaded_does_not_attend_by_cudnn(load: str, tiny_model: Path) -> None:
+    """It would make a plan for each new length of the keys: with every token of an answer."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    if load == "to answer":
+        load_for_answers(str(tiny_model), torch.float32)
+    else:
+        load_model(str(tiny_model), "causal", OPTIONS)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
