@@ -66,7 +66,7 @@ from trainyard.train.rollouts.feed import RolloutFeed, RolloutPlan
 from trainyard.train.rollouts.prompts import require_any_prompt
 from trainyard.train.schedules import LearningRate
 from trainyard.train.served_teacher import ServedTeacher
-from trainyard.train.session.determinism import refusal_of
+from trainyard.train.session.determinism import prefer_deterministic, refusal_of
 from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import Session, TrainState
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
@@ -130,7 +130,7 @@ class NativeRun:
 def set_determinism(job: TrainingJob) -> None:
     """Threads, kernels and seeds, before anything draws a random number."""
     frame.fix_threads_and_seed(job)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    prefer_deterministic()
     transformers.logging.set_verbosity_error()
 
 

@@ -5,6 +5,9 @@ is not enough on CUDA: with `warn_only` its backward pass takes a faster kernel 
 time, and cuDNN's attention stays allowed. Only errors in place of warnings exclude both (torch: `sdp_utils.cpp`,
 `attention_backward.cu`; flash-attention has the variable `FLASH_ATTENTION_DETERMINISTIC`). So the passes of a training
 step are computed in this strict way wherever a first step shows that all of the model's operations allow it.
+
+torch fills new memory with NaN then, against operations that read it before it is written. None of ours does, and the
+filling is a fifth of all operations of a step: it is switched off (torch.utils.deterministic).
 """
 
 from __future__ import annotations
@@ -13,9 +16,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.utils import deterministic
 
 REFUSED = "deterministic"
 """In the message of every operation that torch refuses."""
+
+
+def prefer_deterministic(*, strict: bool = False) -> None:
+    """Ask torch for deterministic algorithms in this process; where an operation has none, it warns, or raises
+    `RuntimeError` if `strict`."""
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from trainyard.spec.axes.devices import Precision
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.muon import Muon, scale_by_shape
 from trainyard.train.precision import choose_precision, cpu_bf16
+from trainyard.train.session.determinism import prefer_deterministic
 from trainyard.train.starter import recipe as starter
 from trainyard.train.starter.card import model_card
 from trainyard.train.starter.corpus import PACKAGES, Passage, corpus_sha256, corpus_sources, read_corpus
@@ -66,7 +67,7 @@ def pretrain(folder: Path, spec: dict[str, Any]) -> None:
     recipe = StarterRecipe(**spec["recipe"])
     sources = corpus_sources(spec["packages"])
     torch.set_num_threads(spec["threads"])
-    torch.use_deterministic_algorithms(True)
+    prefer_deterministic(strict=True)
     started = time.monotonic()
     passages = list(read_corpus(sources))
     trained_on = [passage for passage in passages if not passage.held_out]

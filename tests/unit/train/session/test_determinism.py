@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import deterministic
 
 from tests.unit.train.session.engines import batch_of, same, session_of, train_step, weights_of
-from trainyard.train.session.determinism import refusal_of, strict_kernels
+from trainyard.train.session.determinism import prefer_deterministic, refusal_of, strict_kernels
 
 
 @pytest.fixture(autouse=True)
 def as_a_job_has_it() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
+    prefer_deterministic()
     yield
     torch.use_deterministic_algorithms(before)
+    deterministic.fill_uninitialized_memory = fills
 
 
 def overwrite() -> None:
@@ -64,3 +66,14 @@ def test_a_strict_session_gives_the_same_bits(tmp_path: Path) -> None:
         found.append((losses, weights_of(session)))
     assert found[0][0] == found[1][0]
     assert same(found[0][1], found[1][1])
+
+
+def test_new_memory_is_not_filled_first_and_the_bits_are_the_same(tmp_path: Path) -> None:
+    assert not deterministic.fill_uninitialized_memory
+    found = []
+    for fills in (False, True):
+        deterministic.fill_uninitialized_memory = fills
+        session = session_of(tmp_path / str(fills))
+        train_step(session, [batch_of()])
+        found.append(weights_of(session))
+    assert same(*found)
