@@ -6,8 +6,9 @@ time, and cuDNN's attention stays allowed. Only errors in place of warnings excl
 `attention_backward.cu`; flash-attention has the variable `FLASH_ATTENTION_DETERMINISTIC`). So the passes of a training
 step are computed in this strict way wherever a first step shows that all of the model's operations allow it.
 
-torch fills new memory with NaN then, against operations that read it before it is written. None of ours does, and the
-filling is a fifth of all operations of a step: it is switched off (torch.utils.deterministic).
+torch fills new memory with NaN then, so that an operation that reads it before it is written gives the same bits as
+well. A training has none, and the filling is a fifth of all operations of a step: it is switched off
+(torch.utils.deterministic).
 """
 
 from __future__ import annotations
