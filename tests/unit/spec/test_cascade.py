@@ -206,13 +206,13 @@ def test_every_change_is_told() -> None:
         "hyperparameters.optimizer: adamw → paged_adamw_8bit",
         "hyperparameters.gradient_checkpointing: False → True",
     )
-    told = "\n".join(found.lines())
-    assert told.startswith(f"qlora on cuda: {found.memory.total / GIB:.2f} GiB and the reserve make ")
-    assert "in GiB: weights " in told
-    assert "does not fit: full (as asked): " in told
+    printed = "\n".join(found.lines())
+    assert printed.startswith(f"qlora on cuda: {found.memory.total / GIB:.2f} GiB and the reserve make ")
+    assert "in GiB: weights " in printed
+    assert "does not fit: full (as asked): " in printed
     smallest = "full (gradient checkpointing, optimizer paged_adamw_8bit, micro-batches of 1, 8 a step): 89.84 GiB"
-    assert f"does not fit: {smallest}, 74.94 too much" in told
-    assert told.count("does not fit: ") == len(found.rejected) == 16
+    assert f"does not fit: {smallest}, 74.94 too much" in printed
+    assert printed.count("does not fit: ") == len(found.rejected) == 16
 
 
 def test_a_chosen_learning_rate_stays() -> None:

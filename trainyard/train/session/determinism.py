@@ -7,8 +7,8 @@ time, and cuDNN's attention stays allowed. Only errors in place of warnings excl
 step are computed in this strict way wherever a first step shows that all of the model's operations allow it.
 
 torch fills new memory with NaN then, so that an operation that reads it before it is written gives the same bits as
-well. A training has none, and the filling is a fifth of all operations of a step: it is switched off
-(torch.utils.deterministic).
+well. No training of the tests has such an operation, and the filling is a fifth of all operations of a step: it is
+switched off (torch.utils.deterministic).
 """
 
 from __future__ import annotations

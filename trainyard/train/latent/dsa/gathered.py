@@ -56,8 +56,8 @@ def gather_tokens(states: Sequence[torch.Tensor], places_BTK: torch.Tensor) -> l
         if states_BGSC.stride() != strides:
             strides = states_BGSC.stride()
             by_row, by_head, by_token = (stride // size for stride in strides[:3])
-            at_BTGK = numbers(rows, by_row, places_BTK)[:, None, None, None] + places_BTK[:, :, None] * by_token
-            at_M = (at_BTGK + numbers(heads, by_head, places_BTK)[:, None]).flatten()
+            at_BTGK = list_offsets(rows, by_row, places_BTK)[:, None, None, None] + places_BTK[:, :, None] * by_token
+            at_M = (at_BTGK + list_offsets(heads, by_head, places_BTK)[:, None]).flatten()
         last = (rows - 1) * by_row + (heads - 1) * by_head + (length - 1) * by_token
         vectors_MC = states_BGSC.as_strided((last + 1, size), (size, 1))
         found.append(vectors_MC.index_select(0, at_M).view(-1, heads, places_BTK.shape[-1], size))
@@ -72,7 +72,7 @@ def whole_vectors(states_BGSC: torch.Tensor) -> torch.Tensor:
     return states_BGSC
 
 
-def numbers(count: int, step: int, like: torch.Tensor) -> torch.Tensor:
+def list_offsets(count: int, step: int, like: torch.Tensor) -> torch.Tensor:
     """0, `step`, 2 `step`, …: (count,)."""
     return torch.arange(0, count * step, step, device=like.device) if step else like.new_zeros(count)
 
