@@ -13,7 +13,9 @@ from benchmarks.gpu.models import chat_rows
 from benchmarks.gpu.place import Place
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import SftRow
+from trainyard.train.layout.packed_attention import KERNEL, attend_at_once, attend_in_turn, border_inputs
 from trainyard.train.precision import ATTENTION_NAMES, FLASH_PACKAGES
+from trainyard.train.session.determinism import strict_kernels
 
 pytestmark = pytest.mark.gpu
 LONGEST, ROWS, STEPS = 96, 24, 6
@@ -60,8 +62,40 @@ def test_flash_attention_trains_packed_rows_like_sdpa(kernel: str, card: Place, 
 def test_auto_takes_flash_attention_where_it_is_installed(card: Place, build: Build) -> None:
     run = build(settings(card, "bf16"), rows=rows())
     order = ("fa3", "fa2") if card.is_hopper() else ("fa2",)
-    wanted = next((name for name in order if card.has(FLASH_PACKAGES[name])), "sdpa")
-    assert run.policy.model.config._attn_implementation == ATTENTION_NAMES[wanted]
+    wanted = next((ATTENTION_NAMES[name] for name in order if card.has(FLASH_PACKAGES[name])), KERNEL)
+    assert run.policy.model.config._attn_implementation == wanted
+
+
+@pytest.mark.parametrize("heads", [2, 8])
+@pytest.mark.parametrize("window", [None, 16])
+def test_torchs_flash_kernel_computes_each_sequence(heads: int, window: int | None, card: Place) -> None:
+    torch.manual_seed(0)
+    lengths = torch.tensor([3, 130, 1, 66])
+    given = border_inputs(torch.cat([torch.arange(int(length)) for length in lengths])[None].to(card.device))
+    states = tuple(
+        torch.randn(int(lengths.sum()), each, 64, device=card.device, dtype=torch.bfloat16, requires_grad=True)
+        for each in (8, heads, heads)
+    )
+    weights = torch.randn_like(states[0])
+
+    def with_gradients(kernel: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        out = kernel(states, given["cu_seq_lens_q"], given["max_length_q"], None, window)
+        with strict_kernels():
+            return [out, *torch.autograd.grad((out * weights).sum(), states)]
+
+    at_once, again, in_turn = map(with_gradients, (attend_at_once, attend_at_once, attend_in_turn))
+    for one, same, other in zip(at_once, again, in_turn, strict=True):
+        assert torch.equal(one, same)
+        assert torch.allclose(one, other, rtol=CLOSE_IN_BF16, atol=CLOSE_IN_BF16)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_sequences_train_separately_like_padded_rows(method: str, card: Place, build: Build) -> None:
+    given = {**settings(card, "bf16", batching="packed", attention="sdpa"), "method": method}
+    run = build(given, rows=rows())
+    assert run.policy.model.config._attn_implementation == KERNEL, run.policy.facts["packed_attention"]
+    padded = build({**given, "engine": {"batching": "padded", "attention": "sdpa"}}, rows=rows())
+    assert train_steps(run) == pytest.approx(train_steps(padded), rel=CLOSE_IN_BF16)
 
 
 def test_a_chunked_output_layer_gives_the_same_losses(place: Place, build: Build) -> None:

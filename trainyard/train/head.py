@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainyard.errors import Unavailable
 from trainyard.loading import load
+from trainyard.train.layout.packed_attention import border_inputs, takes_borders
 from trainyard.train.precision import require_liger
 
 IGNORED = -100
@@ -102,12 +103,14 @@ def hidden_states(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Ten
     return base.base_model(**model_inputs(base, batch), use_cache=False).last_hidden_state, output_of(base)
 
 
-def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
     """What a transformers model takes of a batch; answers that share a prompt get a mask that keeps them apart."""
     names = ("input_ids", "attention_mask", "position_ids")
-    given: dict[str, torch.Tensor] = {name: batch[name] for name in names if name in batch}
+    given: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     if MASK_GROUPS in batch:
         given["attention_mask"] = attention_mask(batch, base)
+    elif "position_ids" in given and "attention_mask" not in given and takes_borders(base):
+        given |= border_inputs(given["position_ids"])
     return given
 
 

@@ -14,7 +14,8 @@ from trainyard.train.quantization.formats import align_train_eval, convert, load
 def load_quantised(request: PolicyRequest, folder: str) -> Any:
     """Return the base in the requested quantization format (default nf4, double quantization) on the request's device.
 
-    Norms are float32, as in the paper's code; embeddings and the output layer keep the format that they are loaded in.
+    Norms, embeddings and the output layer keep the dtype that they are loaded in, which they have in serving, too. The
+    paper's code makes norms float32: their states are then cast back for each layer that reads them.
     """
     format, precision = request.config.base_format, request.config.hyperparameters.precision
     assert format is not None, "the method qlora"
@@ -26,7 +27,4 @@ def load_quantised(request: PolicyRequest, folder: str) -> Any:
     model = load_base(request, folder, **given, device_map={"": place})
     convert(model, format, request.device, precision)
     align_train_eval(model)
-    for parameter in model.parameters():
-        if parameter.ndim == 1 and parameter.is_floating_point():
-            parameter.data = parameter.data.float()
     return model

@@ -49,6 +49,8 @@ from trainyard.train.session.replies import Backward, Evaluated, Forward, Replie
 from trainyard.train.session.sampling import Generated, Sampling, reader_of, sample, token_logprobs
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
+AUTOCAST = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+"""Precision -> the dtype of its autocast; fp32 has none."""
 FIRST_SCALE = 1024.0
 """fp16's first loss scale: torch's 65,536 overflows small models for their first dozens of steps."""
 
@@ -490,7 +492,7 @@ class Session:
     # Surroundings
 
     def autocast(self) -> AbstractContextManager[Any]:
-        half = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(self.engine.precision)
+        half = AUTOCAST.get(self.engine.precision)
         return torch.autocast(self.engine.device, dtype=half or torch.bfloat16, enabled=half is not None)
 
     def _train(self) -> None:

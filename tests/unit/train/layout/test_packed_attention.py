@@ -1,0 +1,175 @@
+"""Packed rows without a mask give the numbers that they have with one, in every family that can be computed so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainyard.train.batching import pack
+from trainyard.train.head import label_logprobs
+from trainyard.train.layout.packed_attention import KERNEL, attend, attend_in_turn, border_inputs, takes_borders
+from trainyard.train.layout.packed_kernel import choose_packed_kernel
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
+LENGTHS = (3, 17, 1, 9)
+TOKENS = sum(LENGTHS)
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "olmo3", "gemma3_text")
+USED = "each sequence separately, without a mask"
+CLOSE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def make_model(family: str, **given: Any) -> Any:
+    config = AutoConfig.for_model(
+        family, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        vocab_size=64, num_hidden_layers=2, sliding_window=4, **given,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+
+
+def packed_rows() -> dict[str, torch.Tensor]:
+    rows = [torch.randint(1, 64, (length,)).tolist() for length in LENGTHS]
+    return pack([{"input_ids": row, "labels": row} for row in rows], 0)
+
+
+def positions() -> torch.Tensor:
+    return torch.cat([torch.arange(length) for length in LENGTHS])[None]
+
+
+def mask_of_sequences(window: int | None) -> torch.Tensor:
+    """Which token sees which (T, T)."""
+    owner_T = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    place_T = torch.arange(TOKENS)
+    apart_TT = place_T[:, None] - place_T[None]
+    seen_TT = (owner_T[:, None] == owner_T[None]) & (apart_TT >= 0)
+    return seen_TT if window is None else seen_TT & (apart_TT < window)
+
+
+def with_gradients(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    model.zero_grad()
+    logprobs_N = label_logprobs(model, batch).logprobs_N
+    logprobs_N.sum().backward()
+    return logprobs_N.detach(), [value.grad.clone() for value in model.parameters() if value.grad is not None]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_sequences_attend_as_with_a_mask(window: int | None, heads: int, scale: float | None) -> None:
+    query, key, value = (torch.randn(TOKENS, each, 8, requires_grad=True) for each in (4, heads, heads))
+    given = border_inputs(positions())
+    found = attend_in_turn((query, key, value), given["cu_seq_lens_q"], given["max_length_q"], scale, window)
+    states = [each.transpose(0, 1)[None] for each in (query, key, value)]
+    masked = functional.scaled_dot_product_attention(
+        *states, attn_mask=mask_of_sequences(window), scale=scale, enable_gqa=True
+    )[0].transpose(0, 1)
+    assert torch.allclose(found, masked, atol=CLOSE)
+    weights = torch.randn_like(found)
+    for one, other in zip(
+        torch.autograd.grad((found * weights).sum(), (query, key, value)),
+        torch.autograd.grad((masked * weights).sum(), (query, key, value)),
+        strict=True,
+    ):
+        assert torch.allclose(one, other, atol=CLOSE)
+
+
+def test_borders_are_those_of_rows_and_positions() -> None:
+    given = border_inputs(torch.tensor([[0, 1, 2, 0, 1, 5], [0, 1, 2, 3, 4, 5]]))
+    assert given["cu_seq_lens_q"].tolist() == given["cu_seq_lens_k"].tolist() == [0, 3, 5, 6, 12]
+    assert given["cu_seq_lens_q"].dtype is torch.int32
+    assert given["max_length_q"] == given["max_length_k"] == 6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_gives_the_same_numbers_and_gradients(family: str) -> None:
+    model, batch = make_model(family), packed_rows()
+    masked_N, before = with_gradients(model, batch)
+    assert choose_packed_kernel(model, "cpu", torch.float32) == USED
+    assert model.config._attn_implementation == KERNEL
+    separate_N, after = with_gradients(model, batch)
+    assert torch.allclose(masked_N, separate_N, atol=CLOSE)
+    assert len(before) == len(after) > 0
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(before, after, strict=True))
+
+
+def test_an_adapter_is_computed_so_in_bf16() -> None:
+    model = get_peft_model(make_model("qwen3").bfloat16(), LoraConfig(r=2, target_modules="all-linear"))
+    assert choose_packed_kernel(model, "cpu", torch.bfloat16) == USED
+    assert takes_borders(model.get_base_model())
+
+
+def test_padded_rows_keep_their_mask() -> None:
+    model = make_model("qwen2")
+    ids = torch.randint(1, 64, (2, 12))
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0  # at the left, where a causal mask alone does not hide it
+    batch = {"input_ids": ids, "labels": ids.masked_fill(mask == 0, -100), "attention_mask": mask}
+    before = label_logprobs(model, batch).logprobs_N
+    choose_packed_kernel(model, "cpu", torch.float32)
+    assert torch.equal(before, label_logprobs(model, batch).logprobs_N)
+
+
+def largest_saved(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Size]:
+    """Shapes that the backward pass needs and whose last two sizes are both `TOKENS`."""
+    found: list[torch.Size] = []
+
+    def note(value: torch.Tensor) -> torch.Tensor:
+        if value.shape[-2:] == (TOKENS, TOKENS):
+            found.append(value.shape)
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+        label_logprobs(model, batch)
+    return found
+
+
+def test_no_mask_is_made() -> None:
+    model, batch = make_model("llama"), packed_rows()
+    assert largest_saved(model, batch)
+    choose_packed_kernel(model, "cpu", torch.float32)
+    assert not largest_saved(model, batch)
+
+
+def test_a_model_that_gives_other_numbers_keeps_its_mask() -> None:
+    model, batch = make_model("qwen2"), packed_rows()
+    model.model.layers[0].self_attn.sliding_window = 2  # its mask does not know
+    before = label_logprobs(model, batch).logprobs_N
+    chosen = choose_packed_kernel(model, "cpu", torch.float32)
+    assert chosen == "SDPA with a mask: Qwen2ForCausalLM gives other numbers sequence by sequence"
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(before, label_logprobs(model, batch).logprobs_N)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "dtype", "why"),
+    [
+        ({"attn_implementation": "eager"}, "cpu", torch.float32, "the attention kernel is eager"),
+        ({"attention_dropout": 0.1}, "cpu", torch.float32, "attention has dropout"),
+        ({}, "cuda", torch.float32, "torch's flash kernel computes bf16 and fp16 on CUDA, not torch.float32 on cuda"),
+        ({}, "mps", torch.bfloat16, "torch's flash kernel computes bf16 and fp16 on CUDA, not torch.bfloat16 on mps"),
+    ],
+)
+def test_what_is_against_it_is_named(given: dict[str, Any], device: str, dtype: torch.dtype, why: str) -> None:
+    kernel = given.pop("attn_implementation", "sdpa")
+    model = make_model("llama", **given)
+    model.set_attn_implementation(kernel)
+    assert choose_packed_kernel(model, device, dtype) == f"SDPA with a mask: {why}"
+    assert model.config._attn_implementation == kernel
+
+
+def test_attention_without_borders_is_sdpa() -> None:
+    states = [torch.randn(1, 4, 6, 8) for _ in range(3)]
+    found, _ = attend(torch.nn.Module(), *states, None, is_causal=True)
+    assert torch.equal(found, functional.scaled_dot_product_attention(*states, is_causal=True).transpose(1, 2))
