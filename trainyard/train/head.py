@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainyard.errors import Unavailable
 from trainyard.loading import load
-from trainyard.train.layout.packed_attention import border_inputs, takes_borders
+from trainyard.train.layout.sequence_attention import border_inputs, takes_borders
 from trainyard.train.precision import require_liger
 
 IGNORED = -100
@@ -109,8 +109,8 @@ def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
     given: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     if MASK_GROUPS in batch:
         given["attention_mask"] = attention_mask(batch, base)
-    elif "position_ids" in given and "attention_mask" not in given and takes_borders(base):
-        given |= border_inputs(given["position_ids"])
+    elif len(given) > 1 and takes_borders(base):
+        given |= border_inputs(given)
     return given
 
 

@@ -40,7 +40,7 @@ from trainyard.train.evaluation.rounds import HeldOut, prompt_of
 from trainyard.train.head import Head, require_head
 from trainyard.train.latent import table as latent
 from trainyard.train.latent.contract import LatentModule
-from trainyard.train.layout.packed_kernel import choose_packed_kernel
+from trainyard.train.layout.row_attention import choose_row_attention
 from trainyard.train.layout.sharing import share_prompts
 from trainyard.train.methods.composition import frozen_context
 from trainyard.train.methods.contract import Policy, PolicyRequest
@@ -156,9 +156,9 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     precision = frame.decide_precision(
         job, device, folder, first_step(policy, feed.batch(feed.plan.steps(0)[0][0]), device)
     )
-    if cut.mode == "packed" and team is None:
+    if team is None and config.stage.technique is None and (device == Device.CUDA or cut.mode == "packed"):
         dtype = AUTOCAST.get(precision.precision, torch.float32)
-        policy.facts["packed_attention"] = choose_packed_kernel(policy.model, device, dtype)
+        policy.facts["row_attention"] = choose_row_attention(policy.model, device, dtype)
     total = frame.total_steps(config.hyperparameters, plan.steps_per_epoch)
     decided = RunPlan(total, precision.precision, choose_head(job, policy, cut.budget))
     if team is not None:

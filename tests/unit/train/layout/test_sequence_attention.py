@@ -1,20 +1,22 @@
-"""Packed rows without a mask give the numbers that they have with one, in every family that can be computed so."""
+"""Packed and padded rows without a mask give the numbers that they have with one, in every family that can do it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainyard.train.batching import pack
-from trainyard.train.head import label_logprobs
-from trainyard.train.layout.packed_attention import KERNEL, attend, attend_in_turn, border_inputs, takes_borders
-from trainyard.train.layout.packed_kernel import choose_packed_kernel
+from trainyard.train.head import IGNORED, label_logprobs
+from trainyard.train.layout.row_attention import choose_row_attention
+from trainyard.train.layout.sequence_attention import KERNEL, attend, attend_in_turn, border_inputs, takes_borders
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 LENGTHS = (3, 17, 1, 9)
@@ -44,6 +46,22 @@ def packed_rows() -> dict[str, torch.Tensor]:
     return pack([{"input_ids": row, "labels": row} for row in rows], 0)
 
 
+def padded_rows(side: str) -> dict[str, torch.Tensor]:
+    rows = [torch.randint(1, 64, (length,)) for length in LENGTHS]
+    learned = [torch.cat((torch.tensor([IGNORED]), row[1:])) for row in rows]  # nothing real predicts a first token
+    ids, labels, mask = (
+        pad_sequence(values, batch_first=True, padding_value=fill, padding_side=side)
+        for values, fill in ((rows, 0), (learned, IGNORED), ([torch.ones_like(row) for row in rows], 0))
+    )
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+
+ROWS = {
+    "packed": packed_rows, "right": lambda: padded_rows("right"), "left": lambda: padded_rows("left"),
+}  # fmt: skip
+"""How rows lie in a batch."""
+
+
 def positions() -> torch.Tensor:
     return torch.cat([torch.arange(length) for length in LENGTHS])[None]
 
@@ -69,7 +87,7 @@ def with_gradients(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Te
 @pytest.mark.parametrize("scale", [None, 0.5])
 def test_sequences_attend_as_with_a_mask(window: int | None, heads: int, scale: float | None) -> None:
     query, key, value = (torch.randn(TOKENS, each, 8, requires_grad=True) for each in (4, heads, heads))
-    given = border_inputs(positions())
+    given = border_inputs({"input_ids": torch.zeros(1, TOKENS), "position_ids": positions()})
     found = attend_in_turn((query, key, value), given["cu_seq_lens_q"], given["max_length_q"], scale, window)
     states = [each.transpose(0, 1)[None] for each in (query, key, value)]
     masked = functional.scaled_dot_product_attention(
@@ -85,18 +103,28 @@ def test_sequences_attend_as_with_a_mask(window: int | None, heads: int, scale: 
         assert torch.allclose(one, other, atol=CLOSE)
 
 
-def test_borders_are_those_of_rows_and_positions() -> None:
-    given = border_inputs(torch.tensor([[0, 1, 2, 0, 1, 5], [0, 1, 2, 3, 4, 5]]))
-    assert given["cu_seq_lens_q"].tolist() == given["cu_seq_lens_k"].tolist() == [0, 3, 5, 6, 12]
+def borders_of(**batch: list[list[int]]) -> list[int]:
+    tensors = {name: torch.tensor(values) for name, values in batch.items()}
+    given = border_inputs({"input_ids": torch.zeros_like(next(iter(tensors.values()))), **tensors})
+    borders: list[int] = given["cu_seq_lens_q"].tolist()
+    assert given["cu_seq_lens_k"].tolist() == borders
     assert given["cu_seq_lens_q"].dtype is torch.int32
-    assert given["max_length_q"] == given["max_length_k"] == 6
+    assert given["max_length_q"] == given["max_length_k"] == max(end - at for at, end in pairwise(borders))
+    return borders
 
 
+def test_borders_are_those_of_rows_positions_and_padding() -> None:
+    assert borders_of(position_ids=[[0, 1, 2, 0, 1, 5], [0, 1, 2, 3, 4, 5]]) == [0, 3, 5, 6, 12]
+    assert borders_of(attention_mask=[[1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 1, 1]]) == [0, 3, 4, 8, 10, 12]
+    assert borders_of(position_ids=[[0, 1, 0, 1]], attention_mask=[[1, 1, 1, 0]]) == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("rows", list(ROWS))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_gives_the_same_numbers_and_gradients(family: str) -> None:
-    model, batch = make_model(family), packed_rows()
+def test_a_model_gives_the_same_numbers_and_gradients(family: str, rows: str) -> None:
+    model, batch = make_model(family), ROWS[rows]()
     masked_N, before = with_gradients(model, batch)
-    assert choose_packed_kernel(model, "cpu", torch.float32) == USED
+    assert choose_row_attention(model, "cpu", torch.float32) == USED
     assert model.config._attn_implementation == KERNEL
     separate_N, after = with_gradients(model, batch)
     assert torch.allclose(masked_N, separate_N, atol=CLOSE)
@@ -106,27 +134,17 @@ def test_a_model_gives_the_same_numbers_and_gradients(family: str) -> None:
 
 def test_an_adapter_is_computed_so_in_bf16() -> None:
     model = get_peft_model(make_model("qwen3").bfloat16(), LoraConfig(r=2, target_modules="all-linear"))
-    assert choose_packed_kernel(model, "cpu", torch.bfloat16) == USED
+    assert choose_row_attention(model, "cpu", torch.bfloat16) == USED
     assert takes_borders(model.get_base_model())
 
 
-def test_padded_rows_keep_their_mask() -> None:
-    model = make_model("qwen2")
-    ids = torch.randint(1, 64, (2, 12))
-    mask = torch.ones(2, 12, dtype=torch.long)
-    mask[0, :5] = 0  # at the left, where a causal mask alone does not hide it
-    batch = {"input_ids": ids, "labels": ids.masked_fill(mask == 0, -100), "attention_mask": mask}
-    before = label_logprobs(model, batch).logprobs_N
-    choose_packed_kernel(model, "cpu", torch.float32)
-    assert torch.equal(before, label_logprobs(model, batch).logprobs_N)
-
-
-def largest_saved(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Size]:
-    """Shapes that the backward pass needs and whose last two sizes are both `TOKENS`."""
+def saved_masks(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Size]:
+    """Shapes of what the backward pass needs that has a number for each pair of positions."""
     found: list[torch.Size] = []
+    positions = batch["input_ids"].shape[1]
 
     def note(value: torch.Tensor) -> torch.Tensor:
-        if value.shape[-2:] == (TOKENS, TOKENS):
+        if value.shape[-2:] == (positions, positions):
             found.append(value.shape)
         return value
 
@@ -135,18 +153,19 @@ def largest_saved(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Size
     return found
 
 
-def test_no_mask_is_made() -> None:
-    model, batch = make_model("llama"), packed_rows()
-    assert largest_saved(model, batch)
-    choose_packed_kernel(model, "cpu", torch.float32)
-    assert not largest_saved(model, batch)
+@pytest.mark.parametrize("rows", list(ROWS))
+def test_no_mask_is_made(rows: str) -> None:
+    model, batch = make_model("llama"), ROWS[rows]()
+    assert saved_masks(model, batch)
+    choose_row_attention(model, "cpu", torch.float32)
+    assert not saved_masks(model, batch)
 
 
 def test_a_model_that_gives_other_numbers_keeps_its_mask() -> None:
     model, batch = make_model("qwen2"), packed_rows()
     model.model.layers[0].self_attn.sliding_window = 2  # its mask does not know
     before = label_logprobs(model, batch).logprobs_N
-    chosen = choose_packed_kernel(model, "cpu", torch.float32)
+    chosen = choose_row_attention(model, "cpu", torch.float32)
     assert chosen == "SDPA with a mask: Qwen2ForCausalLM gives other numbers sequence by sequence"
     assert model.config._attn_implementation == "sdpa"
     assert torch.equal(before, label_logprobs(model, batch).logprobs_N)
@@ -165,7 +184,7 @@ def test_what_is_against_it_is_named(given: dict[str, Any], device: str, dtype: 
     kernel = given.pop("attn_implementation", "sdpa")
     model = make_model("llama", **given)
     model.set_attn_implementation(kernel)
-    assert choose_packed_kernel(model, device, dtype) == f"SDPA with a mask: {why}"
+    assert choose_row_attention(model, device, dtype) == f"SDPA with a mask: {why}"
     assert model.config._attn_implementation == kernel
 
 

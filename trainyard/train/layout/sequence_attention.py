@@ -1,8 +1,8 @@
-"""Attention over packed rows without a mask: each sequence is computed separately.
+"""Attention over packed or padded rows without a mask: each sequence is computed separately.
 
-Rows that lie end to end in one batch of T positions may not see each other. With a mask (T, T), SDPA computes the
-masked pairs of tokens as well, and on CUDA takes its memory-efficient kernel, whose deterministic backward pass was
-half of a training step on an H200 (docs/performance.md). Here attention gets the borders of the sequences instead.
+Rows that lie end to end in one batch may not see each other, and padding may not be seen. With a mask (T, T), SDPA
+computes the masked pairs of tokens as well, and on CUDA takes its memory-efficient kernel, whose deterministic backward
+pass was half of a training step on an H200 (docs/performance.md). Here attention gets the borders of the sequences.
 
     CUDA    `varlen_attn`, torch's own build of FlashAttention-2 (arXiv 2307.08691): nothing needs to be installed, and
             its backward pass is deterministic where torch is asked for that
@@ -101,19 +101,22 @@ def attend_in_turn(
     return torch.cat(found)
 
 
-def border_inputs(position_ids_BT: torch.Tensor) -> dict[str, Any]:
-    """Return what a forward pass gets for the borders of its sequences (transformers: `FlashAttentionKwargs`).
+def border_inputs(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return what a forward pass gets for the borders of a batch's sequences (transformers: `FlashAttentionKwargs`).
 
-    A sequence begins at each row, and where a position is not the one before it plus one.
+    A sequence begins at each row, where a position (`position_ids`) is not the one before it plus one, and where
+    padding (`attention_mask`) begins or ends: padding at one end of a row is a sequence that nobody reads.
     """
-    numbers_BT = position_ids_BT.cpu()
-    first_BT = torch.ones_like(numbers_BT, dtype=torch.bool)
-    first_BT[:, 1:] = numbers_BT.diff(dim=1) != 1
-    end = torch.tensor([numbers_BT.numel()])
-    borders_S = torch.cat((first_BT.flatten().nonzero()[:, 0], end))
-    longest, on_device_S = int(borders_S.diff().max()), borders_S.to(position_ids_BT.device, torch.int32)
+    first_BT = torch.ones_like(batch["input_ids"], dtype=torch.bool)
+    first_BT[:, 1:] = False
+    for name, step in (("position_ids", 1), ("attention_mask", 0)):
+        if name in batch:
+            first_BT[:, 1:] |= batch[name].diff(dim=1) != step
+    found_N, device = first_BT.flatten().cpu(), first_BT.device
+    borders_S = torch.cat((found_N.nonzero()[:, 0], torch.tensor([len(found_N)])))
+    longest, on_device_S = int(borders_S.diff().max()), borders_S.to(device, torch.int32)
     # A mask of four dimensions is handed on as it is, so that none of (T, T) is computed.
-    unused = torch.empty(0, device=position_ids_BT.device).view(1, 1, 0, 0)
+    unused = torch.empty(0, device=device).view(1, 1, 0, 0)
     return {
         "attention_mask": unused, "cu_seq_lens_q": on_device_S, "cu_seq_lens_k": on_device_S,
         "max_length_q": longest, "max_length_k": longest,

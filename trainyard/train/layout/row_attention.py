@@ -1,4 +1,4 @@
-"""Which kernel computes the attention of packed rows in a run, decided on its own model."""
+"""Which kernel computes the attention of packed and padded rows in a run, decided on its own model."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import torch
 
 from trainyard.train.batching import pack
 from trainyard.train.head import evaluating, label_logprobs
-from trainyard.train.layout.packed_attention import KERNEL, reason_against, set_kernel, takes_borders
+from trainyard.train.layout.sequence_attention import KERNEL, reason_against, set_kernel, takes_borders
+from trainyard.train.stages.sft import collate as pad
+from trainyard.train.tokens import Encoded
 
 ROWS = ((1, 2, 3, 4, 2), (5, 6, 7, 8, 9, 10, 11))
-"""Tokens of the packed rows that both kernels are compared on."""
+"""Tokens of the rows that both kernels are compared on, packed and padded."""
 CLOSE = {torch.float32: 1e-4}
 CLOSE_IN_HALF = 2e-2
 
 
-def choose_packed_kernel(model: Any, device: str, dtype: torch.dtype) -> str:
-    """Let a model compute packed rows sequence by sequence, if it gives the log-probabilities that it had before.
+def choose_row_attention(model: Any, device: str, dtype: torch.dtype) -> str:
+    """Let a model compute its rows sequence by sequence, if it gives the log-probabilities that it had before.
 
     A family may do something with its mask or its scores that `attend` does not know. `dtype` is the precision of the
     training. Returns why the kernel is used, or why it is not; then the model is as it was.
@@ -39,10 +41,13 @@ def choose_packed_kernel(model: Any, device: str, dtype: torch.dtype) -> str:
 
 
 def probe(model: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return the log-probabilities of two short packed rows, computed in a precision."""
+    """Return the log-probabilities of two short rows, packed and padded, computed in a precision."""
     words = model.config.get_text_config().vocab_size
-    rows = [[token % words for token in row] for row in ROWS]
-    batch = pack([{"input_ids": row, "labels": row} for row in rows], 0)
-    on_device = {name: value.to(model.device) for name, value in batch.items()}
+    rows: list[Encoded] = []
+    for row in ROWS:
+        ids = [token % words for token in row]
+        rows.append({"input_ids": ids, "labels": ids})
     with evaluating(model), torch.autocast(model.device.type, dtype, enabled=dtype is not torch.float32):
-        return label_logprobs(model, on_device).logprobs_N
+        batches = (collate(rows, 0) for collate in (pack, pad))
+        on_device = ({name: value.to(model.device) for name, value in batch.items()} for batch in batches)
+        return torch.cat([label_logprobs(model, batch).logprobs_N for batch in on_device])
