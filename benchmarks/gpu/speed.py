@@ -169,6 +169,8 @@ def main() -> int:
                 print(f"{method}: left out, needs {', '.join(missing)}")
                 continue
             found = measure(PLACE, base, Path(folder), method)
+            for name, taken in found.items():  # at once: the other method may not end in the time there is
+                print(f"{method}, {name}: {median(taken, 'per_second'):,.0f} tokens a second", flush=True)
             rows += rows_of(method, found, PLACE)
             samples |= {f"{method}, {name}": taken for name, taken in found.items()}
     return finish(result_name("gpu_speed", PLACE), rows, samples)
