@@ -22,6 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 from benchmarks.job_index import fill
 from tests.api_process import serving
 from tests.browser.dashboard import (
+    BUILT,
     SPOILED_FILE,
     Audit,
     DashboardService,
@@ -56,7 +57,6 @@ UNUSED_FEATURES = (
 """Chromium draws an address bar for each page, also where nobody sees it: two renderers and 0.7 s of CPU for a page of
 1.1 s. The second line and those below are Playwright's own, which this option takes the place of."""
 PAGE_MS = 20_000
-JOB_STEPS = 12
 SIZE: ViewportSize = {"width": 1280, "height": 900}
 expect.set_options(timeout=PAGE_MS)
 
@@ -75,8 +75,8 @@ GROUPS = (
 """Which files one process runs. `-n 2` gives each process the next group when it has two tests left.
 
 The second group needs no stack. Whatever starts a job, or compares a list of jobs with the API's, is in one group,
-which waits more than it works and takes the longest: it begins first, with a chain that is built while the first jobs
-have the device. What kills services is last: a stack that was started again is slow.
+which waits more than it works and takes the longest: it begins first, with a chain that is built while the first job
+has the device. What kills services is last: a stack that was started again is slow.
 """
 OTHERS = (len(GROUPS), "others", 0)
 OTHER_GROUPS = {
@@ -92,7 +92,7 @@ OTHER_GROUPS = {
 The last two tests of a group should be short: meanwhile the group that is next already waits for this process.
 """
 OTHER = {
-    "hyperparameters": {"max_steps": JOB_STEPS, "gradient_accumulation": 1, "learning_rate": 0.003},
+    "hyperparameters": {"max_steps": 12, "gradient_accumulation": 1, "learning_rate": 0.003},
     "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
 }  # fmt: skip
 # One of the texts contains the character 0, which no data source reads: this job fails, and its message names its file.
@@ -135,8 +135,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def start_jobs(service: DashboardService) -> None:
     """Start what the tests look at; one after the other has the device, in the order in which they are needed."""
-    first = {"max_steps": JOB_STEPS, "save_steps": JOB_STEPS // 2, "gradient_accumulation": 1}
-    service.start_job("first", {"hyperparameters": first})
     start_chain(service)
     service.start_job("spoiled", {"dataset": {"path": write_spoiled(service.stack)}, **SPOILED})
 
@@ -167,8 +165,11 @@ def seed(stack: Stack, model: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardService]:
-    """A running stack with records and rows in `data.jsonl`, for all tests of the session; its jobs are started."""
+def serving_stack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DashboardService]:
+    """A service with records and rows in `data.jsonl`, for all tests of the session. Its deployments, its worker and
+    the first jobs are being made."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # which all processes of -n 2 have
     beginning = Beginning(lambda: request.getfixturevalue("tiny_model"), seed, start_jobs)
@@ -177,21 +178,31 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
-def finished_job(service: DashboardService) -> dict[str, Any]:
-    """A training job that has completed, for every test that only looks at one."""
-    return service.finished("first")
+def service(serving_stack: DashboardService) -> DashboardService:
+    """The same, when all of it is there and its jobs are started."""
+    serving_stack.id_of("other")
+    return serving_stack
 
 
 @pytest.fixture(scope="session")
 def all_jobs(service: DashboardService) -> list[dict[str, Any]]:
     """Every job that the session starts, once none of them changes any more."""
-    return [*map(service.finished, ("first", "other")), service.finished("spoiled", "failed")]
+    return [service.finished("other"), service.finished("spoiled", "failed")]
 
 
 @pytest.fixture(scope="session")
 def other_job(service: DashboardService) -> dict[str, Any]:
-    """A run of the chain, whose training has another learning rate, evaluations and samples."""
+    """A run of a chain that has completed, with evaluations and samples."""
     return service.finished("other")
+
+
+@pytest.fixture(scope="session")
+def built_job(service: DashboardService) -> dict[str, Any]:
+    """A second training that has completed, with another learning rate: the one that was built in the browser before,
+    else one of its own."""
+    if BUILT not in service.started:
+        service.start_job(BUILT, {"hyperparameters": {"max_steps": 4, "gradient_accumulation": 1}})
+    return service.finished(BUILT)
 
 
 class Places(dict[str, str]):
@@ -210,8 +221,9 @@ class Places(dict[str, str]):
             (entity,) = self.service.get("graph/entities", text="jane")["entities"]
             return quote(entity["key"])
         if name == "chain":
-            return self.service.started["chain"]
-        return str(self.service.finished({"job": "first"}.get(name, name))["id"])
+            return self.service.id_of("chain")
+        state = "failed" if name == "spoiled" else "completed"
+        return str(self.service.finished(name, state)["id"])
 
 
 @pytest.fixture(scope="session")
@@ -275,9 +287,9 @@ def browser(end_of_browser: None) -> Browser:
 
 
 @pytest.fixture
-def watch(service: DashboardService) -> Iterator[PageWatch]:
+def watch(serving_stack: DashboardService) -> Iterator[PageWatch]:
     """Collects what goes wrong in a page; `watch.expect("status of 404")` for what a test provokes."""
-    watch = PageWatch(service.url)
+    watch = PageWatch(serving_stack.url)
     yield watch
     assert watch.problems == []
 
@@ -295,26 +307,26 @@ def opened_context(browser: Browser, service: DashboardService) -> Iterator[Brow
 
 
 @pytest.fixture
-def context(browser: Browser, service: DashboardService) -> Iterator[BrowserContext]:
+def context(browser: Browser, serving_stack: DashboardService) -> Iterator[BrowserContext]:
     """A browser that has not logged in."""
-    with opened_context(browser, service) as context:
+    with opened_context(browser, serving_stack) as context:
         yield context
 
 
 @pytest.fixture(scope="module")
-def visited(browser: Browser, service: DashboardService) -> Iterator[BrowserContext]:
+def visited(browser: Browser, serving_stack: DashboardService) -> Iterator[BrowserContext]:
     """A browser that keeps the code of the pages: in a new one, a page takes half a second of CPU time more."""
-    with opened_context(browser, service) as context:
+    with opened_context(browser, serving_stack) as context:
         yield context
 
 
 @pytest.fixture
-def page(visited: BrowserContext, watch: PageWatch, service: DashboardService) -> Iterator[Page]:
+def page(visited: BrowserContext, watch: PageWatch, serving_stack: DashboardService) -> Iterator[Page]:
     """A page of the owner, who is logged in; `page.goto("/dashboard/jobs")` opens one. It remembers no other test."""
     visited.clear_cookies()
-    log_in(visited, service)
+    log_in(visited, serving_stack)
     page = visited.new_page()
-    forget_stored(page, service.url)
+    forget_stored(page, serving_stack.url)
     watch.watch(page)
     yield page
     page.unroute_all(behavior="ignoreErrors")  # a page asks every few seconds, also at the end of its test
@@ -330,11 +342,11 @@ def forget_stored(page: Page, origin: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def kept(browser: Browser, service: DashboardService) -> Iterator[KeptPage]:
+def kept(browser: Browser, serving_stack: DashboardService) -> Iterator[KeptPage]:
     """One page of the owner for the tests of a module that only look: to open one takes longer than most of them."""
-    with opened_context(browser, service) as context:
-        log_in(context, service)
-        yield KeptPage(context.new_page(), PageWatch(service.url))
+    with opened_context(browser, serving_stack) as context:
+        log_in(context, serving_stack)
+        yield KeptPage(context.new_page(), PageWatch(serving_stack.url))
 
 
 @pytest.fixture

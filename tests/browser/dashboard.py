@@ -42,7 +42,7 @@ PAGES = {
 """Path below /dashboard -> its title: every page that needs nothing stored."""
 
 DETAILS = (
-    "/jobs/{other}", "/jobs/compare?job={job}&job={other}", "/chains/{chain}", "/chains/{chain}/edit?run={other}",
+    "/jobs/{other}", "/jobs/compare?job={spoiled}&job={other}", "/chains/{chain}", "/chains/{chain}/edit?run={other}",
     "/chains/templates/qa-pipeline", "/data/{run}/validator/sft", "/evaluations/{run}/evaluator",
     "/adapters/default/assistant/v1", "/adapters/default/assistant/v1/chat", "/nights/default/{night}",
     "/nights/graph?key={entity}", "/sweeps/{sweep}",
@@ -58,18 +58,29 @@ class DashboardService:
     url: str
     """Where it answers, such as http://127.0.0.1:8898; the pages are below /dashboard."""
     token: str
+    begun: Callable[[], dict[str, str]] = dict
+    """What the session has started by now, which is nothing before the whole stack is running."""
     started: dict[str, str] = field(default_factory=dict)
-    """Name -> id of what the session has started: jobs, a chain and its run."""
+    """Name -> id of what is known to be started: jobs, a chain and its run."""
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Name -> job, of those whose end was waited for."""
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60, verify=False))
+    """One for all requests: `httpx.get` reads the machine's certificates each time, which takes longer than most."""
 
     def start_job(self, name: str, given: dict[str, Any]) -> None:
         self.started[name] = self.post("jobs", {"dataset": {"path": "data.jsonl"}, **given})["id"]
 
+    def id_of(self, name: str) -> str:
+        """The id of what the session starts under a name; waits for its start."""
+        if name not in self.started:
+            until(self.begun, BEGUN_S, "the start of the first jobs", every_s=0.5)
+            self.started |= self.begun()
+        return self.started[name]
+
     def finished(self, name: str, state: str = "completed") -> dict[str, Any]:
         """A job that the session has started, once it has ended so."""
         if name not in self.ended:
-            found = self.wait_for_job(self.started[name], "completed", "failed")
+            found = self.wait_for_job(self.id_of(name), "completed", "failed")
             assert found["state"] == state, found["message"]
             self.ended[name] = found
         return self.ended[name]
@@ -86,7 +97,7 @@ class DashboardService:
 
     def ask(self, method: str, path: str, **given: Any) -> Any:
         headers = {"authorization": f"Bearer {self.token}"}
-        answer = httpx.request(method, f"{self.url}/api/v1/{path}", headers=headers, timeout=60, **given)
+        answer = self.client.request(method, f"{self.url}/api/v1/{path}", headers=headers, **given)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -98,7 +109,7 @@ class DashboardService:
             found.update(self.get(f"jobs/{job}"))
             return found["state"] in states and found["detail"] != "pausing"
 
-        until(has_arrived, seconds, f"becoming {' or '.join(states)}")
+        until(has_arrived, seconds, f"becoming {' or '.join(states)}", every_s=0.5)
         return found
 
 
@@ -167,6 +178,9 @@ def one_gpu(job: str, *alerts: str) -> dict[str, Any]:
     return {"state": "ok", "gpus": [gpu], "driver_version": "1", "cuda_version": "2", "alerts": [*alerts]}
 
 
+BEGUN_S = 200.0
+BUILT = "built"
+"""Name in `started` of the run of the chain that is built by dragging."""
 SPOILED_FILE = "<img src=x onerror=document.executed=2>.jsonl"
 
 

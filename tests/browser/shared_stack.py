@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from trainyard.api.stack import running
 from trainyard.stores.auth_string import read_auth
 
 ENDS_S = 30.0
+SERVES_S = 200.0
 
 
 @dataclass
@@ -32,6 +34,9 @@ class Shared:
     folder: str = ""
     model: str = ""
     started: dict[str, str] = field(default_factory=dict)
+    """Empty until the whole stack is there and has its first jobs."""
+    failed: str = ""
+    """Why that did not happen."""
     users: list[int] = field(default_factory=list)
     """Ids of test processes."""
     count: int = 0
@@ -51,24 +56,27 @@ class Beginning:
 
 @contextmanager
 def shared_service(folder: Path, beginning: Beginning) -> Iterator[DashboardService]:
-    """A running service, started and begun by the first process; one that was killed does not count as a user.
+    """A service that answers, started by the first process; one that was killed does not count as a user.
 
+    Pages can be opened from then on. Its worker and its first jobs follow: who needs them asks for `id_of` a job.
     `folder` is the same for all processes.
     """
-    with changed(folder) as shared:
-        shared.users = [pid for pid in shared.users if psutil.pid_exists(pid)]
-        if shared.users:
-            service = service_of(Stack(Path(shared.folder), Path(shared.model)), shared.started)
-        else:
-            service = start(folder, shared, beginning)
-        shared.users.append(os.getpid())
-    try:
-        yield service
-    finally:
+    with ThreadPoolExecutor(1) as aside:
         with changed(folder) as shared:
-            shared.users.remove(os.getpid())
-            if not any(map(psutil.pid_exists, shared.users)):
-                end(service.stack)
+            shared.users = [pid for pid in shared.users if psutil.pid_exists(pid)]
+            if not shared.users:
+                start(folder, shared, beginning, aside)
+            service = service_of(folder, Stack(Path(shared.folder), Path(shared.model)))
+            shared.users.append(os.getpid())
+        try:
+            yield service
+        finally:
+            service.client.close()
+            aside.shutdown()
+            with changed(folder) as shared:
+                shared.users.remove(os.getpid())
+                if not any(map(psutil.pid_exists, shared.users)):
+                    end(service.stack)
 
 
 @contextmanager
@@ -82,7 +90,8 @@ def changed(folder: Path) -> Iterator[Shared]:
         file.write_text(json.dumps(asdict(shared)))
 
 
-def start(folder: Path, shared: Shared, beginning: Beginning) -> DashboardService:
+def start(folder: Path, shared: Shared, beginning: Beginning, aside: ThreadPoolExecutor) -> None:
+    """Return when the service answers; the rest of the stack is started `aside`."""
     shared.count += 1
     place = folder / f"dashboard-{shared.count}"
     (place / "home").mkdir(parents=True)
@@ -90,25 +99,50 @@ def start(folder: Path, shared: Shared, beginning: Beginning) -> DashboardServic
     model = beginning.build_model()  # `up` serves it
     stack = Stack(place, model)
     stack.write_data()
+    shared.folder, shared.model, shared.started, shared.failed = str(place), str(model), {}, ""
+    starting = aside.submit(stack.command, "up")
     try:
-        with ThreadPoolExecutor(1) as aside:
-            starting = aside.submit(stack.command, "up")  # next to it a core is free
-            beginning.seed(stack, model)
-            up = starting.result()
-        assert up.returncode == 0, up.stderr
-        service = service_of(stack, {})
-        beginning.start_jobs(service)
+        beginning.seed(stack, model)
+        until(lambda: starting.done() or answers(stack), SERVES_S, "the start of the service")
+        assert answers(stack), starting.result().stderr
     except BaseException:
         stack.command("down")
         raise
-    shared.folder, shared.model, shared.started = str(place), str(model), service.started
-    return service
+    aside.submit(start_jobs, folder, stack, beginning, starting)
 
 
-def service_of(stack: Stack, started: dict[str, str]) -> DashboardService:
+def answers(stack: Stack) -> bool:
+    api = running(stack.settings, "api")
+    return api is not None and api.answers()
+
+
+def start_jobs(
+    folder: Path, stack: Stack, beginning: Beginning, starting: Future[subprocess.CompletedProcess[str]]
+) -> None:
+    """Start the first jobs when the whole stack is running, and let all processes know them."""
+    started, failed = dict[str, str](), ""
+    try:
+        assert starting.result().returncode == 0, starting.result().stderr
+        service = service_of(folder, stack)
+        with service.client:
+            beginning.start_jobs(service)
+        started = service.started
+    except Exception as error:  # `id_of` raises it, in the process that needs a job
+        failed = f"{type(error).__name__}: {error}"
+    with changed(folder) as shared:
+        shared.started, shared.failed = started, failed
+
+
+def service_of(folder: Path, stack: Stack) -> DashboardService:
     api = running(stack.settings, "api")
     assert api is not None
-    return DashboardService(stack, api.url, read_auth(stack.settings) or "", started)
+
+    def begun() -> dict[str, str]:
+        with changed(folder) as shared:
+            assert not shared.failed, shared.failed
+            return shared.started
+
+    return DashboardService(stack, api.url, read_auth(stack.settings) or "", begun)
 
 
 def end(stack: Stack) -> None:

@@ -15,7 +15,7 @@ import yaml
 from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.canvas import centre, node, status, wide_chain
-from tests.browser.dashboard import DashboardService, PageWatch, open_page
+from tests.browser.dashboard import BUILT, DashboardService, PageWatch, open_page
 from tests.browser.records import documents_of
 from tests.flows.real_stack import until
 
@@ -40,6 +40,12 @@ STEPS = 40
 NAMES = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{7*7}}", "javascript:alert(1)", "\u202etxt.exe",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def service(serving_stack: DashboardService) -> DashboardService:
+    """The editor needs no worker; who runs a chain waits for it by `id_of`."""
+    return serving_stack
 
 
 @pytest.fixture
@@ -79,7 +85,8 @@ def overlapping(page: Page) -> list[tuple[str, str]]:
 
 
 @pytest.mark.timeout(600)  # it starts the stack, trains and evaluates
-def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: DashboardService, documents: Path) -> None:
+def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, serving_stack: DashboardService, documents: Path) -> None:
+    service = serving_stack
     open_page(page, "/chains/new", "New chain")
     canvas = page.get_by_role("region", name="Canvas of the chain")
     for at, kind in enumerate(TYPES):
@@ -109,11 +116,13 @@ def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, service: Dashboard
     page.get_by_text("hyperparameters", exact=False).first.click()
     page.get_by_role("textbox", name="max steps").fill(str(STEPS))
 
+    service.id_of("other")  # which gets the device first
     page.get_by_role("button", name="Save and run").click()
     expect(page).to_have_url(re.compile(r"\?run=."), timeout=CHECKED_MS)
     expect(node(page, "data-source").locator(".node-completed")).to_be_visible(timeout=RUN_MS)
     expect(status(page).locator(".state")).to_have_text(re.compile("completed|failed"), timeout=RUN_MS)
     run = page.url.partition("?run=")[2]
+    service.started[BUILT] = run
     states = {one["id"]: (one["state"], one["message"]) for one in service.get(f"jobs/{run}/nodes")["nodes"]}
     for name, (state, message) in states.items():
         assert state == "completed", f"{name}: {message}"

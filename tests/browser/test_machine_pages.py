@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,7 +175,7 @@ def test_a_token_is_revoked(page: Page, service: DashboardService, watch: PageWa
     row.get_by_role("button", name="Revoke").click()
     dialog.get_by_role("button", name="Revoke").click()
     expect(row).to_have_count(0)
-    visitor = DashboardService(service.stack, service.url, token)
+    visitor = replace(service, token=token)
     with pytest.raises(AssertionError, match="E-AUTH"):
         visitor.get("jobs")
     expect(page.get_by_role("table", name="Audit log, the newest first")).to_be_visible()

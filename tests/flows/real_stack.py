@@ -31,12 +31,12 @@ STEPS, SAVE_STEPS, ACCUMULATION = 400, 50, 8
 """Long enough for a command to reach a training in the middle, which takes some 3 of its 40 s."""
 
 
-def until(condition: Callable[[], Any], seconds: float, what: str = "it") -> float:
+def until(condition: Callable[[], Any], seconds: float, what: str = "it", *, every_s: float = 0.1) -> float:
     """Wait for a condition and return how long it took."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < seconds, f"{what} took more than {seconds:.0f} s"
-        time.sleep(0.1)
+        time.sleep(every_s)
     return time.monotonic() - started
 
 

@@ -45,7 +45,7 @@ Say = Callable[[str], None]
 
 SERVER_WAIT_S = 180.0
 """The first start migrates an empty database: 5 to 45 s on two cores, more on a busy machine."""
-SERVER_MODULE = "trainyard.api.gc_thread"
+GC_MODULE = "trainyard.api.gc_thread"
 GUARD_MODULE = "trainyard.api.runs.guard"
 NO_AUTH = "--no-auth"
 CONSOLE_FORMATTER = "PREFECT_LOGGING_HANDLERS_CONSOLE_FORMATTER"
@@ -293,7 +293,7 @@ def servers_of_other_homes(settings: Settings) -> dict[Path, str]:
     """Home -> address of the Prefect servers that `trainyard up` started for other homes of this user."""
     found = {}
     for process in psutil.process_iter(["cmdline"]):
-        if SERVER_MODULE not in (process.info["cmdline"] or ()):
+        if GUARD_MODULE not in (process.info["cmdline"] or ()):
             continue
         try:
             home = Path(process.environ().get("TRAINYARD_HOME", ""))
@@ -324,7 +324,7 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
         port = port_before(settings) or services.free_port(settings.prefect_port)
         url = f"http://127.0.0.1:{port}/api"
         say(f"starting the Prefect server on port {port} (the first start prepares its database)")
-        argv = [sys.executable, "-m", SERVER_MODULE, GUARD_MODULE, "--port", str(port), *([] if auth else [NO_AUTH])]
+        argv = [sys.executable, "-m", GC_MODULE, GUARD_MODULE, "--port", str(port), *([] if auth else [NO_AUTH])]
         environment = {**service_environment(settings, url), **server_variables(settings, url, auth=auth)}
         if (exposed := read_exposure(settings)) is not None:
             argv += exposed.arguments()
@@ -470,8 +470,11 @@ def start_watchdog(settings: Settings, url: str) -> Service:
 
 
 def deploy_all(settings: Settings, url: str) -> None:
-    """`prefect deploy --all` in the checkout, as a user would type it. Raises with its last lines (`E-DEPLOY`)."""
-    argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", *other_pool(settings)]
+    """`prefect deploy --all` in the checkout, as a user would type it. Raises with its last lines (`E-DEPLOY`).
+
+    Most of it is imports, a fifth of whose time would go into garbage collections.
+    """
+    argv = [sys.executable, "-m", GC_MODULE, "prefect", "--no-prompt", "deploy", "--all", *other_pool(settings)]
     done = subprocess.run(
         argv,
         cwd=checkout(),

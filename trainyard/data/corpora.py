@@ -13,17 +13,18 @@ second mark of "how far" that a crash could leave behind. Lines are parsed in li
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from trainyard.data.corpus_tuples import Value, bad, spell
 from trainyard.data.limited.requests import MOST_CHARS, Parse, ParseItem
 from trainyard.data.limited.service import parse_limited
 from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, write_rows
-from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
+from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.spec.chain import canonical_json
 from trainyard.spec.night import BUCKET_PORTS
 from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
@@ -34,11 +35,8 @@ MIN_HELD_OUT = 10
 """The gate needs six independent cases for 95 % confidence."""
 CHARS_PER_TOKEN, LEAST_DIFF_CHARS = 2, 40
 """Of source code and small vocabularies; prose has four characters a token."""
-TURN_KEYS = ("role", "content")
-EMPTY: tuple[Any, ...] = (None, "", [], {})
 HELDOUT_FILE = "heldout/heldout.arrow"
 ASK = "Describe this change as its commit message would."
-Value = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -209,62 +207,9 @@ def checked(one: CorpusTuple | str, where: str = "") -> CorpusTuple:
     return one
 
 
-def bad(why: str) -> InvalidInput:
-    return InvalidInput(
-        "This is not a tuple of the bucket.",
-        why=why,
-        do="Write {diff, message, brief} for sft, {prompt, shadow, verdict} for dpo; docs/nightly.md has examples.",
-        code="E-CORPUS",
-    )
-
-
 def tuple_of(value: Any, method: str) -> CorpusTuple:
     """A value in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
-    if not isinstance(value, Mapping):
-        raise bad("it is not a JSON object")
-    return with_digest(engineering(value) if method == "sft" else apprenticeship(value))
-
-
-def engineering(value: Mapping[str, Any]) -> Value:
-    if "messages" in value:
-        messages = turns(value["messages"], "messages")
-        if messages[-1]["role"] != "assistant":
-            raise bad("its last message is not the assistant's")
-        return {"messages": messages}
-    spelt = {"diff": text(value, "diff"), "message": text(value, "message")}
-    return {**spelt, "brief": text(value, "brief")} if value.get("brief") else spelt
-
-
-def apprenticeship(value: Mapping[str, Any]) -> Value:
-    shadow = text(value, "shadow" if "shadow" in value else "rejected")
-    verdict = text(value, "verdict" if "verdict" in value else "chosen")
-    if shadow == verdict:
-        raise bad("shadow and verdict are the same text, so there is nothing to prefer")
-    prompt = value.get("prompt")
-    asked = turns(prompt, "prompt") if isinstance(prompt, list) else text(value, "prompt")
-    return {"prompt": asked, "shadow": shadow, "verdict": verdict}
-
-
-def text(value: Mapping[str, Any], key: str) -> str:
-    found = value.get(key)
-    if not isinstance(found, str) or not found.strip():
-        raise bad(f"`{key}` is not a string" if key in value else f"`{key}` is missing")
-    if len(found) > MOST_CHARS:
-        raise bad(f"`{key}` has {len(found):,} characters; at most {MOST_CHARS:,} are read")
-    if "\ud800" <= max(found) <= "\udfff":
-        raise bad(f"`{key}` contains an unpaired surrogate")
-    return found.strip()
-
-
-def turns(value: Any, key: str) -> list[Value]:
-    if not isinstance(value, list) or not value or not all(isinstance(turn, Mapping) for turn in value):
-        raise bad(f"`{key}` is not a list of messages")
-    unread = sorted(
-        {name for turn in value for name, given in turn.items() if name not in TURN_KEYS and given not in EMPTY}
-    )
-    if unread:
-        raise bad(f"`{key}` has turns with {', '.join(unread)[:200]}, and only role and content are read")
-    return [{"role": text(turn, "role"), "content": text(turn, "content")} for turn in value]
+    return with_digest(spell(value, method))
 
 
 # Towards training

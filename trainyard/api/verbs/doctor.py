@@ -7,9 +7,10 @@ import platform
 import shutil
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -115,19 +116,39 @@ def look_at_readers(settings: Settings) -> list[Check]:
 
 def look_at_listeners(settings: Settings) -> list[Check]:
     """Check which ports of this home other machines can connect to."""
-    found = []
+    ours, found = {}, []
     for process in psutil.process_iter():
         try:
-            ours = Path(process.environ().get("TRAINYARD_HOME") or default_home()) == settings.home
-            if not ours or not any("trainyard" in word for word in process.cmdline()):
-                continue
-            listening = [one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-            open_to = [f"{at.ip}:{at.port}" for at in listening if not ipaddress.ip_address(at.ip).is_loopback]
+            home, words = Path(process.environ().get("TRAINYARD_HOME") or default_home()), process.cmdline()
         except (psutil.Error, OSError):  # ended meanwhile, or another user's
             continue
-        found += [f"{place} ({' '.join(process.cmdline()[2:5])}, pid {process.pid})" for place in open_to]
+        if home == settings.home and any("trainyard" in word for word in words):
+            ours[process.pid] = " ".join(words[2:5])
+    for pid, at in listening_addresses(ours):
+        if not ipaddress.ip_address(at.ip).is_loopback:
+            found.append(f"{at.ip}:{at.port} ({ours[pid]}, pid {pid})")
     detail = f"OPEN to other machines: {', '.join(found)}" if found else "on loopback only"
     return [Check(name="listening", ok=not found, note=bool(found), detail=detail)]
+
+
+def listening_addresses(pids: Iterable[int]) -> list[tuple[int, Any]]:
+    """Return the TCP addresses that these processes listen on, each with its process.
+
+    The system's table of connections is read once for all of them where that is allowed: it can have thousands.
+    """
+    try:
+        table = [(one.pid, one) for one in psutil.net_connections("tcp")]
+    except psutil.AccessDenied:  # macOS, but for root
+        table = [(pid, one) for pid in pids for one in connections_of(pid)]
+    known = {*pids}
+    return [(pid, one.laddr) for pid, one in table if pid in known and one.status == psutil.CONN_LISTEN]
+
+
+def connections_of(pid: int) -> list[Any]:
+    try:
+        return [*psutil.Process(pid).net_connections("tcp")]
+    except psutil.Error:  # ended meanwhile
+        return []
 
 
 def look_at_server(settings: Settings) -> list[Check]:

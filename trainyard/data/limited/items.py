@@ -7,7 +7,7 @@ from functools import partial
 
 import orjson
 
-from trainyard.data.corpora import bad, tuple_of
+from trainyard.data.corpus_tuples import bad, spell
 from trainyard.data.limited.requests import ParsedItem, ParseItem
 from trainyard.data.readers.parts import find_parts
 from trainyard.errors import InvalidInput, Refused
@@ -40,7 +40,7 @@ def parse_line(item: ParseItem, method: str) -> ParsedItem:
         value = orjson.loads(item.data)
     except orjson.JSONDecodeError as error:
         raise bad(f"it is not valid JSON: {error}") from error
-    return ParsedItem(value=tuple_of(value, method).value)
+    return ParsedItem(value=spell(value, method))
 
 
 PARSERS: Mapping[str, Callable[[ParseItem], ParsedItem]] = {

@@ -31,6 +31,7 @@ export default function ComparePage() {
         const found = await dataOf(client.GET("/api/v1/jobs/{job}/metrics", { params: { path: { job }, query } }));
         return found.trainings.map(curveOf);
       },
+      enabled: Boolean(details[index]?.data?.trainings.length), // a job that has not trained has no curve, and 404 for it
       refetchInterval: isOver(details[index]?.data?.state) ? (false as const) : REFRESH_MS,
     })),
   });

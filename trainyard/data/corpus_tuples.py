@@ -1,0 +1,74 @@
+"""The tuples of a corpus in their one spelling: commits for sft, corrections for dpo (`data/corpora`).
+
+The process from which reading processes are forked imports this, so it imports little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.data.limited.requests import MOST_CHARS
+from trainyard.errors import InvalidInput
+
+TURN_KEYS = ("role", "content")
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+Value = dict[str, Any]
+
+
+def bad(why: str) -> InvalidInput:
+    return InvalidInput(
+        "This is not a tuple of the bucket.",
+        why=why,
+        do="Write {diff, message, brief} for sft, {prompt, shadow, verdict} for dpo; docs/nightly.md has examples.",
+        code="E-CORPUS",
+    )
+
+
+def spell(value: Any, method: str) -> Value:
+    """A tuple in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
+    if not isinstance(value, Mapping):
+        raise bad("it is not a JSON object")
+    return engineering(value) if method == "sft" else apprenticeship(value)
+
+
+def engineering(value: Mapping[str, Any]) -> Value:
+    if "messages" in value:
+        messages = turns(value["messages"], "messages")
+        if messages[-1]["role"] != "assistant":
+            raise bad("its last message is not the assistant's")
+        return {"messages": messages}
+    spelt = {"diff": text(value, "diff"), "message": text(value, "message")}
+    return {**spelt, "brief": text(value, "brief")} if value.get("brief") else spelt
+
+
+def apprenticeship(value: Mapping[str, Any]) -> Value:
+    shadow = text(value, "shadow" if "shadow" in value else "rejected")
+    verdict = text(value, "verdict" if "verdict" in value else "chosen")
+    if shadow == verdict:
+        raise bad("shadow and verdict are the same text, so there is nothing to prefer")
+    prompt = value.get("prompt")
+    asked = turns(prompt, "prompt") if isinstance(prompt, list) else text(value, "prompt")
+    return {"prompt": asked, "shadow": shadow, "verdict": verdict}
+
+
+def text(value: Mapping[str, Any], key: str) -> str:
+    found = value.get(key)
+    if not isinstance(found, str) or not found.strip():
+        raise bad(f"`{key}` is not a string" if key in value else f"`{key}` is missing")
+    if len(found) > MOST_CHARS:
+        raise bad(f"`{key}` has {len(found):,} characters; at most {MOST_CHARS:,} are read")
+    if "\ud800" <= max(found) <= "\udfff":
+        raise bad(f"`{key}` contains an unpaired surrogate")
+    return found.strip()
+
+
+def turns(value: Any, key: str) -> list[Value]:
+    if not isinstance(value, list) or not value or not all(isinstance(turn, Mapping) for turn in value):
+        raise bad(f"`{key}` is not a list of messages")
+    unread = sorted(
+        {name for turn in value for name, given in turn.items() if name not in TURN_KEYS and given not in EMPTY}
+    )
+    if unread:
+        raise bad(f"`{key}` has turns with {', '.join(unread)[:200]}, and only role and content are read")
+    return [{"role": text(turn, "role"), "content": text(turn, "content")} for turn in value]
