@@ -51,6 +51,8 @@ def attend(
     """
     borders_S = given.get("cu_seq_lens_q")
     if borders_S is None:
+        if attention_mask is not None and not attention_mask.numel():
+            attention_mask = None  # a family that does not hand the borders on: its numbers show it
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query_BHTD, key_BGTD, value_BGTD, attention_mask, **given
         )
@@ -74,11 +76,15 @@ def attend_at_once(
     states: States, borders_S: torch.Tensor, longest: int, scale: float | None, window: int | None
 ) -> torch.Tensor:
     """Causal attention of all sequences by FlashAttention-2, as `attend_in_turn`."""
-    seen = (-1 if window is None else window - 1, 0)
-    found: torch.Tensor = VARLEN(
-        *states, borders_S, borders_S, longest, longest, scale=scale, window_size=seen, **FEWER_KEY_HEADS
-    )
-    return found
+    query_NHD, key_NGD, value_NGD = states
+    missing = query_NHD.shape[-1] - value_NGD.shape[-1]
+    if missing:  # latent attention (DeepSeek), which the kernel does not know
+        value_NGD = functional.pad(value_NGD, (0, missing))
+    found_NHD: torch.Tensor = VARLEN(
+        query_NHD, key_NGD, value_NGD, borders_S, borders_S, longest, longest,
+        scale=scale, window_size=(-1 if window is None else window - 1, 0), **FEWER_KEY_HEADS,
+    )  # fmt: skip
+    return found_NHD[..., :-missing] if missing else found_NHD
 
 
 def attend_in_turn(
@@ -134,12 +140,16 @@ def reason_against(base: Any, device: str, dtype: torch.dtype) -> str:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     found = torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else AMPERE
     half = device == "cuda" and dtype is not torch.float32
+    taken = inspect.signature(base.base_model.forward).parameters.values()
     reasons = {
+        f"{type(base).__name__} gives no tokens": base.get_output_embeddings() is None,
         f"the attention kernel is {kernel}": kernel != "sdpa",
         # It gets no mask either, so every model that has it says what its layers see.
         f"transformers has no flash-attention for {type(base).__name__}": not base._supports_flash_attn,
+        f"{type(base).__name__} takes no borders of its caller": all(one.kind is not one.VAR_KEYWORD for one in taken),
         "attention has dropout": bool(getattr(config, "attention_dropout", 0.0)),
         f"torch's flash kernel computes bf16 and fp16 on CUDA, not {dtype} on {device}": device != "cpu" and not half,
+        "this is not tried on ROCm": half and torch.version.hip is not None,
         f"the device's capability {found} is below {AMPERE}": half and found < AMPERE,
         f"its heads have a size of {size}": half and (size > LARGEST_HEAD or size % HEAD_MULTIPLE > 0),
     }

@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForSequenceClassification, LlamaModel
 
 from trainyard.train.batching import pack
 from trainyard.train.head import IGNORED, label_logprobs
@@ -169,6 +169,39 @@ def test_a_model_that_gives_other_numbers_keeps_its_mask() -> None:
     assert chosen == "SDPA with a mask: Qwen2ForCausalLM gives other numbers sequence by sequence"
     assert model.config._attn_implementation == "sdpa"
     assert torch.equal(before, label_logprobs(model, batch).logprobs_N)
+
+
+class KeepsBorders(LlamaModel):
+    """A decoder whose layers do not get what it does not know."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **_: Any) -> Any:
+        return super().forward(input_ids, attention_mask, position_ids, use_cache=False)
+
+
+class TakesNone(LlamaModel):
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, use_cache: bool = False) -> Any:
+        return super().forward(input_ids, attention_mask, use_cache=use_cache)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "why"),
+    [
+        (KeepsBorders, "LlamaForCausalLM gives other numbers sequence by sequence"),
+        (TakesNone, "LlamaForCausalLM takes no borders of its caller"),
+    ],
+)
+def test_a_family_that_hands_no_borders_on_keeps_its_mask(decoder: type, why: str) -> None:
+    model = make_model("llama")
+    model.model.__class__ = decoder
+    assert choose_row_attention(model, "cpu", torch.float32) == f"SDPA with a mask: {why}"
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_reward_model_keeps_its_mask() -> None:
+    scorer = LlamaForSequenceClassification(make_model("llama").config)
+    scorer.set_attn_implementation("sdpa")
+    why = "LlamaForSequenceClassification gives no tokens"
+    assert choose_row_attention(scorer, "cpu", torch.float32) == f"SDPA with a mask: {why}"
 
 
 @pytest.mark.parametrize(
