@@ -472,7 +472,7 @@ def start_watchdog(settings: Settings, url: str) -> Service:
 def deploy_all(settings: Settings, url: str) -> None:
     """`prefect deploy --all` in the checkout, as a user would type it. Raises with its last lines (`E-DEPLOY`).
 
-    Most of it is imports, a fifth of whose time would go into garbage collections.
+    Most of it is imports, and a part of their time would go into garbage collections.
     """
     argv = [sys.executable, "-m", GC_MODULE, "prefect", "--no-prompt", "deploy", "--all", *other_pool(settings)]
     done = subprocess.run(

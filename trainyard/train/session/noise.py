@@ -36,7 +36,11 @@ class EmbeddingNoise:
 
 def lengths(given: dict[str, Any], embedded_BTD: torch.Tensor) -> torch.Tensor:
     """Tokens of the row that each position belongs to: (B, T or 1, 1)."""
-    positions_BT, mask_BT = given.get("position_ids"), given.get("attention_mask")
+    positions_BT, mask_BT, borders_S = map(given.get, ("position_ids", "attention_mask", "cu_seq_lens_q"))
+    if borders_S is not None:  # attention gets the sequences separately, and no mask (`layout/sequence_attention`)
+        rows, width = embedded_BTD.shape[:2]
+        sizes_S = borders_S.diff()
+        return sizes_S.repeat_interleave(sizes_S, output_size=rows * width).view(rows, width, 1).float()
     if mask_BT is not None:
         return mask_BT.sum(1).clamp(min=1)[:, None, None].float()
     if positions_BT is not None:

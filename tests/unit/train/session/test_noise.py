@@ -12,8 +12,13 @@ from transformers.integrations.neftune import neftune_post_forward_hook
 from tests.unit.train.session.engines import batch_of, config_of, session_of, train_step, weights_of
 from tests.unit.train.stages.stage_rows import model_of
 from trainyard.spec.axes.stages import Stage
+from trainyard.train.batching import pack
+from trainyard.train.head import label_logprobs
+from trainyard.train.layout.sequence_attention import KERNEL, set_kernel
 from trainyard.train.session.noise import EmbeddingNoise
 from trainyard.train.session.session import Session
+from trainyard.train.stages.sft import collate as pad
+from trainyard.train.tokens import Encoded
 
 ALPHA, WIDTH = 5.0, 32
 
@@ -46,6 +51,22 @@ def test_a_packed_row_has_the_noise_of_its_own_length() -> None:
     noise_TD = embedded(input_ids=torch.full((1, 20), 7), position_ids=positions_BT)[0].abs()
     assert float(noise_TD[:4].max()) > ALPHA / math.sqrt(16 * WIDTH) * 1.5
     assert float(noise_TD[4:].max()) <= ALPHA / math.sqrt(16 * WIDTH) * 1.0001
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_rows_without_a_mask_have_the_noise_that_they_have_with_one(packed: bool) -> None:
+    rows: list[Encoded] = [{"input_ids": [7] * length, "labels": [7] * length} for length in (4, 16, 2)]
+    batch = (pack if packed else pad)(rows, 0)
+    real_BT = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    seen: list[torch.Tensor] = []
+    for kernel in ("sdpa", KERNEL):
+        model = model_of("causal").train()
+        EmbeddingNoise(model, ALPHA)
+        model.get_input_embeddings().register_forward_hook(lambda _module, _args, output: seen.append(output.detach()))
+        set_kernel(model, kernel)
+        torch.manual_seed(3)
+        label_logprobs(model, batch)
+    assert torch.equal(seen[0][real_BT], seen[1][real_BT])
 
 
 def test_it_is_the_noise_of_transformers_where_rows_have_no_padding() -> None:
