@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,8 +23,10 @@ from xdist.scheduler import LoadScopeScheduling
 from benchmarks.job_index import fill
 from tests.api_process import serving
 from tests.browser.dashboard import (
-    BUILT,
+    BY_HAND,
+    SPOILED,
     SPOILED_FILE,
+    TRAINED,
     Audit,
     DashboardService,
     KeptPage,
@@ -70,20 +73,28 @@ GROUPS = (
     ("texts", ("test_untrusted_text.py",)),
     ("real texts", ()),
     ("refusals", ()),
+    ("one job", ()),
     ("outages", ("test_outages.py",)),
 )
 """Which files one process runs. `-n 2` gives each process the next group when it has two tests left.
 
 The second group needs no stack. Whatever starts a job, or compares a list of jobs with the API's, is in one group,
-which waits more than it works and takes the longest: it begins first, with a chain that is built while the first job
-has the device. What kills services is last: a stack that was started again is slow.
+which waits more than it works and takes the longest: it begins first, with a chain that is built while the stack
+starts. Who only looks at one job is in another one, for the process that is free at the end. What kills services is
+last: a stack that was started again is slow.
 """
+BUILDS = "test_qa_pipeline_is_built_by_dragging_and_run"
+"""The test whose chain and run the other tests look at; without it the session runs `CHAIN`."""
 OTHERS = (len(GROUPS), "others", 0)
 OTHER_GROUPS = {
-    "test_qa_pipeline_is_built_by_dragging_and_run": ("jobs", -2),
+    BUILDS: ("jobs", -2),
     "test_a_job_is_started_from_the_form_paused_and_resumed": ("jobs", -1),
     "test_a_retry_is_a_new_job_with_the_same_parameters": ("jobs", 2),
     "test_the_numbers_of_the_overview_are_rests": ("jobs", 2),
+    "test_every_number_of_a_job_is_that_of_rest": ("one job", 0),
+    "test_curves_are_zoomed_smoothed_and_logarithmic": ("one job", 0),
+    "test_a_log_that_could_not_be_read_is_asked_for_again": ("one job", 0),
+    "test_an_answer_that_takes_long_is_not_waited_for": ("one job", 0),
     "test_real_text_of_others_is_text": ("real texts", 0),
     "test_texts_of_refusals_are_texts": ("refusals", 0),
 }
@@ -91,15 +102,12 @@ OTHER_GROUPS = {
 
 The last two tests of a group should be short: meanwhile the group that is next already waits for this process.
 """
-OTHER = {
-    "hyperparameters": {"max_steps": 12, "gradient_accumulation": 1, "learning_rate": 0.003},
-    "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
-}  # fmt: skip
-# One of the texts contains the character 0, which no data source reads: this job fails, and its message names its file.
-SPOILED = {"hyperparameters": {"max_steps": 2}, "eval": {"share": 0.2, "steps": 1, "samples": 2, "sample_tokens": 8}}
 CHAIN = [
     {"type": "data_source", "config": {"path": "data.jsonl"}}, {"type": "validator"},
-    {"type": "trainer", "config": OTHER},
+    {"type": "trainer", "config": {
+        "hyperparameters": {"max_steps": 12, "gradient_accumulation": 1},
+        "eval": {"share": 0.2, "steps": 4, "samples": 2, "sample_tokens": 8},
+    }},
 ]  # fmt: skip
 
 
@@ -133,22 +141,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [next(ordered) if item in own else item for item in items]
 
 
-def start_jobs(service: DashboardService) -> None:
-    """Start what the tests look at; one after the other has the device, in the order in which they are needed."""
-    start_chain(service)
-    service.start_job("spoiled", {"dataset": {"path": write_spoiled(service.stack)}, **SPOILED})
+def start_jobs(service: DashboardService, *, with_chain: bool) -> None:
+    """Start what the tests look at.
+
+    One text of the spoiled file contains the character 0, which no data source reads: its job fails, and its message
+    names the file.
+    """
+    service.start_job(SPOILED, {"dataset": {"path": write_spoiled(service.stack)}, "hyperparameters": {"max_steps": 2}})
+    if with_chain:
+        start_chain(service)
 
 
 def start_chain(service: DashboardService) -> None:
     """Store a chain with two revisions, and start a run of the second."""
-    spec = service.post("chains/expand", {"target": {"name": "other", "nodes": CHAIN}})["spec"]
+    spec = service.post("chains/expand", {"target": {"name": TRAINED, "nodes": CHAIN}})["spec"]
     stored = service.post("chains", spec)
     headers = {"authorization": f"Bearer {service.token}", "if-match": f'"{stored["etag"]}"'}
     place = f"{service.url}/api/v1/chains/{stored['id']}"
     answer = httpx.put(place, json={**spec, "description": "the second"}, headers=headers, timeout=60)
     assert answer.is_success, answer.text
     run = service.post(f"chains/{stored['id']}/run")["id"]
-    service.started |= {"chain": stored["id"], "other": run}
+    service.started |= {"chain": stored["id"], TRAINED: run}
 
 
 def seed(stack: Stack, model: Path) -> None:
@@ -172,7 +185,9 @@ def serving_stack(
     the first jobs are being made."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # which all processes of -n 2 have
-    beginning = Beginning(lambda: request.getfixturevalue("tiny_model"), seed, start_jobs)
+    with_chain = all(item.name != BUILDS for item in request.session.items)
+    starting = partial(start_jobs, with_chain=with_chain)
+    beginning = Beginning(lambda: request.getfixturevalue("tiny_model"), seed, starting)
     with shared_service(folder, beginning) as service:
         yield service
 
@@ -180,29 +195,28 @@ def serving_stack(
 @pytest.fixture(scope="session")
 def service(serving_stack: DashboardService) -> DashboardService:
     """The same, when all of it is there and its jobs are started."""
-    serving_stack.id_of("other")
+    serving_stack.id_of(SPOILED)
     return serving_stack
 
 
 @pytest.fixture(scope="session")
 def all_jobs(service: DashboardService) -> list[dict[str, Any]]:
     """Every job that the session starts, once none of them changes any more."""
-    return [service.finished("other"), service.finished("spoiled", "failed")]
+    return [service.finished(TRAINED), service.finished(SPOILED, "failed")]
 
 
 @pytest.fixture(scope="session")
-def other_job(service: DashboardService) -> dict[str, Any]:
+def trained_job(service: DashboardService) -> dict[str, Any]:
     """A run of a chain that has completed, with evaluations and samples."""
-    return service.finished("other")
+    return service.finished(TRAINED)
 
 
 @pytest.fixture(scope="session")
-def built_job(service: DashboardService) -> dict[str, Any]:
-    """A second training that has completed, with another learning rate: the one that was built in the browser before,
-    else one of its own."""
-    if BUILT not in service.started:
-        service.start_job(BUILT, {"hyperparameters": {"max_steps": 4, "gradient_accumulation": 1}})
-    return service.finished(BUILT)
+def second_job(service: DashboardService) -> dict[str, Any]:
+    """Another training that has ended: the one from the form, else one of its own."""
+    if BY_HAND not in service.started:
+        service.start_job(BY_HAND, {"hyperparameters": {"max_steps": 4}})
+    return service.wait_for_job(service.started[BY_HAND], "completed", "canceled")
 
 
 class Places(dict[str, str]):
@@ -222,7 +236,7 @@ class Places(dict[str, str]):
             return quote(entity["key"])
         if name == "chain":
             return self.service.id_of("chain")
-        state = "failed" if name == "spoiled" else "completed"
+        state = "failed" if name == SPOILED else "completed"
         return str(self.service.finished(name, state)["id"])
 
 
@@ -235,7 +249,7 @@ def places(service: DashboardService) -> Places:
 @pytest.fixture(scope="session")
 def spoiled(service: DashboardService) -> Places:
     """`places` with a job that was refused rows of the corpus, and their file."""
-    return Places(service, other=service.finished("spoiled", "failed")["id"], data=SPOILED_FILE)
+    return Places(service, trained=service.finished(SPOILED, "failed")["id"], data=SPOILED_FILE)
 
 
 class SharedBrowser:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +43,8 @@ PAGES = {
 """Path below /dashboard -> its title: every page that needs nothing stored."""
 
 DETAILS = (
-    "/jobs/{other}", "/jobs/compare?job={spoiled}&job={other}", "/chains/{chain}", "/chains/{chain}/edit?run={other}",
+    "/jobs/{trained}", "/jobs/compare?job={spoiled}&job={trained}", "/chains/{chain}",
+    "/chains/{chain}/edit?run={trained}",
     "/chains/templates/qa-pipeline", "/data/{run}/validator/sft", "/evaluations/{run}/evaluator",
     "/adapters/default/assistant/v1", "/adapters/default/assistant/v1/chat", "/nights/default/{night}",
     "/nights/graph?key={entity}", "/sweeps/{sweep}",
@@ -59,7 +61,9 @@ class DashboardService:
     """Where it answers, such as http://127.0.0.1:8898; the pages are below /dashboard."""
     token: str
     begun: Callable[[], dict[str, str]] = dict
-    """What the session has started by now, which is nothing before the whole stack is running."""
+    """What all processes have started by now, which is nothing before the whole stack is running."""
+    publish: Callable[[dict[str, str], str], None] = lambda ids, failed: None
+    """Let the other processes know what was started, or why something was not."""
     started: dict[str, str] = field(default_factory=dict)
     """Name -> id of what is known to be started: jobs, a chain and its run."""
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -73,9 +77,22 @@ class DashboardService:
     def id_of(self, name: str) -> str:
         """The id of what the session starts under a name; waits for its start."""
         if name not in self.started:
-            until(self.begun, BEGUN_S, "the start of the first jobs", every_s=0.5)
+            until(lambda: name in self.begun(), BEGUN_S, f"the start of {name}", every_s=0.5)
             self.started |= self.begun()
         return self.started[name]
+
+    def share(self, **ids: str) -> None:
+        self.started |= ids
+        self.publish(ids, "")
+
+    @contextmanager
+    def starting(self, name: str) -> Iterator[None]:
+        """Start what the other processes wait for; if that fails, so do they."""
+        try:
+            yield
+        except BaseException as error:
+            self.publish({}, f"{name} was not started: {error!r}")
+            raise
 
     def finished(self, name: str, state: str = "completed") -> dict[str, Any]:
         """A job that the session has started, once it has ended so."""
@@ -178,9 +195,10 @@ def one_gpu(job: str, *alerts: str) -> dict[str, Any]:
     return {"state": "ok", "gpus": [gpu], "driver_version": "1", "cuda_version": "2", "alerts": [*alerts]}
 
 
-BEGUN_S = 200.0
-BUILT = "built"
-"""Name in `started` of the run of the chain that is built by dragging."""
+BEGUN_S = 300.0
+SPOILED, TRAINED, BY_HAND = "spoiled", "trained", "by-hand"
+"""Names in `started`: a job that is refused its data; the run of a chain (`chain`) of two revisions, which trains and
+evaluates while it does; a training that was started from the form and cancelled."""
 SPOILED_FILE = "<img src=x onerror=document.executed=2>.jsonl"
 
 
@@ -282,7 +300,7 @@ def show_page(page: Page, path: str, *, within: bool = False) -> None:
 
 
 ASKED = {
-    "/jobs/new": ("Preview the data", "Estimate"), "/chains/{chain}/edit?run={other}": ("Estimate",),
+    "/jobs/new": ("Preview the data", "Estimate"), "/chains/{chain}/edit?run={trained}": ("Estimate",),
     "/sweeps/{sweep}": ("Show",), "/settings": ("Verify",),
 }  # fmt: skip
 """Page -> the buttons whose answers it shows, too."""

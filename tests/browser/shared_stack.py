@@ -130,7 +130,8 @@ def start_jobs(
     except Exception as error:  # `id_of` raises it, in the process that needs a job
         failed = f"{type(error).__name__}: {error}"
     with changed(folder) as shared:
-        shared.started, shared.failed = started, failed
+        shared.started |= started
+        shared.failed = shared.failed or failed
 
 
 def service_of(folder: Path, stack: Stack) -> DashboardService:
@@ -142,7 +143,12 @@ def service_of(folder: Path, stack: Stack) -> DashboardService:
             assert not shared.failed, shared.failed
             return shared.started
 
-    return DashboardService(stack, api.url, read_auth(stack.settings) or "", begun)
+    def publish(ids: dict[str, str], failed: str) -> None:
+        with changed(folder) as shared:
+            shared.started |= ids
+            shared.failed = shared.failed or failed
+
+    return DashboardService(stack, api.url, read_auth(stack.settings) or "", begun, publish)
 
 
 def end(stack: Stack) -> None:

@@ -15,7 +15,7 @@ import yaml
 from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.canvas import centre, node, status, wide_chain
-from tests.browser.dashboard import BUILT, DashboardService, PageWatch, open_page
+from tests.browser.dashboard import SPOILED, TRAINED, DashboardService, PageWatch, open_page
 from tests.browser.records import documents_of
 from tests.flows.real_stack import until
 
@@ -37,6 +37,7 @@ FROM_HANDLE = """(path, handle) => {
 """How far from a handle a drawn link ends on the screen (px). In one call: the view may move between two."""
 CHECKED_MS, RUN_MS = 20_000, 240_000
 STEPS = 40
+EVAL = {"share": "0.2", "samples": "2", "sample tokens": "8"}
 NAMES = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{7*7}}", "javascript:alert(1)", "\u202etxt.exe",
 )  # fmt: skip
@@ -84,9 +85,8 @@ def overlapping(page: Page) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.timeout(600)  # it starts the stack, trains and evaluates
-def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, serving_stack: DashboardService, documents: Path) -> None:
-    service = serving_stack
+def build_and_run(page: Page, service: DashboardService) -> str:
+    """Build the chain, see a refusal, fix it, store two revisions and run the second; returns the id of the run."""
     open_page(page, "/chains/new", "New chain")
     canvas = page.get_by_role("region", name="Canvas of the chain")
     for at, kind in enumerate(TYPES):
@@ -115,14 +115,28 @@ def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, serving_stack: Das
     node(page, "trainer").click()
     page.get_by_text("hyperparameters", exact=False).first.click()
     page.get_by_role("textbox", name="max steps").fill(str(STEPS))
+    page.locator("summary").get_by_text("Eval", exact=True).click()
+    for name, value in EVAL.items():
+        page.get_by_label("Selected node").get_by_role("textbox", name=name).fill(value)
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(status(page)).to_contain_text("revision 1", timeout=CHECKED_MS)
+    page.get_by_label("Description").fill("with evaluations while it trains")
 
-    service.id_of("other")  # which gets the device first
+    service.id_of(SPOILED)  # when there is a worker
     page.get_by_role("button", name="Save and run").click()
     expect(page).to_have_url(re.compile(r"\?run=."), timeout=CHECKED_MS)
+    run = page.url.partition("?run=")[2]
+    service.share(**{"chain": page.url.split("/")[-2], TRAINED: run})
+    return run
+
+
+@pytest.mark.timeout(600)  # it starts the stack, trains and evaluates
+def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, serving_stack: DashboardService, documents: Path) -> None:
+    service = serving_stack
+    with service.starting(TRAINED):
+        run = build_and_run(page, service)
     expect(node(page, "data-source").locator(".node-completed")).to_be_visible(timeout=RUN_MS)
     expect(status(page).locator(".state")).to_have_text(re.compile("completed|failed"), timeout=RUN_MS)
-    run = page.url.partition("?run=")[2]
-    service.started[BUILT] = run
     states = {one["id"]: (one["state"], one["message"]) for one in service.get(f"jobs/{run}/nodes")["nodes"]}
     for name, (state, message) in states.items():
         assert state == "completed", f"{name}: {message}"
@@ -137,7 +151,7 @@ def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, serving_stack: Das
     expect(shown).to_contain_text(outputs["sft"]["sha256"][:12])
     page.reload()
     expect(node(page, "trainer").locator(".node-completed")).to_be_visible()
-    expect(status(page)).to_contain_text("revision 1")
+    expect(status(page)).to_contain_text("revision 2")
     url = service.get(f"jobs/{run}")["url"]
     expect(status(page).get_by_role("link", name="Prefect")).to_have_attribute("href", url)
     page.get_by_role("link", name=run).click()

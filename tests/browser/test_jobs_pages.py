@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.browser.dashboard import DashboardService, PageWatch, one_gpu, open_page
+from tests.browser.dashboard import BY_HAND, SPOILED, DashboardService, PageWatch, one_gpu, open_page
 from tests.flows.real_stack import until
 
 pytestmark = [pytest.mark.browser]
@@ -38,11 +38,11 @@ def as_shown(value: float) -> str:
 
 
 def test_every_number_of_a_job_is_that_of_rest(
-    page: Page, service: DashboardService, other_job: dict[str, Any]
+    page: Page, service: DashboardService, trained_job: dict[str, Any]
 ) -> None:
-    job = other_job["id"]
+    job = trained_job["id"]
     curve = service.get(f"jobs/{job}/metrics")["trainings"][0]["points"]
-    open_page(page, f"/jobs/{job}", other_job["name"])
+    open_page(page, f"/jobs/{job}", trained_job["name"])
     for title, metric in (
         ("Loss", "loss"),
         ("Evaluation loss", "eval_loss"),
@@ -58,8 +58,8 @@ def test_every_number_of_a_job_is_that_of_rest(
     facts = dict(
         zip(page.locator(".facts dt").all_inner_texts(), page.locator(".facts dd").all_inner_texts(), strict=True)
     )
-    assert (facts["Id"], facts["Stage"], facts["Attempts"]) == (job, "sft", str(other_job["attempts"]))
-    assert facts["Loss"] == as_shown(other_job["loss"])
+    assert (facts["Id"], facts["Stage"], facts["Attempts"]) == (job, "sft", str(trained_job["attempts"]))
+    assert facts["Loss"] == as_shown(trained_job["loss"])
     samples = service.get(f"jobs/{job}/samples", limit=1)["rounds"][0]
     answers = page.get_by_role("region", name=f"Answers of trainer at step {samples['step']}")
     expect(answers.locator("tbody tr")).to_have_count(len(samples["samples"]))
@@ -70,10 +70,10 @@ def test_every_number_of_a_job_is_that_of_rest(
 
 
 def test_curves_are_zoomed_smoothed_and_logarithmic(
-    page: Page, service: DashboardService, other_job: dict[str, Any]
+    page: Page, service: DashboardService, trained_job: dict[str, Any]
 ) -> None:
-    job = other_job["id"]
-    open_page(page, f"/jobs/{job}", other_job["name"])
+    job = trained_job["id"]
+    open_page(page, f"/jobs/{job}", trained_job["name"])
     loss = figure(page, "Loss")
     expect(loss).to_be_visible()
     drawn = "(figure) => figure.querySelector('canvas').toDataURL()"
@@ -96,13 +96,13 @@ def test_curves_are_zoomed_smoothed_and_logarithmic(
         page.get_by_role("button", name="Download").click()
     text = Path(download.value.path()).read_bytes().decode()
     assert text == "".join(f"{line['text']}\n" for line in lines)
-    expect(page.get_by_role("link", name="in Prefect")).to_have_attribute("href", other_job["url"])
+    expect(page.get_by_role("link", name="in Prefect")).to_have_attribute("href", trained_job["url"])
     page.get_by_role("link", name="adapter", exact=True).first.click()
     expect(page.get_by_role("heading", level=1, name="trainer: adapter")).to_be_visible()
 
 
 def test_a_log_that_could_not_be_read_is_asked_for_again(
-    page: Page, watch: PageWatch, other_job: dict[str, Any]
+    page: Page, watch: PageWatch, trained_job: dict[str, Any]
 ) -> None:
     """As while the service is started again; nobody presses *Try again*."""
     watch.expect("status of 503")
@@ -116,7 +116,7 @@ def test_a_log_that_could_not_be_read_is_asked_for_again(
             route.fulfill(status=503, json=problem, content_type="application/problem+json")
 
     page.route("**/logs?*tail=*", give)
-    open_page(page, f"/jobs/{other_job['id']}", other_job["name"])
+    open_page(page, f"/jobs/{trained_job['id']}", trained_job["name"])
     expect(page.get_by_role("alert")).to_be_visible()
     expect(page.get_by_role("status").filter(has_text=re.compile(r"^[1-9]\d* lines, ended"))).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
@@ -136,31 +136,31 @@ def test_an_answer_that_takes_long_is_not_waited_for(page: Page, watch: PageWatc
 
 
 def test_the_list_filters_and_keeps_its_filters_over_a_reload(
-    page: Page, service: DashboardService, other_job: dict[str, Any]
+    page: Page, service: DashboardService, trained_job: dict[str, Any]
 ) -> None:
     open_page(page, "/jobs", "Jobs")
     rows = page.locator("tbody tr")
     expect(rows).to_have_count(len(service.get("jobs")["jobs"]))
-    page.get_by_label("Text").fill("other")
+    page.get_by_label("Text").fill(trained_job["id"])
     expect(rows).to_have_count(1)
-    expect(rows.first).to_contain_text(other_job["id"])
-    expect(rows.first).to_contain_text(f"{other_job['step']} of {other_job['total_steps']}")
+    expect(rows.first).to_contain_text(trained_job["id"])
+    expect(rows.first).to_contain_text(f"{trained_job['step']} of {trained_job['total_steps']}")
     page.reload()
-    expect(page.get_by_label("Text")).to_have_value("other")
+    expect(page.get_by_label("Text")).to_have_value(trained_job["id"])
     expect(rows).to_have_count(1)
     page.get_by_label("State", exact=True).select_option("failed")
     page.get_by_role("button", name="Show all jobs").click()
     expect(rows).to_have_count(len(service.get("jobs")["jobs"]))
 
 
-def test_two_jobs_are_compared(page: Page, built_job: dict[str, Any], other_job: dict[str, Any]) -> None:
+def test_two_jobs_are_compared(page: Page, second_job: dict[str, Any], trained_job: dict[str, Any]) -> None:
     open_page(page, "/jobs", "Jobs")
-    for job in (built_job, other_job):
+    for job in (second_job, trained_job):
         page.get_by_role("row").filter(has_text=job["id"]).get_by_role("checkbox").check()
     page.get_by_role("button", name="Compare 2").click()
     differing = page.get_by_role("region", name="Settings that differ")
-    expect(differing).to_contain_text("trainer.hyperparameters.learning_rate")
-    expect(differing).to_contain_text("0.003")
+    expect(differing).to_contain_text("trainer.hyperparameters.max_steps")
+    expect(differing).to_contain_text(str(trained_job["total_steps"]))
     expect(differing).not_to_contain_text("batch_size")
     assert figure(page, "Loss").locator(".visually-hidden tbody tr").count() == 2
 
@@ -170,7 +170,7 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     open_page(page, "/jobs/new", "New job")
     page.get_by_role("button", name="Start the job").click()
     expect(page.get_by_role("alert")).to_contain_text("E-SPEC-MISSING")
-    page.get_by_label("Name", exact=True).fill("by-hand")
+    page.get_by_label("Name", exact=True).fill(BY_HAND)
     page.get_by_label(re.compile("^Path")).fill("data.jsonl")
     expect(page.get_by_label("Data worker")).to_have_count(0)  # which the service refuses in every job
     page.locator("summary", has_text="Hyperparameters").click()
@@ -218,10 +218,11 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.locator("p .state-canceled")).to_be_visible(timeout=60_000)
     assert service.get(f"jobs/{job}")["state"] == "canceled"
+    service.started[BY_HAND] = job
 
 
 def test_a_retry_is_a_new_job_with_the_same_parameters(page: Page, service: DashboardService) -> None:
-    failed = service.finished("spoiled", "failed")
+    failed = service.finished(SPOILED, "failed")
     open_page(page, f"/jobs/{failed['id']}", failed["name"])
     page.get_by_role("button", name="Retry").click()
     page.get_by_role("dialog").get_by_role("button", name="Retry").click()

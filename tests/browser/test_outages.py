@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.canvas import node
-from tests.browser.dashboard import Audit, DashboardService, PageWatch, open_page
+from tests.browser.dashboard import TRAINED, Audit, DashboardService, PageWatch, open_page
 from tests.flows.real_stack import kill_tree, until
 from trainyard.api.stack import running
 
@@ -31,7 +31,7 @@ LOST = ("Failed to load resource", "ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPT
 @pytest.fixture(scope="module")
 def training(service: DashboardService) -> Iterator[dict[str, str]]:
     """A chain that is training: its id, and that of its run; and a job that has ended, next to it in the list."""
-    service.finished("other")
+    service.finished(TRAINED)
     ended = service.get("jobs", state="completed", limit=1)["jobs"][0]
     hyper = {"max_steps": STEPS, "gradient_accumulation": 1}
     nodes = [

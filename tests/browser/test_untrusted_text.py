@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.browser]
 KEPT = {"state", "name", "id", "run_id", "scope", "node", "type", "csrf", "caller", "tenant", "source"}
 """Fields whose texts the pages compare with words of their own; the corpus is put behind these."""
 
-WITH_REAL_TEXT = ("", "/jobs", "/jobs/new", "/jobs/{other}", "/data", "/data/{run}/validator/sft",
+WITH_REAL_TEXT = ("", "/jobs", "/jobs/new", "/jobs/{trained}", "/data", "/data/{run}/validator/sft",
                   "/evaluations/{run}/evaluator", "/nights/default/{night}", "/scripts")  # fmt: skip
 """The pages that get such a text from the home of these tests."""
 

@@ -45,9 +45,10 @@ function useOutage(): Outage | null {
     refetchIntervalInBackground: true,
     retry: false,
   });
+  const queries = useQueryClient();
   const index = useQuery({
-    queryKey: ["health", "jobs"],
-    queryFn: () => dataOf(client.GET("/api/v1/jobs", { params: { query: { limit: 1 } } })),
+    queryKey: INDEX,
+    queryFn: () => askIndex(queries.getQueryData<IndexAnswer>(INDEX)),
     refetchInterval: LOOK_MS,
     retry: false,
     enabled: !health.isError,
@@ -64,8 +65,29 @@ function useOutage(): Outage | null {
     return { what: "The Prefect server does not answer.", since: index.data.as_of, remedy };
   }
   // Without an index nobody knows the jobs while Prefect is away.
-  if (index.error instanceof Problem && index.error.status === 503) {
-    return { what: index.error.what, since: index.dataUpdatedAt / 1000 || Date.now() / 1000, remedy };
-  }
+  if (index.data?.problem) return { what: index.data.problem, since: index.data.at, remedy };
   return null;
+}
+
+const INDEX = ["health", "jobs"];
+
+interface IndexAnswer {
+  as_of: number | null;
+  /** What a refusal says of a Prefect server that is away; "" where there is an index. */
+  problem: string;
+  /** When there last was an index; for a page that never saw one, when it first asked (Unix seconds). */
+  at: number;
+}
+
+/** The refusal is data: as an error of a query without data it would be forgotten at each repetition, and every page
+ * would read again each time, as if Prefect was back. */
+async function askIndex(before: IndexAnswer | undefined): Promise<IndexAnswer> {
+  const at = Date.now() / 1000;
+  try {
+    const { as_of } = await dataOf(client.GET("/api/v1/jobs", { params: { query: { limit: 1 } } }));
+    return { as_of, problem: "", at };
+  } catch (error) {
+    if (!(error instanceof Problem) || error.status !== 503) throw error;
+    return { as_of: null, problem: error.what, at: before?.at ?? at };
+  }
 }

@@ -103,7 +103,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const [restored, setRestored] = useState(hadDraft);
   const state = useDraft(store);
   const { draft, version } = state;
-  const check = useCheck(draft);
+  const check = useCheck(draft, hadDraft ? null : opened);
   const runNodes = useRunNodes(run);
   const [selection, setSelection] = useState<ReadonlySet<string>>(new Set());
   const [clipboard, setClipboard] = useState<DraftNode[]>([]);

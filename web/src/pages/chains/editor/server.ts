@@ -26,8 +26,10 @@ export const expand = (given: {
   text?: string;
 }): Promise<ExpandedChain> => dataOf(client.POST("/api/v1/chains/expand", { body: given as never }));
 
-/** What the service says about the draft as it is now; the earlier answer while it is asked. */
-export function useCheck(draft: Draft) {
+/** What the service says about the draft as it is now; the earlier answer while it is asked. `opened` is its answer for
+ * the first draft, if that was just asked for. */
+export function useCheck(draft: Draft, opened: ExpandedChain | null) {
+  const [first] = useState(draft);
   const [settled, setSettled] = useState(draft);
   useEffect(() => {
     const handle = window.setTimeout(() => setSettled(draft), CHECK_AFTER_MS);
@@ -36,6 +38,7 @@ export function useCheck(draft: Draft) {
   const query = useQuery({
     queryKey: ["expand", settled],
     queryFn: () => expand({ target: settled as unknown as Record<string, unknown> }),
+    initialData: settled === first ? (opened ?? undefined) : undefined,
     placeholderData: keepPreviousData,
     gcTime: 10_000,
   });
