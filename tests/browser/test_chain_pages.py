@@ -36,6 +36,8 @@ FROM_HANDLE = """(path, handle) => {
 }"""
 """How far from a handle a drawn link ends on the screen (px). In one call: the view may move between two."""
 CHECKED_MS, RUN_MS = 20_000, 240_000
+CHECKED_AGAIN_MS = 400
+"""After which a change would have been sent."""
 STEPS = 40
 EVAL = {"share": "0.2", "samples": "2", "sample tokens": "8"}
 NAMES = (
@@ -382,8 +384,17 @@ def test_the_yaml_is_what_the_command_line_takes(
     page: Page, service: DashboardService, stored: dict[str, Any], watch: PageWatch
 ) -> None:
     watch.expect("status of 422")
+    asked: list[str] = []
+
+    def note(route: Route) -> None:
+        asked.append(route.request.url)
+        route.continue_()
+
+    page.route("**/chains/expand", note)
     open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
     expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    page.wait_for_timeout(CHECKED_AGAIN_MS)
+    assert len(asked) == 1  # the answer that the editor opens with is its check
     page.get_by_role("button", name="YAML").click()
     box = page.get_by_label("A chain, a job or the call of a template")
     text = box.input_value()

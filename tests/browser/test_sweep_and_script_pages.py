@@ -20,6 +20,8 @@ from trainyard.stores.access.tokens import TokenFile
 pytestmark = [pytest.mark.browser]
 
 WITHOUT_PREFECT = ("503", "Failed to load resource")
+LOOKS = 2
+"""How often a page looks again for Prefect, every three seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +149,18 @@ def test_a_script_that_somebody_else_wrote_is_kept(lone_page: Page, home: Path) 
     expect(lone_page.get_by_role("alert")).to_contain_text("was written meanwhile")
     assert path.read_text() == "print('theirs')\n"
     expect(text).to_have_value("print('mine')\n")
+
+
+def test_a_page_does_not_read_everything_again_while_prefect_is_away(lone_page: Page) -> None:
+    """A service that never knew a job answers each question after them with 503; the page asks only that again."""
+    asked: list[str] = []
+    lone_page.on("request", lambda request: asked.append(request.url.partition("/api/v1/")[2]))
+    open_page(lone_page, "/scripts", "Scripts")
+    banner = lone_page.locator(".banner", has_text="What you see is from")
+    since = banner.inner_text()
+    for _ in range(LOOKS):
+        with lone_page.expect_response("**/jobs?limit=1"):
+            pass
+        expect(banner).to_have_text(since)
+    assert asked.count("jobs?limit=1") > LOOKS
+    assert asked.count("scripts") == 1
