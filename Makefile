@@ -48,7 +48,7 @@ test-fast: setup ## The unit tests without torch, servers and child processes (a
 test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three to five minutes)
 	$(PYTEST) -q -m chains
 
-test-browser: setup ## The dashboard in Chromium, over a running stack (about five minutes)
+test-browser: setup ## The dashboard in Chromium, over a running stack (five to six minutes)
 	$(PYTEST) -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'browser and not timed and not slow and not network' tests/browser
 	$(PYTEST) -q -rfEP -m 'browser and timed and not slow and not network' tests/browser
 

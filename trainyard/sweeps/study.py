@@ -59,7 +59,7 @@ def read_trials(folder: Path, spec: SweepSpec) -> list[Trial]:
     if not path.is_file():
         return []
     known = str(path), path.stat().st_ino
-    # To compare the tables with this Optuna's takes three quarters of a look, and a page looks every few seconds.
+    # To compare the tables with this Optuna's takes three fifths of a look, and a page looks every few seconds.
     storage = optuna.storages.RDBStorage(address_of(path), skip_compatibility_check=known in COMPARED)
     COMPARED.add(known)
     try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from shutil import copyfile
 from threading import Event
 
 import pytest
@@ -122,3 +125,17 @@ def test_a_file_without_its_study_has_no_trials_until_the_sweep_continues(tmp_pa
     assert read_trials(tmp_path, spec) == []
     SweepStudy(tmp_path, spec).add(3)
     assert len(read_trials(tmp_path, spec)) == 1
+
+
+def test_another_file_is_compared_with_the_tables_of_this_optuna(tmp_path: Path) -> None:
+    """One that was read before is not, until there is another one under its name."""
+    spec, path = sweep_spec(), tmp_path / STUDY_FILE
+    SweepStudy(tmp_path, spec).add(3)
+    assert len(read_trials(tmp_path, spec)) == len(read_trials(tmp_path, spec)) == 1
+    other = tmp_path / "other.db"
+    copyfile(path, other)
+    with closing(sqlite3.connect(other)) as tables, tables:
+        tables.execute("UPDATE alembic_version SET version_num = 'v0.0.1.a'")
+    other.replace(path)
+    with pytest.raises(RuntimeError, match="no longer compatible"):
+        read_trials(tmp_path, spec)
