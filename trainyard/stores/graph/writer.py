@@ -34,9 +34,6 @@ VERBS: dict[str, Verb] = {
     "dump": lambda tables, asked: tables.dump(asked["tenant"]),
 }
 
-LOAD_AFTER_S = 2.0
-"""Who only asks has ended this process by then, and needs nothing of what a COPY imports."""
-
 
 def answer(tables: Tables, line: bytes) -> dict[str, Any]:
     asked = orjson.loads(line)
@@ -62,13 +59,10 @@ def serve(path: Path, output: int) -> None:
     except TrainyardError as error:
         say({"error": {"kind": type(error).__name__, **error.as_dict()}})
         return
-    loading = threading.Timer(LOAD_AFTER_S, load)
-    loading.daemon = True
-    loading.start()
+    threading.Thread(target=load, daemon=True).start()
     say({"ok": "ready"})
     for line in sys.stdin.buffer:
         say(answer(tables, line))
-    loading.cancel()
     tables.close()
 
 

@@ -29,7 +29,7 @@ export const expand = (given: {
 /** What the service says about the draft as it is now; the earlier answer while it is asked. `opened` is its answer for
  * the first draft, if that was just asked for. */
 export function useCheck(draft: Draft, opened: ExpandedChain | null) {
-  const [first] = useState(draft);
+  const [first] = useState(() => ({ draft, at: Date.now() }));
   const [settled, setSettled] = useState(draft);
   useEffect(() => {
     const handle = window.setTimeout(() => setSettled(draft), CHECK_AFTER_MS);
@@ -38,7 +38,8 @@ export function useCheck(draft: Draft, opened: ExpandedChain | null) {
   const query = useQuery({
     queryKey: ["expand", settled],
     queryFn: () => expand({ target: settled as unknown as Record<string, unknown> }),
-    initialData: settled === first ? (opened ?? undefined) : undefined,
+    initialData: settled === first.draft ? (opened ?? undefined) : undefined,
+    initialDataUpdatedAt: first.at, // who comes back to the first draft later gets a new answer
     placeholderData: keepPreviousData,
     gcTime: 10_000,
   });
