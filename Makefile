@@ -48,9 +48,8 @@ test-fast: setup ## The unit tests without torch, servers and child processes (a
 test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three to five minutes)
 	$(PYTEST) -q -m chains
 
-test-browser: setup ## The dashboard in Chromium, over a running stack (five to six minutes)
-	$(PYTEST) -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'browser and not timed and not slow and not network' tests/browser
-	$(PYTEST) -q -rfEP -m 'browser and timed and not slow and not network' tests/browser
+test-browser: setup ## The dashboard in Chromium, over a running stack (about five minutes)
+	$(PYTEST) -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'browser and not slow and not network' tests/browser
 
 test-all: setup ## Every test that can run here, with coverage and mutation bars
 	$(PYTEST) -q -m 'timed and not gpu and not network'

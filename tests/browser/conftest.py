@@ -46,7 +46,7 @@ from tests.browser.records import (
     seed_run,
     seed_sweep,
 )
-from tests.browser.shared_stack import Beginning, shared_service
+from tests.browser.shared_stack import Beginning, shared_service, wait_for_others
 from tests.chromium import MISSING, find_chromium
 from tests.flows.real_stack import Stack
 from trainyard.settings import load_settings
@@ -75,13 +75,15 @@ GROUPS = (
     ("refusals", ()),
     ("one job", ()),
     ("outages", ("test_outages.py",)),
+    ("timed", ("test_large_files.py", "test_speed.py")),
 )
 """Which files one process runs. `-n 2` gives each process the next group when it has two tests left.
 
 The second group needs no stack. Whatever starts a job, or compares a list of jobs with the API's, is in one group,
 which waits more than it works and takes the longest: it begins first, with a chain that is built while the stack
 starts. Who only looks at one job is in another one, for the process that is free at the end. What kills services is
-last: a stack that was started again is slow.
+late: a stack that was started again is slow. What measures a time is last: it gets ready next to the last tests of the
+other process, and begins when these have ended (`alone`).
 """
 BUILDS = "test_qa_pipeline_is_built_by_dragging_and_run"
 """The test whose chain and run the other tests look at; without it the session runs `CHAIN`."""
@@ -183,13 +185,17 @@ def serving_stack(
 ) -> Iterator[DashboardService]:
     """A service with records and rows in `data.jsonl`, for all tests of the session. Its deployments, its worker and
     the first jobs are being made."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # which all processes of -n 2 have
     with_chain = all(item.name != BUILDS for item in request.session.items)
     starting = partial(start_jobs, with_chain=with_chain)
     beginning = Beginning(lambda: request.getfixturevalue("tiny_model"), seed, starting)
-    with shared_service(folder, beginning) as service:
+    with shared_service(common_folder(tmp_path_factory), beginning) as service:
         yield service
+
+
+def common_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of `-n 2` have."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
@@ -396,6 +402,22 @@ def lone_address(lone_home: Path) -> Iterator[str]:
         patch.delenv("PREFECT_API_URL", raising=False)
         with serving() as port:
             yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing else of this session is running: neither tests of the other process nor the stack that both shared.
+
+    To be asked for last: what a test needs is made ready while the other process ends.
+    """
+    wait_for_others(common_folder(tmp_path_factory))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the tests that measure a time have printed, also where they passed."""
+    for report in terminalreporter.stats.get("passed", ()):
+        if "timed" in report.keywords and report.capstdout:
+            terminalreporter.write(report.capstdout)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from trainyard.stores.auth_string import read_auth
 
 ENDS_S = 30.0
 SERVES_S = 200.0
+OTHERS_S = 300.0
 
 
 @dataclass
@@ -73,10 +74,22 @@ def shared_service(folder: Path, beginning: Beginning) -> Iterator[DashboardServ
         finally:
             service.client.close()
             aside.shutdown()
-            with changed(folder) as shared:
-                shared.users.remove(os.getpid())
-                if not any(map(psutil.pid_exists, shared.users)):
-                    end(service.stack)
+            leave(folder)
+
+
+def leave(folder: Path) -> bool:
+    """Use the stack no more, if this process does; the last one ends it. Returns whether no process uses it now."""
+    with changed(folder) as shared:
+        others = [pid for pid in shared.users if pid != os.getpid() and psutil.pid_exists(pid)]
+        if os.getpid() in shared.users and not others:
+            end(Stack(Path(shared.folder), Path(shared.model)))
+        shared.users = others
+        return not others
+
+
+def wait_for_others(folder: Path) -> None:
+    """Return when the stack has ended, because no process has tests left that use it."""
+    until(lambda: leave(folder), OTHERS_S, "the end of the tests of the other process", every_s=0.5)
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def home(lone_home: Path) -> Path:
 
 
 @pytest.fixture
-def large(browser: Browser, lone_address: str, home: Path) -> Iterator[LargeJob]:
+def large(browser: Browser, lone_address: str, home: Path, alone: None) -> Iterator[LargeJob]:
     watch, tokens = PageWatch(lone_address, expected=[*WITHOUT_PREFECT, "404"]), TokenFile(home)
     token = tokens.create(f"visitor-{len(tokens.list())}", "admin", "", 1)
     context = browser.new_context(base_url=lone_address, viewport={"width": 1280, "height": 900})

@@ -1,7 +1,6 @@
 """How soon a page is there with ten thousand jobs stored, and how smoothly a node of two hundred is dragged.
 
-The service has no other processes, and nothing else runs next to these tests: `make test-browser` runs what is marked
-`timed` last, in one process.
+The service has no other processes, and nothing else runs next to these tests (`alone`).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Visitor:
 
 
 @pytest.fixture(scope="module")
-def visitor(browser: Browser, lone_home: Path, lone_address: str) -> Iterator[Visitor]:
+def visitor(browser: Browser, lone_home: Path, lone_address: str, alone: None) -> Iterator[Visitor]:
     token = TokenFile(lone_home).create("visitor", "admin", "", 1)
     context = browser.new_context(base_url=lone_address, viewport={"width": 1280, "height": 900})
     assert context.request.post("/api/v1/login", data={"token": token}).ok
