@@ -17,6 +17,7 @@ from prefect.states import Completed, Failed
 from flows.notes import MAX_REPORT_CHARS
 from tasks import corpus, inference_server, knowledge_graph, publish
 from trainyard.api.runs.nights import night_slot
+from trainyard.api.runs.states import SKIPPED
 from trainyard.api.verbs.night import at_home, unfit_words
 from trainyard.data.limited.service import kept_service
 from trainyard.errors import TrainyardError
@@ -26,14 +27,13 @@ from trainyard.night.report import NightReport, markdown
 from trainyard.night.wiring import make_night_deps
 from trainyard.settings import settings
 from trainyard.spec.night import NightConfig, require_trainable
-from trainyard.stores.clock import RealClock
 
 DEFAULT = NightConfig()
 
 
 @flow(name="nightly", validate_parameters=True, log_prints=False)
 def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
-    """Run one night. A date that is done is skipped, also when a late run catches up.
+    """Run one night. Its date is that of the scheduled start, also of a late run; a date that is done is skipped.
 
     Waits for the device within the night's window, which begins with the waiting; after that the run fails.
 
@@ -42,7 +42,7 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
     """
     keep_files_private()
     own = at_home(settings().model_copy(update={"tenant": config.tenant}))
-    run = config.window.date_of(RealClock().now())
+    run = config.window.date_of(flow_run.scheduled_start_time.timestamp())
     try:
         require_trainable(config)  # a form makes the config without `read_night`
         with night_slot(own, run=str(flow_run.id), window_s=config.window.window_s) as since:
@@ -68,4 +68,5 @@ def night_state(report: NightReport) -> State[dict[str, Any]]:
     create_markdown_artifact(text, key="nightly-report", description=report.headline)
     if report.state == "failed":
         return Failed(message=report.headline)
-    return Completed(message=report.headline, data=report.model_dump(mode="json"))
+    name = SKIPPED if report.state == "skipped" else "Completed"
+    return Completed(name=name, message=report.headline, data=report.model_dump(mode="json"))

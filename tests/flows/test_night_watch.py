@@ -19,6 +19,7 @@ from prefect.states import Completed, Failed, Scheduled
 
 from trainyard.api.runs.alerts.night_watch import NightWatch, last_due
 from trainyard.api.runs.server import NIGHT_MISSING, NO_SUCCESS, ensure_automations, night_automations
+from trainyard.api.runs.states import SKIPPED
 from trainyard.settings import settings
 
 pytestmark = pytest.mark.usefixtures("prefect")
@@ -118,6 +119,12 @@ def test_a_night_that_succeeded_is_no_news(
     run = scheduled_run(prefect_client, deployment(True))
     prefect_client.set_flow_run_state(run, Completed(), force=True)
     assert watch_at(morning(6)).look() == []
+
+
+def test_a_skipped_night_is_none(prefect_client: SyncPrefectClient, deployment: Callable[[bool], UUID]) -> None:
+    run = scheduled_run(prefect_client, deployment(True))
+    prefect_client.set_flow_run_state(run, Completed(name=SKIPPED), force=True)
+    assert len(watch_at(morning(6)).look()) == 1
 
 
 def test_a_failed_night_is_told_unless_a_second_one_succeeded(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
+from prefect.client.orchestration import get_client
+from prefect.flow_engine import run_flow
+from prefect.states import Scheduled
 
 from flows.nightly import nightly
 from trainyard.compute.lease import slot_lock
@@ -28,7 +32,7 @@ def test_a_night_runs_as_a_flow_and_only_once(home: Path) -> None:
     assert state.is_completed(), state.message
     assert "documents read" in (state.message or "")
     again = nightly(config, return_state=True)
-    assert again.is_completed()
+    assert (again.name, again.is_completed()) == ("Skipped", True)
     assert "done already" in (again.message or "")
     folders = list((tenant_root(settings(), "default") / "nights").iterdir())
     assert len(folders) == 1
@@ -36,6 +40,19 @@ def test_a_night_runs_as_a_flow_and_only_once(home: Path) -> None:
     assert report is not None
     assert report.phase1.done >= 20
     assert report.phase1.device_free
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_late_night_has_the_date_of_its_schedule(home: Path) -> None:
+    """Clocks go forward at one in London: the schedule starts at midnight, and the machine was asleep until now."""
+    config = read_night({"phase2": {"train": False}, "window": {"zone": "Europe/London", "starts": "01:00"}})
+    parameters = {"config": config.model_dump(mode="json")}
+    with get_client(sync_client=True) as client:
+        due = Scheduled(scheduled_time=datetime(2026, 3, 29, tzinfo=UTC))
+        late = client.create_flow_run(nightly, parameters=parameters, state=due)
+    state = run_flow(nightly, flow_run=late, parameters=parameters, return_type="state")
+    assert state.is_completed(), state.message
+    assert [path.name for path in (tenant_root(settings(), "default") / "nights").iterdir()] == ["20260329"]
 
 
 @pytest.mark.usefixtures("prefect")

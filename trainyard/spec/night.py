@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -121,14 +121,23 @@ class Window(Strict):
             raise ValueError(f"there is no time zone {zone!r}") from None
         return zone
 
-    def date_of(self, now: float) -> str:
-        """The date (YYYYMMDD) of the night that a moment (Unix seconds) belongs to: from one start to the next.
+    def date_of(self, moment: float) -> str:
+        """Return the date (YYYYMMDD) of the night that a moment (Unix seconds) belongs to: from one start to the next.
 
-        Wall-clock arithmetic, so a night with 23 or 25 hours is still one night.
+        A night of 23 or 25 hours is still one night.
         """
-        hour, minute = map(int, self.starts.split(":"))
-        local = datetime.fromtimestamp(now, ZoneInfo(self.zone)).replace(tzinfo=None)
-        return (local - timedelta(hours=hour, minutes=minute)).strftime("%Y%m%d")
+        today = datetime.fromtimestamp(moment, ZoneInfo(self.zone)).date()
+        days = (today + timedelta(days=count) for count in (1, 0, -1))
+        return next(day for day in days if self.start_of(day) <= moment).strftime("%Y%m%d")
+
+    def start_of(self, day: date) -> float:
+        """Return the Unix second at which the night of a date starts.
+
+        Of a local time that occurs twice, it is the first. One that clocks skip starts an hour before the clock would
+        show it, when a cron schedule of Prefect runs.
+        """
+        starts = datetime.combine(day, time.fromisoformat(self.starts), ZoneInfo(self.zone))
+        return min(starts.timestamp(), starts.replace(fold=1).timestamp())
 
 
 class Serving(Strict):

@@ -119,6 +119,16 @@ def test_a_night_has_one_date_whatever_the_clock_does() -> None:
     assert date(2027, 10, 31, 1, 0) == date(2027, 10, 31, 23, 0) == date(2027, 11, 1, 0, 30) == "20271031"
 
 
+def test_a_night_that_is_continued_in_the_repeated_hour_keeps_its_date() -> None:
+    window, berlin = Window(zone="Europe/Berlin", starts="02:30"), ZoneInfo("Europe/Berlin")
+    first = datetime(2027, 10, 31, 2, 30, tzinfo=berlin).timestamp()
+    assert window.date_of(first - 1) == "20271030"
+    assert window.date_of(first) == "20271031"
+    repeated = datetime(2027, 10, 31, 2, 15, tzinfo=berlin, fold=1).timestamp()
+    assert repeated > first
+    assert window.date_of(repeated) == "20271031"
+
+
 def test_the_shipped_preset_is_valid() -> None:
     for path in (REPOSITORY / "deployments" / "presets").glob("nightly-*.yaml"):
         assert read_night(yaml.safe_load(path.read_text())["config"]).buckets

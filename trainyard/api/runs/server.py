@@ -22,7 +22,7 @@ from prefect.events.actions import ChangeFlowRunState, DoNothing
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
-from trainyard.api.runs.states import BUDGET_EXCEEDED, NO_TRAINER, PREEMPTED
+from trainyard.api.runs.states import BUDGET_EXCEEDED, NO_TRAINER, PREEMPTED, SKIPPED
 from trainyard.compute.gpus import device_numbers
 from trainyard.errors import LimitExceeded, Unavailable
 from trainyard.settings import Settings, load_settings
@@ -48,7 +48,7 @@ DISK_LOW = "trainyard.disk.low"
 RUNS = {"prefect.resource.id": "prefect.flow-run.*"}
 NIGHTS = {"prefect.resource.role": "flow", "prefect.resource.name": "nightly"}
 ENDS = (
-    *("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", BUDGET_EXCEEDED),
+    *("Completed", SKIPPED, "Failed", "Cancelled", "Crashed", "TimedOut", BUDGET_EXCEEDED),
     *("Suspended", "Paused", "Scheduled", "AwaitingRetry", "Resuming", "Late", PREEMPTED, NO_TRAINER),
 )
 """Names of the states in which a run sends no heartbeat."""

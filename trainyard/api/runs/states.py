@@ -25,9 +25,9 @@ STATES: dict[StateType, tuple[JobState, str, NodeState]] = {
 }
 """Prefect's state types in Trainyard's words: of a run (state, detail), and of a node."""
 
-PREEMPTED, BUDGET_EXCEEDED, NO_TRAINER = "Preempted", "BudgetExceeded", "NoTrainer"
+PREEMPTED, BUDGET_EXCEEDED, NO_TRAINER, SKIPPED = "Preempted", "BudgetExceeded", "NoTrainer", "Skipped"
 """Trainyard's names of states: Scheduled again because the machine was taken back; Failed because the time is up;
-Scheduled for a day that never comes, because the trainer is not installed."""
+Scheduled for a day that never comes, because the trainer is not installed; Completed because its night is done."""
 NEVER = timedelta(days=36_525)
 """A worker takes runs that are due; one that waits for its trainer is due in a hundred years."""
 
@@ -39,6 +39,7 @@ DETAILS = {
     PREEMPTED: "preempted",
     BUDGET_EXCEEDED: "budget exceeded",
     NO_TRAINER: NO_TRAINER_DETAIL,
+    SKIPPED: "skipped",
 }
 
 AT_RUNG = "AtRung"

@@ -24,6 +24,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 
 from trainyard.api.runs.server import NO_SUCCESS, client
+from trainyard.api.runs.states import SKIPPED
 from trainyard.settings import Settings
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
@@ -97,8 +98,11 @@ def runs_before(prefect: SyncPrefectClient, deployment: DeploymentResponse, due:
 
 
 def missed(runs: list[FlowRun], due: datetime) -> bool:
-    """Whether the schedule asked for a night and none of the runs, by schedule or by hand, had succeeded at `due`."""
-    done = [run for run in runs if run.state is not None and run.state.is_completed()]
+    """Return whether the schedule expected a night and no run, by schedule or by hand, had trained or read at `due`.
+
+    A run that found its date done is no night: whichever run did that night counts.
+    """
+    done = [run for run in runs if run.state and run.state.is_completed() and run.state.name != SKIPPED]
     in_time = [run for run in done if run.end_time is None or run.end_time <= due]
     return any(run.auto_scheduled for run in runs) and not in_time
 
