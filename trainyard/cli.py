@@ -8,7 +8,9 @@ one JSON document. Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict,
 
 from __future__ import annotations
 
+import codecs
 import gc
+import io
 import json
 import os
 import sys
@@ -28,6 +30,7 @@ from trainyard.api.requests.fields import Argument, FieldError, Option
 from trainyard.api.terminal.text import print_error
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.loading import load
+from trainyard.proxies import exempt_loopback
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -305,6 +308,21 @@ def shed_secrets() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
 
 
+def escape_for_json(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that an encoding lacks by escapes, which JSON reads back and people recognise."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(json.dumps(char)[1:-1] for char in error.object[error.start : error.end]), error.end
+
+
+def print_any_character() -> None:
+    """Let stdout and stderr take every text, whatever the encoding of the terminal or of PYTHONIOENCODING."""
+    codecs.register_error("json_escape", escape_for_json)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="json_escape")
+
+
 def main() -> None:
     """Run the `trainyard` command. A user sees a message and an exit code, never a traceback.
 
@@ -312,6 +330,8 @@ def main() -> None:
     the end: both together save a quarter of the time of `trainyard check`.
     """
     gc.disable()
+    exempt_loopback()
+    print_any_character()
     try:
         if sys.argv[1:2] == ["serve"]:
             shed_secrets()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from trainyard.proxies import exempt_loopback
 from trainyard.settings import PREFECT_KEYS, Settings, settings
 
 UMASK = 0o077
@@ -79,6 +80,8 @@ PASSED = (
 INSTALLED = Passed("PIP_* UV_* GIT_* SSH_AUTH_SOCK PIP_INDEX_URL PIP_EXTRA_INDEX_URL", "the installation of a backend")
 SERVICES = Passed("PREFECT_* PREFECT_API_AUTH_STRING PREFECT_SERVER_API_AUTH_STRING PREFECT_API_KEY", "Prefect's own")
 SERVER = Passed("TRAINYARD_TOKEN", "what the clients of a server send")
+TERMINALS_OWN = frozenset({"PYTHONIOENCODING", "PYTHONUTF8", "PYTHONWARNINGS", "PYTHONINSPECT", "PYTHONSTARTUP"})
+"""Settings of the interpreter that a user types at: a child writes UTF-8 to its log, and no warning ends it."""
 KEY_HOLDERS = ("worker", "watchdog")
 """Services that get the keys of endpoints: the worker calls them, the watchdog starts a worker that died."""
 WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")
@@ -142,7 +145,11 @@ def operator_environment() -> dict[str, str]:
 def chosen(given: Mapping[str, str], rows: Iterable[Passed], listed: AbstractSet[str]) -> dict[str, str]:
     """The variables that a row passes on, or that are listed by name."""
     table = tuple(rows)
-    return {name: value for name, value in given.items() if name in listed or any(row.passes(name) for row in table)}
+    passed = {name: value for name, value in given.items() if name in listed or any(row.passes(name) for row in table)}
+    for name in TERMINALS_OWN - listed:
+        passed.pop(name, None)
+    exempt_loopback(passed)
+    return {"PYTHONUTF8": "1", **passed}
 
 
 def close_to_others(home: Path) -> int:

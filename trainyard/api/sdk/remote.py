@@ -24,6 +24,7 @@ from trainyard.api.sdk.surface import Surface
 from trainyard.api.sdk.wire import STREAM_TIMEOUT_S, Heard, HttpExchange, Pause, Step, conversation
 from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput
+from trainyard.proxies import exempt_loopback
 
 TOKEN_VARIABLE = "TRAINYARD_TOKEN"
 TIMEOUT_S = 600.0
@@ -188,6 +189,7 @@ def client_options(url: str, token: str, ca_file: str | None, timeout_s: float) 
             f"{url!r} is not the address of a service.", do="Write it like https://train.example:8898.",
             code="E-PARAMETER",
         )  # fmt: skip
+    exempt_loopback()
     token = token or os.environ.get(TOKEN_VARIABLE, "")
     headers = {
         "user-agent": f"trainyard/{trainyard.__version__}",
