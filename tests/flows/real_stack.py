@@ -27,6 +27,7 @@ from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_header, read_auth
 
 FIRST_PORT = 4600
+NOTHING_LISTENS = "http://127.0.0.1:9"
 STEPS, SAVE_STEPS, ACCUMULATION = 400, 50, 8
 """Long enough for a command to reach a training in the middle, which takes some 3 of its 40 s."""
 
@@ -66,6 +67,10 @@ class Stack:
             "TRAINYARD_PREFECT_PORT": str(FIRST_PORT),
             "TRAINYARD_DEFAULT_BASE_MODEL": str(model),
             "TRAINYARD_THREADS": "1",
+            # As on a machine whose way out is a proxy: whatever asks one for a loopback address fails.
+            "HTTP_PROXY": NOTHING_LISTENS,
+            "http_proxy": NOTHING_LISTENS,
+            "ALL_PROXY": NOTHING_LISTENS.replace("http", "socks5"),
         }
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:

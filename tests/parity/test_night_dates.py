@@ -1,9 +1,10 @@
-"""Every scheduled start of a night has its own date, also on days when clocks change: against Prefect's cron schedule."""
+"""Every scheduled start of a night has its own date, also when clocks change: against Prefect's cron schedule."""
 
 from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -34,5 +35,5 @@ def test_a_year_of_scheduled_starts_has_a_date_each(zone: str, starts: str) -> N
     moments = asyncio.run(schedule.get_dates(n=DAYS, start=begin))
     window = Window(zone=zone, starts=starts)
     dates = [datetime.strptime(window.date_of(moment.timestamp()), "%Y%m%d").date() for moment in moments]
-    assert {(later - earlier).days for earlier, later in zip(dates, dates[1:], strict=False)} == {1}
+    assert {(later - earlier).days for earlier, later in pairwise(dates)} == {1}
     assert dates[0] == moments[0].astimezone(ZoneInfo(zone)).date()

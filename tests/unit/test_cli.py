@@ -340,6 +340,17 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert "BrokenPipe" not in found.stderr
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-16"])
+def test_text_is_printed_in_any_encoding(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "grün-正.yaml"
+    path.write_text("nodes: [{type: data_source, config: {path: docs, rows: 3}}]")
+    command = [sys.executable, "-m", "trainyard.cli", "check", str(path), "--json"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    printed = subprocess.run(command, capture_output=True, timeout=60, check=False, env=environment)
+    assert printed.returncode == 5, printed.stderr
+    assert "grün-正.yaml" in json.dumps(json.loads(printed.stdout.decode(encoding)), ensure_ascii=False)
+
+
 def test_the_version() -> None:
     found = trainyard("--version")
     assert found.returncode == 0

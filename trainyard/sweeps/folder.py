@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.compute.lease import Holder, device_lock
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings
+from trainyard.stores.live.job_ids import is_named
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 from trainyard.sweeps.spec import SweepSpec
@@ -66,10 +67,17 @@ def find_record(settings: Settings, name: str) -> SweepRecord | None:
 
 
 def read_record(settings: Settings, name: str) -> SweepRecord:
-    """The sweep of that name. Raises `NotFound` (`E-NOT-FOUND`)."""
+    """Return the sweep of that name, or of the chain of that name where it has only one sweep.
+
+    Raises `NotFound` (`E-NOT-FOUND`).
+    """
     record = find_record(settings, name)
     if record is None:
-        known = ", ".join(one.spec.name for one in list_records(settings))
+        records = list(list_records(settings))
+        named = [entry for entry in records if is_named(name, entry.spec.name)]
+        if len(named) == 1:
+            return named[0]
+        known = ", ".join(entry.spec.name for entry in records)
         why = f"There are: {known}." if known else "There is none yet."
         raise NotFound(f"There is no sweep {name!r}.", why=why, do="List them by `trainyard sweep list`.")
     return record

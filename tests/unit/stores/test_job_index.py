@@ -54,7 +54,9 @@ rows = st.builds(
     created=st.sampled_from([1.0, 1.5, 2.0]),
     state=st.sampled_from(list(JobState)),
     tenant=st.sampled_from(["default", "acme"]),
-    name=st.sampled_from(["guide", "chat", "Größe"]),
+    name=st.sampled_from(
+        ["guide", "guide-1f2e3d4c", "guide-1f2e3d4c-2", "guide-1f2e3d4", "Größe", "gu[i]de*-00000000"]
+    ),
     backend=st.sampled_from(["native", "trl"]),
     message=st.sampled_from(["", "Done.", "a_b%c"]),
 )
@@ -62,7 +64,7 @@ queries = st.builds(
     JobQuery,
     tenant=st.sampled_from(["", "default", "acme"]),
     state=st.sampled_from([None, *JobState]),
-    name=st.sampled_from(["", "guide", "Größe"]),
+    name=st.sampled_from(["", "guide", "Größe", "guide-1f2e3d4c", "gu[i]de*", "g*"]),
     backend=st.sampled_from(["", "trl"]),
     text=st.sampled_from(["", "GUIDE", "done", "größe", "_b%", "job-0"]),
     limit=st.integers(1, 5),
@@ -281,3 +283,11 @@ def test_several_writers_and_readers_share_it(index: JobIndex) -> None:
     for thread in threads:
         thread.join()
     assert len(index.runs()) == 80
+
+
+def test_a_job_is_found_by_the_name_it_was_given(index: JobIndex) -> None:
+    index.put([row(1, name="first-job-ce98214c"), row(2, name="first-job-two-ce98214c")], 1.0)
+    for word in ("first-job", "first-job-ce98214c"):
+        assert [found["run_id"] for found in index.find(word)] == [RUNS[1]]
+        assert [found["run_id"] for found in index.select(JobQuery(name=word)).rows] == [RUNS[1]]
+    assert index.find("first") == index.find("first-job-") == []

@@ -23,7 +23,7 @@ from trainyard.api.runs.states import run_state, waits_for_trainer
 from trainyard.api.runs.watching import run_url
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_facts import read_facts
-from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, job_id_of, name_run
+from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, is_named, job_id_of, name_run
 from trainyard.stores.live.job_index import JobPage, JobQuery, page_of, place_of
 
 PAGE = 200
@@ -133,9 +133,9 @@ def candidates(prefect: SyncPrefectClient, name: str) -> Iterator[FlowRun]:
 
 
 def is_meant(word: str, run: FlowRun) -> bool:
-    """Whether a word names a run: by the beginning of one of its ids, or by its name."""
+    """Return whether a word names a run: by the beginning of one of its ids, or by its name."""
     ids = (str(run.id), job_id_of(str(run.id), run.tags))
-    return bool(word) and (run.name == word or any(one.startswith(word.lower()) for one in ids))
+    return is_named(word, run.name) or (bool(word) and any(one.startswith(word.lower()) for one in ids))
 
 
 def is_id(text: str) -> bool:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 JOB_TAG = "job"
 """Runs with a trainer have this tag: they are the jobs of `trainyard jobs`."""
 TENANT_TAG, TRACE_TAG = "tenant:", "trace:"
 """Prefixes of the tags that say whose a run is, and which request started it."""
 ID_BYTES = 6
+DIGEST_LENGTH = 8
+"""Hex digits of a chain's digest in the name of its runs."""
 JOB_ID = re.compile(rf"job-[0-9a-f]{{{2 * ID_BYTES}}}")
 SESSION_ID = re.compile(rf"session-[0-9a-f]{{{2 * ID_BYTES}}}")
 """Of a step session; a tag of its runs, too."""
@@ -53,6 +56,22 @@ def job_tags(run_id: str, tags: Iterable[str]) -> set[str]:
 def tenant_of(tags: Iterable[str]) -> str:
     """Whose a run is by its tags; empty if they do not say."""
     return next((tag.removeprefix(TENANT_TAG) for tag in sorted(tags) if tag.startswith(TENANT_TAG)), "")
+
+
+def name_patterns(word: str) -> tuple[str, str, str]:
+    """Return the run names that a word stands for, as patterns of SQLite's GLOB and of `fnmatch`.
+
+    A run is named for its chain or job with the start of a digest: `guide` names `guide-1f2e3d4c`, and its repetitions
+    `guide-1f2e3d4c-2`.
+    """
+    literal = re.sub(r"([*?[])", r"[\1]", word)
+    suffixed = f"{literal}-{'[0-9a-f]' * DIGEST_LENGTH}"
+    return literal, suffixed, f"{suffixed}-[1-9]*"
+
+
+def is_named(word: str, name: str) -> bool:
+    """Return whether a run of that name is meant by a word: its name, or the name that its job or chain was given."""
+    return bool(word) and any(fnmatchcase(name, pattern) for pattern in name_patterns(word))
 
 
 def is_reserved(tag: str) -> bool:

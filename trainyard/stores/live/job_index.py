@@ -25,6 +25,7 @@ import orjson
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.states import JobState
+from trainyard.stores.live.job_ids import is_named, name_patterns
 
 VERSION = 2
 """Of the tables: a file of another version is made again."""
@@ -53,6 +54,8 @@ create table facts (name text primary key, value real);
 """
 CHANGES, SYNCED, TRIED = "changes", "synced_at", "tried_at"
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELED})
+NAMED = "name glob ? or name glob ? or name glob ?"
+"""A condition for the patterns of `name_patterns`."""
 TEXTS = ("id", "run_id", "name", "base_model", "message")
 """Fields that a search by text looks into, together with the tags."""
 
@@ -79,9 +82,10 @@ class JobQuery:
 
     def accepts(self, row: Mapping[str, Any]) -> bool:
         """Whether a row is one of those, wherever it is in their order."""
-        exact = {name: getattr(self, name) for name in ("tenant", "name", "backend", "stage") if getattr(self, name)}
+        exact = {name: getattr(self, name) for name in ("tenant", "backend", "stage") if getattr(self, name)}
         return (
             all(row.get(name) == value for name, value in exact.items())
+            and (not self.name or is_named(self.name, str(row.get("name") or "")))
             and self.state in (None, row["state"])
             and self.text.lower() in text_of(row)
             and (self.after is None or place_of(row) < self.after)
@@ -240,10 +244,10 @@ class JobIndex:
         first, last = word.lower(), word.lower() + LAST_CHARACTER
         text = (
             "select row from jobs where run_id in (select run_id from jobs where run_id between ? and ? "
-            "union select run_id from jobs where id between ? and ? union select run_id from jobs where name = ?) "
+            f"union select run_id from jobs where id between ? and ? union select run_id from jobs where {NAMED}) "
             "and (? = '' or tenant = ?) order by created desc, run_id desc limit ?"
         )
-        found = self.query(text, first, last, first, last, word, tenant, tenant, MOST_MATCHES)
+        found = self.query(text, first, last, first, last, *name_patterns(word), tenant, tenant, MOST_MATCHES)
         return [read_row(blob) for (blob,) in found]
 
     def rows_of(self, run_ids: Iterable[str]) -> dict[str, Row]:
@@ -387,11 +391,14 @@ def count_change(database: sqlite3.Connection) -> None:
 
 def conditions(query: JobQuery) -> tuple[str, list[Any]]:
     """The `where` of a query and its values."""
-    names = ("tenant", "state", "name", "backend", "stage")
-    given = [(f"{name} = ?", getattr(query, name)) for name in names if getattr(query, name)]
+    names = ("tenant", "state", "backend", "stage")
+    exact = [(f"{name} = ?", getattr(query, name)) for name in names if getattr(query, name)]
     if query.text:
-        given.append(("instr(text, ?) > 0", query.text.lower()))
-    parts, values = [text for text, _ in given], [value for _, value in given]
+        exact.append(("instr(text, ?) > 0", query.text.lower()))
+    parts, values = [text for text, _ in exact], [value for _, value in exact]
+    if query.name:
+        parts.append(f"({NAMED})")
+        values += name_patterns(query.name)
     if query.after is not None:
         parts.append("(created, run_id) < (?, ?)")
         values += query.after

@@ -16,7 +16,7 @@ from trainyard.api.verbs.chains import missing_backend
 from trainyard.api.verbs.chains.tenancy import keep_to_tenant, require_free_tags
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.chain import ResolvedChain
-from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
+from trainyard.stores.live.job_ids import DIGEST_LENGTH, JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
 
 RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -58,7 +58,7 @@ def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunRe
     chain = planning.resolved(wanted.spec, settings)
     waits = missing_backend.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
     tags = (*given.tags, *own_tags, *refresh_tags(given, chain), *tags_of(chain, context))
-    watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:8]}"
+    watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:DIGEST_LENGTH]}"
     started: RunResult = watching.start_run(
         wanted.deployment, wanted.parameters,
         settings=settings, tags=tags, waits=waits, called=called, key=key_of(context),
