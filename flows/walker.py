@@ -180,7 +180,7 @@ def state_of(future: Future, reason: str = "") -> State[Any]:
     Prefect raises `Pause` in a node that it did not start, or whose end it saw suspended.
     """
     if not done(future):
-        return Cancelled(name=PREEMPTED, message="it was still running")
+        return Cancelled(name=PREEMPTED, message="stopped before its next save")
     if future.wrapped_future.cancelled():
         return Pending(name="NotReady")
     error = future.wrapped_future.exception()

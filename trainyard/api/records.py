@@ -49,6 +49,7 @@ class NodeState(StrEnum):
 
     PENDING = "pending"
     RUNNING = "running"
+    PAUSED = "paused"
     COMPLETED = "completed"
     REUSED = "reused"
     FAILED = "failed"

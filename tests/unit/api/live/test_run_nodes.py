@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,32 @@ def test_a_node_of_a_run_that_was_stopped_is_not_running(run: Run) -> None:
     run.record.emit("trainer", "started", key=KEY)
     run.state(JobState.CANCELED)
     assert run.states()["trainer"] == "canceled"
+
+
+def test_a_node_is_paused_with_its_run_and_waits_when_that_continues(run: Run) -> None:
+    run.begin()
+    run.record.emit("trainer", "started", key=KEY)
+    run.state(JobState.PAUSED, detail="pausing")
+    assert run.states()["trainer"] == "paused"
+    run.record.emit("trainer", "stopped", message="Stopped after step 3.", reason="pause")
+    assert run.states()["trainer"] == "paused"
+    run.state(JobState.PENDING, detail="resuming")
+    assert run.states()["trainer"] == "pending"
+    run.record.emit("trainer", "started", key=KEY)
+    run.state(JobState.RUNNING)
+    assert run.states()["trainer"] == "running"
+    run.record.emit("trainer", "stopped", message="Stopped after step 4.", reason="cancel")
+    run.state(JobState.CANCELED)
+    assert run.states()["trainer"] == "canceled"
+
+
+def test_the_seconds_of_a_node_end_with_its_attempt(run: Run) -> None:
+    run.begin()
+    with run.record.folder.joinpath("events.jsonl").open("a") as stream:
+        for at, event in ((100, "started"), (101, "progress"), (103.5, "finished"), (180, "reused")):
+            stream.write(json.dumps({"time": at, "node": "validator", "event": event, "key": KEY}) + "\n")
+    (validator,) = (node for node in list_nodes(JobInput(job=JOB), run.context).nodes if node.id == "validator")
+    assert (validator.state, validator.seconds) == ("reused", 3.5)
 
 
 def test_the_end_is_the_record_of_the_run(run: Run) -> None:

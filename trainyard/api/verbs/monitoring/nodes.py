@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ STATES = {
     "skipped": NodeState.SKIPPED,
 }  # fmt: skip
 """Event of a run -> the state of its node from then on."""
+ATTEMPT_ENDS = ("finished", "failed", "stopped")
 ENDED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
 LEVELS = {"warning": 30, "failed": 40}
 
@@ -140,15 +141,11 @@ def node_now(
     node: ResolvedNode, events: list[Event], end: NodeResult | None, row: Mapping[str, Any], store: ArtifactStore
 ) -> RunNode:
     stated = [event for event in events if event["event"] in STATES]
-    state = STATES[stated[-1]["event"]] if stated else NodeState.PENDING
-    if state is NodeState.RUNNING and row["state"] in (JobState.PAUSED, *ENDED):
-        state = NodeState.CANCELED  # its process is gone, or about to go
-    started = next((event["time"] for event in reversed(stated) if event["event"] == "started"), None)
+    state = state_now(STATES[stated[-1]["event"]] if stated else NodeState.PENDING, row["state"])
     last = events[-1] if events else {}
     given: dict[str, Any] = {
         "state": state, "message": str(last.get("message") or last.get("text") or ""),
-        "seconds": round(last["time"] - started, 3) if started is not None else 0.0,
-        "fraction": last.get("fraction") if state is NodeState.RUNNING else None,
+        "seconds": seconds_of(events), "fraction": last.get("fraction") if state is NodeState.RUNNING else None,
     }  # fmt: skip
     if state in (NodeState.COMPLETED, NodeState.REUSED):
         given["outputs"] = outputs_of(store, str(stated[-1]["key"]))
@@ -157,6 +154,30 @@ def node_now(
     return RunNode(
         id=node.id, type=node.type, needs=node.needs, inputs=node.inputs, makes=node.produces, **given
     )  # fmt: skip
+
+
+def state_now(state: NodeState, run: JobState) -> NodeState:
+    """Return the state of a node whose last event said `state`, in a run that is in state `run` by now.
+
+    In a paused run, a node that runs or was stopped is paused; one that was stopped waits once its run continues.
+    """
+    if state not in (NodeState.RUNNING, NodeState.CANCELED):
+        return state
+    if run is JobState.PAUSED:
+        return NodeState.PAUSED
+    if run in ENDED:
+        return NodeState.CANCELED  # its process is gone, or about to go
+    return state if state is NodeState.RUNNING else NodeState.PENDING
+
+
+def seconds_of(events: Sequence[Event]) -> float:
+    """Return how long the last attempt of a node took: until its end, or until its last event so far."""
+    starts = [index for index, event in enumerate(events) if event["event"] == "started"]
+    if not starts:
+        return 0.0
+    attempt = events[starts[-1] :]
+    last = next((event for event in attempt if event["event"] in ATTEMPT_ENDS), attempt[-1])
+    return round(float(last["time"] - attempt[0]["time"]), 3)
 
 
 def outputs_of(store: ArtifactStore, key: str) -> dict[Port, Reference]:
