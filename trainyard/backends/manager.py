@@ -16,6 +16,7 @@ writes every change of its state into `stores/jobs`; how far a job is, it reads 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from threading import Event as Flag
 from threading import Lock, Thread
+
+import psutil
 
 from trainyard.backends import states
 from trainyard.backends.base import Handle, Probe, check, probe, run_training, work_folder
@@ -261,6 +264,9 @@ class TrainingManager:
             backend=config.backend,
             base_model=config.base_model or job.base,
             work=str(work_folder(job, self.settings)),
+            tenant=self.settings.tenant,
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
             created=time.time(),
         )
         backend, folder = self.backends[config.backend], self.store.folder / record.id

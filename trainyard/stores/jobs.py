@@ -46,6 +46,11 @@ class JobRecord(BaseModel):
     """Folder of its events, log and checkpoints."""
     result: str = ""
     """Folder of the adapter or model, once it is completed."""
+    tenant: str = "default"
+    pid: int | None = None
+    """The process that submitted it, and steers it while it lives."""
+    process_started: float = 0.0
+    """When that process was created (seconds of the epoch): another one may get its number."""
     created: float = 0.0
     updated: float = 0.0
     facts: dict[str, Any] = {}

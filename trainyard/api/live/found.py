@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from trainyard.api.context import Context
+from trainyard.api.live.recorded import find_recorded, merge_recorded
 from trainyard.api.live.trainings import with_files
 from trainyard.api.records import RunResult
 from trainyard.api.stack import import_prefect_client
@@ -47,6 +48,8 @@ def find_job(word: str, context: Context) -> FoundJob:
     neither Prefect nor the index can say.
     """
     settings, tenant, index = context.settings, context.caller.tenant, open_index(context.settings)
+    if recorded := find_recorded(word, settings, tenant):
+        return FoundJob(the_only(recorded, word), None)
     now, fresh = time.time(), index.freshness()
     if fresh.is_kept(now) and (found := index.find(word, tenant)):
         return FoundJob(the_only(found, word), fresh.as_of(now))
@@ -65,14 +68,15 @@ def list_jobs(query: JobQuery, context: Context) -> FoundJobs:
     settings, index = context.settings, open_index(context.settings)
     now, fresh = time.time(), index.freshness()
     if fresh.is_kept(now):
-        return FoundJobs(index.select(query), fresh.as_of(now))
+        return FoundJobs(merge_recorded(index.select(query), query, settings), fresh.as_of(now))
     try:
         rows, cursor = import_prefect_client(settings, "listing").select_jobs(query, settings.runs)
     except Unavailable:
         if fresh.synced_at is None:
             raise
-        return FoundJobs(index.select(query), fresh.as_of(now))
-    return FoundJobs(JobPage([with_files(row, settings) for row in rows], cursor), None)
+        return FoundJobs(merge_recorded(index.select(query), query, settings), fresh.as_of(now))
+    page = JobPage([with_files(row, settings) for row in rows], cursor)
+    return FoundJobs(merge_recorded(page, query, settings), None)
 
 
 def the_only(found: Sequence[dict[str, Any]], word: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter
 from trainyard.api.access.secrets import known_secrets, redact_lines, text_before
 from trainyard.api.context import Context
 from trainyard.api.live import found
+from trainyard.api.live.recorded import NODE, find_recorded, refuse_steering
 from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_lines_before, read_rest
 from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.api.planning import JOB, merged
@@ -216,6 +217,10 @@ def progress_of(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_logs(given: requests.LogsInput, context: Context) -> JobLog:
+    if find_recorded(given.job, context.settings, context.caller.tenant):
+        if given.follow:
+            refuse_steering(given.job, context.settings, context.caller.tenant)
+        return read_part(given.model_copy(update={"source": given.source or NODE}), context)
     if given.source is not None and not given.follow:
         return read_part(given, context)
     return read_logs(import_prefect_client(context.settings, "listing"), given, context)
@@ -253,6 +258,7 @@ def cancel_job(given: requests.StopInput, context: Context) -> Job:
 def resume_job(given: requests.ResumeInput, context: Context) -> Resumed:
     """Continue a job that is paused, failed, crashed or cancelled, or start one whose trainer is here now."""
     since, settings = time.time(), context.settings
+    refuse_steering(given.job, settings, context.caller.tenant)
     listing = import_prefect_client(settings, "listing")
     row = listing.find_job(given.job, context.caller.tenant)
     refuse_changes(row, given.parameters)
@@ -289,6 +295,7 @@ def body(given: requests.CreateInput) -> dict[str, Any]:
 
 def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause", "cancel"]) -> Job:
     """Pause or cancel a job and, if that is wanted, wait until its process is gone."""
+    refuse_steering(given.job, context.settings, context.caller.tenant)
     listing, operating = (import_prefect_client(context.settings, name) for name in ("listing", "operating"))
     run_id = listing.find_job(given.job, context.caller.tenant)["run_id"]
     (operating.pause_run if verb == "pause" else operating.cancel_run)(run_id)
@@ -335,7 +342,7 @@ def read_part(given: requests.LogsInput, context: Context) -> JobLog:
     """
     row, _ = found.find_job(given.job, context)
     source, known = given.source or RUN_LOG, known_secrets(context.settings)
-    if source == RUN_LOG:
+    if source == RUN_LOG and "is_recorded" not in row:
         return read_run_log(row, given, import_prefect_client(context.settings, "listing"), known)
     logs = {work.node: work.log for work in trainings_of(row)}
     if source not in logs:
