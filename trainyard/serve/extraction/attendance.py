@@ -256,6 +256,8 @@ def affiliation(name: str, insides: list[str], rest: str, initials: frozenset[st
     after = re.split(r"\s*[,;]\s*|\s+[/|–—\-]\s+", separated["text"] if separated else "")
     within = [part for inside in insides if inside not in initials for part in re.split(r"\s*[,;/]\s*", inside)]
     for part in [*within, *(part for part in after if not names.is_abbreviation_of(part, name))]:
+        if names.is_address(part):
+            break  # what follows a street is a place
         if company := names.company_name(part):
             return company
     return ""

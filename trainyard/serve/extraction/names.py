@@ -37,11 +37,12 @@ WORD = re.compile(r"[^\W\d_]+(?:['’\-][^\W\d_]+)*")
 LOWER = re.compile(r"(?<![\w@/#.\-])[^\W\d_A-Z]{2,}(?![\w@/\-]|\.\w)")
 
 _WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
-DETERMINERS, GROUPS, ORGANISATIONS, ROLES, REMARKS, TOPICS, PRODUCTS = (
+DETERMINERS, GROUPS, ORGANISATIONS, ROLES, REMARKS, TOPICS, PRODUCTS, ADDRESSES = (
     frozenset(" ".join(_WORDS[name]).split())
-    for name in ("determiners", "groups", "organisations", "roles", "remarks", "topics", "products")
+    for name in ("determiners", "groups", "organisations", "roles", "remarks", "topics", "products", "addresses")
 )
-"""Words that are never part of a name, by what they mean; products are known to every reader of minutes."""
+"""Words that are never part of a name, by what they mean; products are known to every reader of minutes. Those of
+addresses end a name at most: `Nathan Lane`."""
 NEVER_PEOPLE = (
     GROUPS
     | ORGANISATIONS
@@ -70,7 +71,15 @@ def is_person(name: str) -> bool:
         and not all(word.isupper() and len(word) < 5 for word in name.split())
         and not re.search(r"[\d@/]", name)
         and not any(word in NEVER_PEOPLE for word in plain)
+        and not (len(plain) > 2 and is_address(name))
     )
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is a part of a postal address: it names a street, or begins or ends with a number."""
+    parts = [part.casefold().strip(".,") for part in text.split()]
+    numbered = len(parts) > 1 and any(re.fullmatch(r"\d{1,5}[a-z]?", part) for part in (parts[0], parts[-1]))
+    return numbered or any(part in ADDRESSES or part.endswith(("straße", "strasse")) for part in parts[1:] or parts)
 
 
 def is_person_in_text(name: str, common: frozenset[str]) -> bool:
@@ -120,6 +129,8 @@ def company_name(text: str) -> str:
     parts = text.split()
     plain = [part.casefold().strip(".,") for part in parts]
     if not 1 <= len(parts) <= 5 or NO_COMPANY.search(text) or not re.search(r"[^\W\d_]{2}|\d[^\W\d_]", text):
+        return ""
+    if is_address(text):
         return ""
     if any(word in NOT_COMPANIES for word in plain) or all(word in TOPICS or word in DETERMINERS for word in plain):
         return ""

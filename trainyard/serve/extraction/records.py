@@ -1,8 +1,7 @@
-"""Labelled fields of a document, as records of (label, value): lines of Markdown and YAML, objects of JSON."""
+"""Labelled lines of a text as records of (label, value); what is data, `structured.py` reads."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -23,35 +22,6 @@ PART_OF_NAME = re.compile(
 IN_BRACES = re.compile(r"\{(?P<inside>[^{}\n]{1,200})\}")
 SHARED = 2
 """Lines between a first and a last name, such as a middle one."""
-
-
-def json_records(document: str) -> list[Record] | None:
-    """(label, value) pairs of each object of a JSON document; None if it is none."""
-    if not document.lstrip().startswith(("{", "[")):
-        return None
-    try:
-        given = json.loads(document)
-    except (ValueError, RecursionError):
-        return None
-    top = given if isinstance(given, list) else [given]
-    return [list(flat(one)) for one in top if isinstance(one, dict)]
-
-
-def flat(value: dict[str, Any], depth: int = 0) -> Iterator[tuple[str, str]]:
-    """The texts and numbers of an object; a nested object is read under its own label's name (`company: {name: …}`)."""
-    if own := first_and_last(value):
-        yield "name", own
-    for label, inside in value.items():
-        word = plain(label)
-        for one in inside if isinstance(inside, list) else [inside]:
-            if isinstance(one, dict) and depth < 4:
-                name = next((str(part) for key, part in one.items() if plain(key) in WHOLE), "")
-                if name and not first_and_last(one):
-                    yield word, name
-                rest = {key: part for key, part in one.items() if plain(key) not in WHOLE} if name else one
-                yield from flat(rest, depth + 1)
-            elif isinstance(one, str | int) and not isinstance(one, bool):
-                yield word, str(one)
 
 
 def plain(label: object) -> str:

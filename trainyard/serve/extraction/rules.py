@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 from trainyard.serve.extraction import attendance, extraction, names
-from trainyard.serve.extraction.records import Record, json_records, text_records, with_whole_names
+from trainyard.serve.extraction.records import GIVEN, WHOLE, Record, text_records, with_whole_names
+from trainyard.serve.extraction.structured import Vocabulary, read_data
 from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS, RELATION_KINDS, normalise_name
 
 MODEL = extraction.RULES
@@ -30,6 +31,20 @@ FIELDS = {
     "location": ("location", "city", "office", "place", "headquarters", "country", "site", "address"),
 }  # fmt: skip
 KIND_OF = {label: kind for kind, labels in FIELDS.items() for label in labels}
+LISTS = {
+    "person": ("persons", "employee", "employees", "staff", "member", "members", "speakers", "authors", "owners",
+               "attendees", "participants"),
+    "company": ("companies", "organisations", "organizations", "customers", "clients", "partners", "vendors"),
+    "project": ("initiatives", "programmes"),
+    "location": ("locations", "cities", "offices", "places", "sites"),
+}  # fmt: skip
+"""Keys of data, and types of its objects, besides the labels of text."""
+DATA_KINDS = KIND_OF | {label: kind for kind, labels in LISTS.items() for label in labels}
+VOCABULARY = Vocabulary(DATA_KINDS, frozenset({*WHOLE, *GIVEN, *extraction.ATTRIBUTE_NAMES}))
+BUSINESS_PARTNERS = frozenset(
+    {"customer", "client", "partner", "vendor", "customers", "clients", "partners", "vendors"}
+)
+"""Labels of companies that are not the employer of a record's people where another label names one."""
 OF_ONE = ("name", "full name", "contact", "person")
 """Labels whose record is that person's: its e-mail address and its phone number are theirs."""
 BETWEEN, BETWEEN_PLACES = r"\s*[,;]\s+(?![^()]{0,200}\))", r"\s*;\s+"
@@ -125,16 +140,15 @@ class Mentions:
 def extract(document: str) -> dict[str, Any]:
     """The answer for one document, as `SCHEMA` has it."""
     found = Mentions(names.common_words(document), frozenset(SPEAKING.findall(document)))
-    records = json_records(document)
-    if records is not None:
-        for record in records:
-            read_record(record, found)
-    else:
-        lines = with_whole_names(document)
-        read_lists(document, found)
-        for record in text_records(lines):
-            read_record(record, found)
-        read_prose(document, found)
+    records, text = read_data(document, VOCABULARY)
+    for record in records or ():
+        read_record(record, found, DATA_KINDS)
+        read_prose("\n".join(value for _, value in record), found)
+    if text:
+        read_lists(text, found)
+        for record in text_records(with_whole_names(text)):
+            read_record(record, found, KIND_OF)
+        read_prose(text, found)
     return found.answer()
 
 
@@ -156,23 +170,30 @@ def read_tables(text: str, found: Mentions, *, listed: bool) -> None:
                 found.add("person", person["name"], **given)
 
 
-def kind_of(label: str) -> str | None:
-    return KIND_OF.get(label) or ("person" if attendance.is_attendance(label) else None)
+def kind_of(label: str, kinds: Mapping[str, str] = KIND_OF) -> str | None:
+    return kinds.get(label) or ("person" if attendance.is_attendance(label) else None)
 
 
-def read_record(record: Record, found: Mentions) -> None:
-    """The entities of labelled values, and what a record joins."""
+def read_record(record: Record, found: Mentions, kinds: Mapping[str, str]) -> None:
+    """Add the entities of labelled values, and what a record joins."""
     attributes = {key: value for key, value in record if key in extraction.ATTRIBUTE_NAMES}
     ends: dict[str, list[dict[str, str]]] = {kind: [] for kind in FIELDS}
+    employers: list[dict[str, str]] = []
     for label, same in groupby(record, key=lambda pair: pair[0]):
-        kind, values = kind_of(label), [value.strip("[]") for _, value in same]
+        kind, values = kind_of(label, kinds), [value.strip("[]") for _, value in same]
+        if label == "name" and all(map(names.COMPANY.fullmatch, values)):
+            kind = "company"
         if kind == "person":
             ends[kind] += read_people(values, attributes if label in OF_ONE else {}, found)
         elif kind is not None:
             between = BETWEEN_PLACES if kind == "location" else BETWEEN
             parts = (part for value in values for part in re.split(between, value))
             given = (part for part in parts if not is_sentence(part))
-            ends[kind] += [end for name in given if (end := found.add(kind, name)) is not None]
+            named = [end for name in given if (end := found.add(kind, name)) is not None]
+            ends[kind] += named
+            employers += named if kind == "company" and label not in BUSINESS_PARTNERS else []
+    if len(employers) == 1:
+        ends["company"] = employers
     join_record(ends, found)
 
 
@@ -249,6 +270,9 @@ def read_brackets(match: re.Match[str], found: Mentions) -> None:
 
 
 def read_affiliation(match: re.Match[str], found: Mentions) -> None:
+    following = names.WORD.match(match.string[match.end() :].lstrip(" \t"))
+    if following and names.is_address(f"{match['company']} {following.group()}"):
+        return
     company = names.company_name(match["company"])
     if company and not is_common(company, found.common) and (person := found.add_person_of_text(match["person"])):
         found.join("works_at", person, found.add("company", company))

@@ -1,0 +1,182 @@
+"""Documents that are data: JSON, JSON Lines, YAML, and the front matter of a page, each object as one record.
+
+An object's own fields are its record, so that two people of one list keep their own addresses and employers. Its key,
+or a field `type`, says what it is: `companies: [{name: …}]`, `people: {Jane Doe: {employer: …}}`. The object around it
+gets its name, unless it names an employer of its own.
+
+Every scalar of YAML is read as text: an account number `0471` stays what it is. Duplicate keys, anchors that expand
+beyond `MOST_NODES`, and text that only looks like YAML (`- Jane Doe: Let us begin.`) are read as lines instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from trainyard.serve.extraction.records import FAMILY, GIVEN, WHOLE, Record, first_and_last, plain
+
+MOST_NODES, MOST_DEPTH = 20_000, 8
+TYPES = ("type", "kind", "@type", "entity type", "category")
+FRONT_MATTER = re.compile(r"\A---[ \t]*\n(?P<data>.*?)^(?:---|\.\.\.)[ \t]*$\n?", re.DOTALL | re.MULTILINE)
+YAML_SIGNS = re.compile(r"^\s*(?:-\s+)?[\w \"']{1,40}:\s*(?:$|[\"'|>{\[&*])", re.MULTILINE)
+"""A line that only YAML explains: a key of nested lines, a quoted value, a block, a flow."""
+
+
+class UniqueKeys(yaml.BaseLoader):
+    """Reads every scalar as text, and refuses a mapping that has a key twice: the first value would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) < len(node.value):
+            raise yaml.constructor.ConstructorError(None, None, "a key occurs twice", node.start_mark)
+        return mapping
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the labels of records mean: label -> kind, and the labels that a description of a person or company has."""
+
+    kinds: Mapping[str, str]
+    known: Set[str]
+
+
+def read_data(document: str, words: Vocabulary) -> tuple[list[Record] | None, str]:
+    """Return the records of a document's data, None where it has none, and the text that is left to read as lines."""
+    values = json_values(document)
+    if values is not None:
+        return records_of(values, words), ""
+    if (matter := FRONT_MATTER.match(document)) and (value := yaml_value(matter["data"])):
+        return records_of([value], words), document[matter.end() :]
+    if YAML_SIGNS.search(document) and (value := yaml_value(document)) and is_described(value, words):
+        return records_of([value], words), ""
+    return None, document
+
+
+def json_values(document: str) -> list[Any] | None:
+    """Return the value of a JSON document, or those of its lines; None if it is neither."""
+    if not document.lstrip().startswith(("{", "[")):
+        return None
+    for texts in ([document], [line for line in document.splitlines() if line.strip()]):
+        try:
+            return [json.loads(text) for text in texts]
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def yaml_value(text: str) -> Any:
+    """Return the mapping or list of a YAML document; None if it is none."""
+    try:
+        value = yaml.load(text, UniqueKeys)
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError):  # TypeError: a key that is a list
+        return None
+    return value if isinstance(value, dict | list) else None
+
+
+def is_described(value: Any, words: Vocabulary) -> bool:
+    """Return whether most objects of a value have a field that this reader knows: minutes as YAML do not."""
+    objects = list(objects_in(value))
+    described = sum(any(plain(key) in words.known or plain(key) in words.kinds for key in one) for one in objects)
+    return bool(objects) and described * 2 > len(objects)
+
+
+def objects_in(value: Any) -> Iterator[dict[Any, Any]]:
+    """Yield the objects of a value, at most `MOST_NODES` values deep and wide."""
+    waiting, seen = [value], 0
+    while waiting and seen < MOST_NODES:
+        node = waiting.pop()
+        seen += 1
+        if isinstance(node, dict):
+            yield node
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+
+
+def records_of(values: list[Any], words: Vocabulary) -> list[Record]:
+    """Return one record for each object, in the order in which the document has them."""
+    reader = ObjectReader(words)
+    for value in values:
+        for entry in value if isinstance(value, list) else [value]:
+            if isinstance(entry, dict):
+                reader.read(entry, "", 0)
+    return reader.records
+
+
+class ObjectReader:
+    """Collects the records of nested objects; `left` bounds what an alias of YAML may repeat."""
+
+    def __init__(self, words: Vocabulary) -> None:
+        self.words, self.records, self.left = words, list[Record](), MOST_NODES
+
+    def read(self, value: dict[Any, Any], label: str, depth: int) -> tuple[str, str]:
+        """Add the record of an object that is below a key; return its label and name for the object around it.
+
+        Both are empty for an object without a name, and for one whose own record says where it belongs.
+        """
+        self.left -= len(value)
+        if depth > MOST_DEPTH or self.left < 0:
+            return "", ""
+        fields = {plain(key): part for key, part in value.items()}
+        name, label = name_of(fields), self.label_of(fields, label)
+        record: Record = []
+        self.records.append(record)
+        if name:
+            record.append((label, name))
+        for key, part in fields.items():
+            if key not in (*TYPES, *WHOLE, *GIVEN, *FAMILY):
+                record += self.fields_of(key, part, depth)
+        employers = [key for key, _ in record if self.words.kinds.get(key) == "company"]
+        belongs = self.words.kinds.get(label) == "person" and employers
+        return ("", "") if not name or belongs else (label, name)
+
+    def label_of(self, fields: Mapping[str, Any], key: str) -> str:
+        """Return the label of an object's name: by its type, by the key that it is below, or `name` where nobody says.
+
+        A `product: {name: …}` keeps its own key, which names no kind: it is not a person.
+        """
+        kinds = self.words.kinds
+        typed = next((plain(fields[word]) for word in TYPES if isinstance(fields.get(word), str)), "")
+        label = typed if typed in kinds else key if key in kinds or (key and not is_person_like(fields)) else "name"
+        return "name" if kinds.get(label) == "person" else label
+
+    def fields_of(self, key: str, part: Any, depth: int) -> Record:
+        """Return the fields that a value adds to the record of its object; nested objects get records of their own."""
+        if isinstance(part, dict) and key in self.words.kinds and part and all(map(is_object, part.values())):
+            part = [{"name": str(name), **(inside or {})} for name, inside in part.items()]
+        record: Record = []
+        for entry in part if isinstance(part, list) else [part]:
+            if isinstance(entry, dict):
+                if name_of({plain(word): value for word, value in entry.items()}):
+                    below = self.read(entry, key, depth + 1)
+                    record += [below] if below[0] else []
+                else:  # an address, a section: its fields are this object's
+                    self.left -= len(entry)
+                    if depth < MOST_DEPTH and self.left >= 0:
+                        for word, value in entry.items():
+                            record += self.fields_of(plain(word), value, depth + 1)
+            elif isinstance(entry, str | int) and not isinstance(entry, bool):
+                record.append((key, str(entry)))
+        return record
+
+
+def is_object(value: Any) -> bool:
+    return isinstance(value, dict) or value in (None, "")
+
+
+def name_of(fields: Mapping[str, Any]) -> str:
+    """Return the name of an object by its plain labels: a whole one, or a first and a last one; empty without."""
+    inside = next((fields[key] for key in WHOLE if isinstance(fields.get(key), str | dict)), "")
+    whole = first_and_last(inside) if isinstance(inside, dict) else inside.strip()
+    return first_and_last(dict(fields)) or whole
+
+
+def is_person_like(fields: Mapping[str, Any]) -> bool:
+    """Return whether only people have these fields."""
+    parts = isinstance(fields.get("name"), dict) or first_and_last(dict(fields))
+    return bool(parts or {"employer", "job title", "birthday", "pronouns"} & fields.keys())
