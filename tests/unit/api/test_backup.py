@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
 import json
 import os
@@ -30,6 +32,7 @@ from trainyard.backends.manager import TrainingManager
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
+from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.local import LadybugGraph
@@ -206,6 +209,74 @@ def test_a_changed_backup_is_refused_and_leaves_nothing(
     assert not home.exists()
     assert not (tmp_path / ".home.restoring").exists()
     assert not (tmp_path.parent / "outside.txt").exists()
+
+
+def add_member(path: Path, member: tarfile.TarInfo, data: bytes = b"") -> None:
+    """Put a member before the others, and its digest into the manifest."""
+    before = list(members(path))
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+        for other, content in before:
+            if other.name == "manifest.json":
+                manifest = json.loads(content)
+                manifest["files"][member.name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+                content = json.dumps(manifest).encode()
+                other.size = len(content)
+            archive.addfile(other, io.BytesIO(content))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "home/prefect-auth-string", "home/envs/trl/bin/python", "home/services/server.json", "home/live/jobs.sqlite3",
+        "home/jobs", "home/prefect/prefect.db", "home/prefect/prefect.db/x", f"home/{'x' * 300}",
+    ],
+)  # fmt: skip
+def test_members_that_no_backup_contains_are_refused(backup: Path, home: Path, name: str) -> None:
+    """A login text, programs, records of processes; one name twice, a file as a folder, a name that is too long."""
+    add_member(backup, tarfile.TarInfo(name), b"x")
+    shutil.rmtree(home)
+    with pytest.raises(Corrupt, match="is not a valid backup"):
+        restore(RestoreInput(file=backup), context(home))
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"files": []}, {"made": None}, {"files": {"home/x": {"sha256": 1}}}, {"home": 3}, {"more": 1}]
+)
+def test_a_manifest_that_no_backup_writes_is_refused(backup: Path, home: Path, change: dict[str, object]) -> None:
+    def change_manifest(name: str, data: bytes) -> tuple[str, bytes]:
+        return name, json.dumps({**json.loads(data), **change}).encode() if name == "manifest.json" else data
+
+    changed(backup, change_manifest)
+    shutil.rmtree(home)
+    with pytest.raises(Corrupt, match="Its manifest is wrong at"):
+        restore(RestoreInput(file=backup), context(home))
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("kind", ["manifest", "header"])
+def test_an_archive_that_would_fill_the_memory_is_refused(home: Path, tmp_path: Path, kind: str) -> None:
+    """Some kilobytes that unpack to a manifest, or to the header of a long name, of 300 MB."""
+    member, zeros = tarfile.TarInfo("manifest.json" if kind == "manifest" else "././@LongLink"), bytes(1 << 20)
+    member.type, member.size = tarfile.REGTYPE if kind == "manifest" else tarfile.GNUTYPE_LONGNAME, 300 << 20
+    with gzip.open(tmp_path / "bomb.tar.gz", "wb", compresslevel=1) as stream:
+        stream.write(member.tobuf())
+        for _ in range(300):
+            stream.write(zeros)
+    with pytest.raises(Corrupt, match=r"314,572,800 bytes"):
+        restore(RestoreInput(file=tmp_path / "bomb.tar.gz"), context(home))
+
+
+def test_a_restore_reports_the_tokens_and_settings_that_it_brings(used_home: Path, tmp_path: Path) -> None:
+    TokenFile(used_home).create("ci", "read", "", 30)
+    (used_home / "trainyard.toml").write_text("threads = 1\n")
+    back_up(BackupInput(file=tmp_path / "b.tar.gz"), context(used_home))
+    shutil.rmtree(used_home)
+    restored = restore(RestoreInput(file=tmp_path / "b.tar.gz"), context(used_home))
+    assert (restored.tokens, restored.settings) == (1, True)
+    assert "its 1 access tokens are valid here now" in restored_text(restored)
 
 
 @pytest.mark.parametrize("keep", [0, 10, 0.5, 0.999])

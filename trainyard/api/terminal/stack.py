@@ -95,4 +95,11 @@ def backup_text(result: Any) -> str:
 def restored_text(result: Any) -> str:
     when = datetime.fromtimestamp(result.made, UTC).strftime("%Y-%m-%d %H:%M UTC")
     made = f"made {when} by Trainyard {result.version}"
-    return f"{result.home}: {result.files:,} files, {result.bytes:,} bytes, {made}\nnext: trainyard up"
+    lines = [f"{result.home}: {result.files:,} files, {result.bytes:,} bytes, {made}"]
+    if result.tokens:
+        lines.append(f"its {result.tokens:,} access tokens are valid here now: `trainyard tokens list`")
+    if result.settings:
+        lines.append(
+            "its trainyard.toml is in effect, and may name programs that runs start: read it if others made it"
+        )
+    return "\n".join([*lines, "next: trainyard up"])

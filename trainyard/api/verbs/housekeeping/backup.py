@@ -20,13 +20,15 @@ import sqlite3
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import orjson
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 import trainyard
 from trainyard.api.context import Context
@@ -36,6 +38,7 @@ from trainyard.api.verbs.housekeeping.gc import REMOVING
 from trainyard.compute.child import faultpoint
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
+from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.local import LadybugGraph
@@ -53,6 +56,54 @@ SMALL_BYTES = 64 << 20
 EMPTY_FOLDER = {"sha256": "", "bytes": 0}
 LEVEL = 3
 """Of gzip: weights hardly shrink at any level, records do at this one."""
+
+
+MOST_MANIFEST_BYTES = 128 << 20
+"""Of the list of a home's files: about a million of them."""
+MOST_HEADER_BYTES = 1 << 20
+"""Of a member's own header, such as a long name; `tarfile` reads it at once."""
+HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+OF_THE_ARCHIVE = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP})
+"""Errors of the disk that a member's name causes: two of one name, a file that is a folder, a name that is too long."""
+SETTINGS = "trainyard.toml"
+
+
+class MemberFacts(BaseModel):
+    """What a manifest says of one member."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sha256: str
+    bytes: NonNegativeInt
+
+
+class BackupManifest(BaseModel):
+    """The last member of a backup."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    backup: int
+    trainyard: str
+    made: float
+    home: str
+    files: dict[str, MemberFacts]
+
+
+class BoundedMember(tarfile.TarInfo):
+    """A member whose header cannot fill the memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in HEADERS and member.size > MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {member.size:,} bytes")
+        return member
 
 
 class BackedUp(Response):
@@ -76,6 +127,10 @@ class Restored(Response):
     """When the backup was made, in seconds of the epoch."""
     version: str
     """Of the Trainyard that made it."""
+    tokens: int = 0
+    """Access tokens of the backup, which are valid here now."""
+    settings: bool = False
+    """Whether it brought a trainyard.toml, which may name programs that a run starts."""
 
 
 # Backup
@@ -268,6 +323,7 @@ def restore(given: RestoreInput, context: Context) -> Restored:
             manifest = unpack(given.file, temporary)
             faultpoint("restore.unpacked")
             require_place(manifest, home)
+            tokens = len(TokenFile(temporary).list())
             mark_restored(temporary, given.file)
             flush_tree(DISK, temporary)
             faultpoint("restore.verified")
@@ -277,10 +333,10 @@ def restore(given: RestoreInput, context: Context) -> Restored:
         with suppress(OSError):  # the error that is raised says more
             remove_folder(DISK, temporary)
         raise
-    files = manifest["files"]
     return Restored(
-        home=home, files=len(files), bytes=sum(one["bytes"] for one in files.values()), made=manifest["made"],
-        version=manifest["trainyard"],
+        home=home, files=len(manifest.files), bytes=sum(facts.bytes for facts in manifest.files.values()),
+        made=manifest.made, version=manifest.trainyard, tokens=tokens,
+        settings=PREFIX + SETTINGS in manifest.files,
     )  # fmt: skip
 
 
@@ -307,22 +363,22 @@ def require_empty(home: Path) -> None:
         )  # fmt: skip
 
 
-def require_place(manifest: dict[str, Any], home: Path) -> None:
-    if manifest["home"] != str(home):
+def require_place(manifest: BackupManifest, home: Path) -> None:
+    if manifest.home != str(home):
         raise InvalidInput(
-            f"The backup is of the home {manifest['home']}, and this one is {home}.",
+            f"The backup is of the home {manifest.home}, and this one is {home}.",
             why="Records of runs, jobs and results contain absolute paths.",
-            do=f"Set TRAINYARD_HOME={manifest['home']}; that may be a link to an empty folder's place.",
+            do=f"Set TRAINYARD_HOME={manifest.home}; that may be a link to an empty folder's place.",
             code="E-BACKUP",
         )
 
 
-def unpack(file: Path, folder: Path) -> dict[str, Any]:
+def unpack(file: Path, folder: Path) -> BackupManifest:
     """Unpack every member and compare its digest with the manifest's, which is the last one."""
     found: dict[str, dict[str, Any]] = {}
-    manifest: dict[str, Any] | None = None
+    manifest: BackupManifest | None = None
     try:
-        with tarfile.open(file, "r|gz") as archive:
+        with tarfile.open(file, "r|gz", tarinfo=BoundedMember) as archive:
             for member in archive:
                 if member.isdir() and manifest is None:
                     place_of(member.name, folder, file).mkdir(mode=0o700, parents=True)
@@ -332,19 +388,20 @@ def unpack(file: Path, folder: Path) -> dict[str, Any]:
                 if stream is None or manifest is not None:
                     raise not_a_backup(file, f"{member.name!r} is not a file, or comes after the manifest.")
                 if member.name == MANIFEST:
-                    manifest = orjson.loads(stream.read())
+                    manifest = read_manifest(file, stream, member.size)
                 else:
                     found[member.name] = write_member(place_of(member.name, folder, file), stream, member)
-    except (tarfile.TarError, EOFError, orjson.JSONDecodeError) as error:
+    except (tarfile.TarError, EOFError, zlib.error) as error:
         raise not_a_backup(file, f"{type(error).__name__}: {error}.") from error
     except OSError as error:
-        if error.errno is not None:
+        if error.errno is not None and error.errno not in OF_THE_ARCHIVE:
             raise
-        raise not_a_backup(file, f"{error}.") from error  # of the archive: it has no number
-    if not isinstance(manifest, dict) or manifest.get("backup") != VERSION:
+        raise not_a_backup(file, f"{error.strerror or error}.") from error  # of the archive: it has no number
+    if manifest is None or manifest.backup != VERSION:
         raise not_a_backup(file, f"Its manifest is missing, or is not of version {VERSION}.")
-    if found != manifest["files"]:
-        names = sorted(name for name in {*found, *manifest["files"]} if found.get(name) != manifest["files"].get(name))
+    described = {name: facts.model_dump() for name, facts in manifest.files.items()}
+    if found != described:
+        names = sorted(name for name in {*found, *described} if found.get(name) != described.get(name))
         raise Corrupt(
             f"{len(names)} files of {file.name} are not what its manifest says: {', '.join(names[:3])}.",
             why="The file was changed or damaged after it was written.",
@@ -354,11 +411,29 @@ def unpack(file: Path, folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def read_manifest(file: Path, stream: IO[bytes], size: int) -> BackupManifest:
+    """Read the manifest. Raises `Corrupt` (`E-BACKUP`) for one that `backup` does not write."""
+    if size > MOST_MANIFEST_BYTES:
+        raise not_a_backup(file, f"Its manifest has {size:,} bytes, and at most {MOST_MANIFEST_BYTES:,} are read.")
+    try:
+        return BackupManifest.model_validate_json(stream.read())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
+        raise not_a_backup(file, f"Its manifest is wrong at {where[:200]}: {first['msg']}.") from error
+
+
 def place_of(name: str, folder: Path, file: Path) -> Path:
-    """Where a member belongs. Raises `Corrupt` (`E-BACKUP`) for a name that leads out of the home."""
+    """Return where a member belongs.
+
+    Raises `Corrupt` (`E-BACKUP`) for a name that leads out of the home, and for one that no backup contains: a login
+    text, environments with programs, records of processes.
+    """
     path = Path(name.removeprefix(PREFIX))
     if not name.startswith(PREFIX) or path.is_absolute() or ".." in path.parts or not path.parts:
-        raise not_a_backup(file, f"It has a member {name!r}.")
+        raise not_a_backup(file, f"It has a member {name[:200]!r}.")
+    if path.parts[0] in LEFT_OUT - {"models"}:
+        raise not_a_backup(file, f"It has a member {name[:200]!r}, and a backup contains no {path.parts[0]}.")
     return folder / path
 
 
