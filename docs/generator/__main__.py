@@ -10,4 +10,4 @@ from __future__ import annotations
 from docs.generator.pages import write
 
 if __name__ == "__main__":
-    print(f"wrote {len(write())} pages of docs/reference")
+    print(f"wrote {len(write())} files: docs/reference, what agents read, the types of the SDK")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from docs.generator.agents import files
 from docs.generator.axes import axes_page
 from docs.generator.codes import errors_page
 from docs.generator.commands import cli_page
@@ -33,8 +34,10 @@ def pages() -> dict[str, str]:
 
 
 def write() -> list[Path]:
-    """Write every page, and the types of the SDK; return the files."""
+    """Write every page, the parts of what agents read, and the types of the SDK; return the files."""
     FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
-    return [*(FOLDER / name for name in PAGES), *write_types()]
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")
+    return [*(FOLDER / name for name in PAGES), *files(), *write_types()]

@@ -71,7 +71,7 @@ def templates_page() -> str:
         parts += [f"## {name}", f"{template.description} Core nodes: {core}."]
         parts += Schema(template.model, name, seen).parts()
     introduction = (
-        "The parameters of the four templates, as `-p key=value`, as a form of the Prefect UI or under `parameters:` "
+        "The parameters of the templates, as `-p key=value`, as a form of the Prefect UI or under `parameters:` "
         "in a file. Groups that templates share are described where they are met first. See [chains](../chains.md)."
     )
     return page("Templates", introduction, parts)

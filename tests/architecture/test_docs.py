@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.generator.agents import AGENTS, LLMS, SKILL
 from docs.generator.mermaid import SCRIPT, VERSION
 from docs.generator.offline import loads_from_elsewhere
 from tests.architecture.test_budgets import REPOSITORY, sources
@@ -25,7 +26,8 @@ DOCS = REPOSITORY / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
 PAGES = [*sorted(DOCS.glob("*.md")), *GUIDES]
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
-READER_PAGES = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
+FOR_AGENTS = [AGENTS, SKILL, LLMS]
+READER_PAGES = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *FOR_AGENTS]
 LOOSE_PAGES = {"glossary", "log"}
 """Pages without a command: a table of words, and dated results."""
 CODE = re.compile(r"\b([RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*)\b")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 
+from docs.generator.agents import AGENTS, LLMS, SKILL, files
 from docs.generator.pages import FOLDER, PAGES
 from tests.architecture.test_budgets import sources
 from trainyard.spec.compat.table import ROWS
@@ -20,6 +23,19 @@ MOST_CODES = 162
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_page_is_up_to_date(name: str) -> None:
     assert (FOLDER / name).read_text(encoding="utf-8") == PAGES[name](), "run `python -m docs.generator`"
+
+
+@pytest.mark.parametrize("path", [AGENTS, SKILL, LLMS], ids=lambda path: path.name)
+def test_what_agents_read_is_up_to_date(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == files()[path], "run `make reference`"
+
+
+def test_the_skill_has_a_name_and_a_description() -> None:
+    """As the format of skills wants them: the name of the folder, and at most 1,024 characters."""
+    _, matter, _ = SKILL.read_text(encoding="utf-8").split("---\n", 2)
+    facts = yaml.safe_load(matter)
+    assert facts["name"] == SKILL.parent.name
+    assert 0 < len(facts["description"]) <= 1024
 
 
 def test_no_other_page_lies_there() -> None:

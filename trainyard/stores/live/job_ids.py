@@ -59,7 +59,7 @@ def tenant_of(tags: Iterable[str]) -> str:
 
 
 def name_patterns(word: str) -> tuple[str, str, str]:
-    """Return the run names that a word stands for, as patterns of SQLite's GLOB and of `fnmatch`.
+    """Return the run names that a word matches, as patterns of SQLite's GLOB and of `fnmatch`.
 
     A run is named for its chain or job with the start of a digest: `guide` names `guide-1f2e3d4c`, and its repetitions
     `guide-1f2e3d4c-2`.

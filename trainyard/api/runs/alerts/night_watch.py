@@ -100,7 +100,7 @@ def runs_before(prefect: SyncPrefectClient, deployment: DeploymentResponse, due:
 def missed(runs: list[FlowRun], due: datetime) -> bool:
     """Return whether the schedule expected a night and no run, by schedule or by hand, had trained or read at `due`.
 
-    A run that found its date done is no night: whichever run did that night counts.
+    A run that found its date done does not count: the run that did that night does.
     """
     done = [run for run in runs if run.state and run.state.is_completed() and run.state.name != SKIPPED]
     in_time = [run for run in done if run.end_time is None or run.end_time <= due]
