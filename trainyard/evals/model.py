@@ -22,7 +22,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from trainyard.data.renderers.rendering import Renderer
-from trainyard.data.renderers.templates import PLAIN_TEMPLATE
+from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.errors import InvalidInput
 from trainyard.evals.cases import AnswerScore, Case, TimedAnswer, Turn
 from trainyard.evals.job import EvaluationJob, Participant
@@ -266,8 +266,7 @@ def load_tokenizer(job: EvaluationJob) -> PreTrainedTokenizerBase:
     own = [Path(job.candidate.path or "") / TOKENIZER_FOLDER, Path(job.candidate.path or "")]
     folder = next((str(path) for path in own if (path / "tokenizer_config.json").is_file()), job.base_path)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    if not tokenizer.chat_template:
-        tokenizer.chat_template = PLAIN_TEMPLATE
+    tokenizer.chat_template = choose_for_tokenizer(tokenizer).text
     return tokenizer
 
 

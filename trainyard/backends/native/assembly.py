@@ -19,10 +19,10 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import DECISIONS_FILE
 from trainyard.backends.rewarding import make_environment, make_panel, scorer_of
 from trainyard.backends.rows import evaluation_rows, mixed_sets, rows_of
-from trainyard.backends.trl.loading import load_tokenizer
+from trainyard.backends.trl.loading import read_tokenizer
 from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
-from trainyard.data.renderers.choice import choose_template
+from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
@@ -398,8 +398,8 @@ def open_session(
 
 def tokenizer_of(job: TrainingJob, events: Events) -> PreTrainedTokenizerBase:
     """The base's tokenizer with the chat template that `engine.template` chooses; it is saved with the result."""
-    tokenizer = load_tokenizer(job)
-    chosen = choose_template(job.config.engine.template, tokenizer.chat_template, roots=data_roots(settings()))
+    tokenizer = read_tokenizer(job)
+    chosen = choose_for_tokenizer(tokenizer, job.config.engine.template, roots=data_roots(settings()))
     if chosen.note:
         events.emit("warning", text=chosen.note)
     tokenizer.chat_template = chosen.text

@@ -32,8 +32,8 @@ from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.remote.pins import pin_sources
-from trainyard.data.renderers.choice import choose_template
 from trainyard.data.renderers.rendering import Piece, Renderer, turn_of
+from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.data.rows import (
     ROWS_FILE,
     DocumentRow,
@@ -262,7 +262,7 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
             do="Name a folder with the tokenizer, or fetch the model while there is a network.",
             code="E-MODEL-NOT-FOUND",
         ) from error
-    chosen = choose_template(template, tokenizer.chat_template, roots=data_roots(settings))
+    chosen = choose_for_tokenizer(tokenizer, template, roots=data_roots(settings))
     return Renderer(tokenizer, chosen.spec, chosen.text)
 
 
