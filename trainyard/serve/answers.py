@@ -15,10 +15,10 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
+from jinja2.exceptions import TemplateError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trainyard.data.renderers.rendering import Renderer
-from trainyard.data.renderers.spans import REFUSALS
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.serve import protocol
 from trainyard.serve.inference import Generation, ModelRunner, Step, TokenLogprob, Worker
@@ -215,7 +215,7 @@ class BaseAnswers:
             text = self.renderer.text(messages, tools, ask=True)
             hidden = find_hidden_field(self.renderer, messages, tools, text)
             ids = self.renderer.ids(text)
-        except REFUSALS as error:
+        except TemplateError as error:
             raise ApiError(400, f"The chat template does not take these messages: {error}", param="messages") from error
         if hidden is not None:
             raise hidden_field(hidden)

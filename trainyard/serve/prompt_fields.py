@@ -14,8 +14,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from trainyard.data.renderers.contract import Tools, Turn
-from trainyard.data.renderers.spans import ASKED, REFUSALS, TemplateText
+from trainyard.data.renderers.spans import ASKED, TemplateText
+from trainyard.data.renderers.turns import read_arguments
 
 TEXTS = ("content", "reasoning_content", "name")
 OFFERED = "offered"
@@ -70,7 +73,8 @@ class MarkedCopy:
         kind = "first call" if path.endswith(".0") else "further call"
         function, path = call["function"], f"{path}.function"
         name = self.mark(function["name"], f"{path}.name", f"{kind} {FUNCTIONS}", index)
-        arguments = self.copy_value(function["arguments"], f"{path}.arguments", f"{kind} arguments", index)
+        values = read_arguments(function["arguments"], function["name"])
+        arguments = self.copy_value(values, f"{path}.arguments", f"{kind} arguments", index)
         return {**call, "function": {**function, "name": name, "arguments": arguments}}
 
     def copy_value(self, value: Any, path: str, kind: str, index: int) -> Any:
@@ -128,7 +132,7 @@ def write(renderer: TemplateText, turns: list[Turn], tools: Tools | None, *, ask
     """The template's text; empty if it does not take the turns."""
     try:
         return renderer.text(turns, tools, ask=ask)
-    except REFUSALS:
+    except TemplateError:
         return ""
 
 

@@ -90,22 +90,11 @@ class CalledFunction(ApiRequest):
     arguments: str | dict[str, Any] = "{}"
     """JSON, as the model wrote it, or an object. A call without arguments may leave it out."""
 
-    def for_template(self) -> dict[str, Any]:
-        """The function with its arguments as an object, or as the text where it is no JSON of one."""
-        try:
-            value = json.loads(self.arguments or "{}") if isinstance(self.arguments, str) else self.arguments
-        except (ValueError, RecursionError):
-            value = self.arguments
-        return {"name": self.name, "arguments": {} if value is None else value}
-
 
 class ToolCall(ApiRequest):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-
-    def for_template(self) -> dict[str, Any]:
-        return {"id": self.id, "type": self.type, "function": self.function.for_template()}
 
 
 class ChatMessage(ApiRequest):
@@ -152,7 +141,7 @@ class ChatMessage(ApiRequest):
         text = "".join(part.text for part in parts) if parts else self.content or ""
         turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
-            turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
+            turn["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         if self.thoughts:
             turn["reasoning_content"] = self.thoughts
         return turn | {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
