@@ -27,7 +27,7 @@ from trainyard.errors import InvalidInput
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.latent import LatentSettings
-from trainyard.spec.axes.stages import DistillSettings, PpoSettings
+from trainyard.spec.axes.stages import DistillSettings, PpoSettings, Stage
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
@@ -72,7 +72,7 @@ from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import AUTOCAST, Session, TrainState
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
 from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import Encoded, TokenLedger, require_targets
+from trainyard.train.tokens import Encoded, TokenLedger, require_accepted, require_targets
 
 LOGITS_AT_ONCE = 1 << 26
 """Most logits of a micro-batch in memory at once: 256 MiB in float32. Above it the head is chunked."""
@@ -145,6 +145,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     ledger.keep_sets(mixed_sets(job))
     by_rows_s = time.perf_counter() - began
     frame.report_ledger(events, ledger)
+    require_accepted(ledger, job.max_bad_fraction)
     (require_any_prompt if stage.facts.draws_groups else require_targets)(ledger)
     prepared = PreparedData(tokenizer, stage, examples, ledger, encode_held_out(job, stage, tokenizer, events))
     frame.require_not_stopped(events.stop_requested())
@@ -238,7 +239,9 @@ def encode_held_out(
         return ()
     rows = evaluation_rows(job)
     encode = stage.encode_held_out or (lambda *given: stage.encode(*given)[0])
-    found = list(encode(rows, tokenizer, config)[: asked.max_rows])
+    found = list(encode(rows, tokenizer, config))
+    if config.stage.type is Stage.CPT:  # a block is no row
+        found = found[: asked.max_rows]
     if len(found) < stage.facts.smallest_batch:
         raise InvalidInput(
             f"Of {len(rows)} rows that are held out for evaluation, {len(found)} can be scored; "

@@ -253,16 +253,16 @@ class TemplateText:
         found = self.control.anyone.finditer(text, max(0, place - self.control.longest))
         return next((match.start() for match in found if match.start() < place < match.end()), place)
 
-    def learned(self, turns: list[Turn], tools: Tools | str | None, whole: str) -> list[Span]:
-        """Return the spans of the assistant's turns in the rendered text, stop tokens included.
+    def learned(self, turns: list[Turn], tools: Tools | str | None, whole: str, *, first: int = 0) -> list[Span]:
+        """Return the spans of the assistant's turns in the rendered text, stop tokens included, from a turn on.
 
         A template that rewrites earlier turns (some drop old thoughts) gives no border for them: then they are shown,
-        not learned, because the model would not say them so.
+        not learned, because the model would not say them so. `Renderer.cut` has them learned apart.
         """
         spans: list[Span] = []
         position = 0
         for index, turn in enumerate(turns):
-            if turn["role"] != "assistant":
+            if index < first or turn["role"] != "assistant":
                 continue
             upto = whole if index == len(turns) - 1 else self.text(turns[: index + 1], tools)
             start = self.answer_start(turns[:index], tools, whole) if index else 0
