@@ -215,7 +215,7 @@ class BaseAnswers:
             text = self.renderer.text(messages, tools, ask=True)
             hidden = find_hidden_field(self.renderer, messages, tools, text)
             ids = self.renderer.ids(text)
-        except TemplateError as error:
+        except (TemplateError, RecursionError) as error:
             raise ApiError(400, f"The chat template does not take these messages: {error}", param="messages") from error
         if hidden is not None:
             raise hidden_field(hidden)

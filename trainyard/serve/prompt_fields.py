@@ -2,7 +2,8 @@
 
 A template may leave out what it does not know: a call, a name, a thought. The answer would then be to another
 conversation than the one that the client sent. So a copy of the turns and tools with a mark in place of each text is
-rendered, and the marks are looked for.
+rendered, and the marks are looked for. (`data.renderers.visibility` counts the kinds of hidden parts of training rows;
+here each field has its path in the request.)
 
 What a template hides by a rule of its own is not missing: thoughts of earlier answers, messages before a window. There
 the mark is shown in the conversation that ends with its turn.
@@ -10,7 +11,7 @@ the mark is shown in the conversation that ends with its turn.
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +20,10 @@ from jinja2.exceptions import TemplateError
 from trainyard.data.renderers.contract import Tools, Turn
 from trainyard.data.renderers.spans import ASKED, TemplateText
 from trainyard.data.renderers.turns import read_arguments
+from trainyard.data.renderers.visibility import shows_words
 
 TEXTS = ("content", "reasoning_content", "name")
+MARK = re.compile(r"mark\d+x")
 OFFERED = "offered"
 FUNCTIONS = "functions"
 """Kinds that end so are names of tools, calls and results: equal ones have the same mark."""
@@ -113,15 +116,16 @@ def find_hidden_field(renderer: TemplateText, turns: list[Turn], tools: Tools | 
     marked = [copy.copy_turn(turn, index) for index, turn in enumerate(turns)]
     text = write(renderer, marked, offered, ask=True)
     if not text:  # it takes these texts and no marks
-        return next((entry.path for entry in copy.fields if not is_written(entry.text, prompt)), None)
+        return next((entry.path for entry in copy.fields if not shows_words(prompt, entry.text)), None)
     hidden: dict[str, list[MarkedField]] = {}
+    shown = set(MARK.findall(text))
     for entry in copy.fields:
-        if entry.mark not in text:
+        if entry.mark not in shown:
             hidden.setdefault(entry.kind, []).append(entry)
     for entries in hidden.values():
         turn = entries[-1].turn
         shorter = [ASKED] if turn is None else marked[: turn + 1]
-        shown = write(renderer, shorter, offered, ask=False)
+        shown = set(MARK.findall(write(renderer, shorter, offered, ask=False)))
         for entry in copy.fields if turn is None else entries:
             if entry.turn == turn and entry.mark not in shown:
                 return entry.path
@@ -134,9 +138,3 @@ def write(renderer: TemplateText, turns: list[Turn], tools: Tools | None, *, ask
         return renderer.text(turns, tools, ask=ask)
     except TemplateError:
         return ""
-
-
-def is_written(text: str, prompt: str) -> bool:
-    """Whether a prompt contains a text, as it is or as JSON writes it."""
-    forms = (json.dumps(text.strip(), ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
-    return text.strip() in prompt or any(form in prompt for form in forms)

@@ -16,9 +16,11 @@ from trainyard.data.renderers.choice import choose_template
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
 from trainyard.data.renderers.verify import toy_tokenizer
+from trainyard.data.renderers.visibility import shows_words
 from trainyard.serve.answers import Answers
+from trainyard.serve.extraction.server import RulesServer
 from trainyard.serve.inference import ModelRunner, Worker
-from trainyard.serve.prompt_fields import find_hidden_field, is_written
+from trainyard.serve.prompt_fields import find_hidden_field
 from trainyard.serve.protocol import ChatRequest
 from trainyard.serve.served import ServedBase, ServedModels
 from trainyard.serve.server import build_app
@@ -70,11 +72,11 @@ def test_every_field_is_in_the_prompt_or_named(name: str) -> None:
         hidden = find_hidden_field(renderer, turns, tools, prompt)
         texts = texts_of(turns, tools)
         if hidden is None:
-            dropped = [path for path, text in texts.items() if not is_written(text, prompt)]
+            dropped = [path for path, text in texts.items() if not shows_words(prompt, text)]
             assert set(dropped) <= {"messages.1.reasoning_content"}, "but thoughts of an earlier answer"
         else:  # the name of a tool may be in its call
             part = hidden.rpartition(".")[0]
-            assert not all(is_written(text, prompt) for path, text in texts.items() if path.startswith(part)), kind
+            assert not all(shows_words(prompt, text) for path, text in texts.items() if path.startswith(part)), kind
 
 
 def texts_of(turns: list[dict[str, Any]], tools: Any) -> dict[str, str]:
@@ -153,6 +155,13 @@ def test_what_would_not_reach_the_model_is_refused(
     assert message
 
 
+def test_no_depth_of_arguments_is_a_crash(client: TestClient) -> None:
+    for depth in (50, 200, 250, 300, 400, 500):
+        nested = '{"a":' * depth + "1" + "}" * depth
+        status, _, message = ask(client, "qwen2.5", called({**CALL, "function": {"name": "f", "arguments": nested}}))
+        assert status in (200, 400), message
+
+
 def test_calls_are_in_the_prompt_by_the_type_of_their_arguments(client: TestClient) -> None:
     def tokens(*arguments: Any) -> int:
         functions = [{"name": "weigh", **({"arguments": one} if one != "absent" else {})} for one in arguments]
@@ -187,3 +196,10 @@ def test_results_are_shown_in_the_order_of_their_calls() -> None:
         renderer = Renderer(toy_tokenizer(choose_template("qwen2.5").text, RENDERERS["qwen2.5"]))
         texts.append(renderer.text(request.turns(), ask=True))
     assert texts[0] == texts[1]
+
+
+def test_the_rules_name_what_they_do_not_read() -> None:
+    body = {"model": "rules", "messages": [{**USER, "name": "Bob"}]}
+    with TestClient(RulesServer().app(), base_url="http://127.0.0.1") as rules:
+        error = rules.post("/v1/chat/completions", json=body).json()["error"]
+    assert (error["code"], error["param"]) == (400, "messages.0.name")
