@@ -201,8 +201,10 @@ def name_base(job: TrainingJob, target: Path) -> None:
 
 
 def report_ledger(events: Events, ledger: TokenLedger) -> None:
-    """Print and emit the account of the data."""
+    """Print and emit the account of the data, and warn of what the chat template refuses or hides."""
     print(ledger.line(), flush=True)
+    if notes := ledger.notes():
+        events.emit("warning", text=f"Rows and their chat template: {'; '.join(notes)}.")
     events.emit("ledger", **ledger.tokens(), rows=dict(ledger.rows), text=ledger.line())
 
 

@@ -19,6 +19,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
 from trainyard.spec.load.changes import list_changes
+from trainyard.spec.nodes import BAD_FRACTION
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK
 from trainyard.stores.models import resolve_model
@@ -78,6 +79,8 @@ class TrainingJob(OtherModels):
     """The devices of this host that it has, by NVML's numbers; of a machine without a GPU the CPU is 0."""
     run: str = ""
     node: str = ""
+    max_bad_fraction: float = Field(BAD_FRACTION, exclude_if=lambda share: share == BAD_FRACTION)
+    """Share of the rows that the chat template may refuse: the setting of the data source."""
     until: int | None = None
     """Step after which this execution saves and stops; the same job continues from there. None: its last step."""
 

@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 Turn = dict[str, Any]
 """One message as chat templates take it: role, content and perhaps tool_calls."""
 Value = float | None
-"""A case's value; None when the case cannot be scored (it does not fit the context, or nothing was left of it)."""
+"""A case's value; None when the case cannot be scored: it does not fit the context, nothing was left of it, or the chat
+template refuses it."""
 
 
 def assistant(text: Any) -> Turn:
@@ -79,15 +80,15 @@ class ScoredModel(Protocol):
     def texts(self, texts: Sequence[str]) -> list[AnswerScore | None]:
         """Score plain text, every token but the first."""
 
-    def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str]:
-        """Answer each case's prompt, greedily."""
+    def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str | None]:
+        """Answer each case's prompt, greedily; None for a prompt that the template refuses."""
 
 
 class TimedModel(Protocol):
     """A model whose answers are timed."""
 
-    def timed(self, cases: Sequence[Case], max_tokens: int) -> list[TimedAnswer]:
-        """Answer each case's prompt, greedily and one at a time."""
+    def timed(self, cases: Sequence[Case], max_tokens: int) -> list[TimedAnswer | None]:
+        """Answer each case's prompt, greedily and one at a time; None for a prompt that the template refuses."""
 
 
 @runtime_checkable

@@ -122,6 +122,7 @@ async def judge_line(
     """A line of answers as a line of values. Raises as `judge_scores`."""
     asked = job.config.judge
     assert asked is not None, "a judged benchmark has a judge"
+    cases = [cases[place] for place in line["places"]]
     async with open_client(asked, settings) as client:
         judge = Judge(asked, client, job.config.seed)
         if line["name"] == "judge":
@@ -134,7 +135,7 @@ async def judge_line(
     if not kept:
         raise no_verdict_error(judge, facts)
     return {
-        **{name: value for name, value in line.items() if name != "answers"},
+        **{name: value for name, value in line.items() if name not in ("answers", "places")},
         "ids": [line["ids"][at] for at in kept],
         "clusters": [line["clusters"][at] for at in kept],
         "values": {role: [own[at] for at in kept] for role, own in found.items()},

@@ -22,7 +22,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from trainyard.data.renderers.rendering import Renderer
-from trainyard.data.renderers.templates import PLAIN_TEMPLATE
+from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.errors import InvalidInput
 from trainyard.evals.cases import AnswerScore, Case, TimedAnswer, Turn
 from trainyard.evals.job import EvaluationJob, Participant
@@ -58,8 +58,10 @@ class HuggingFaceModel:
     base: HuggingFaceModel | None = None
     latent: LatentModule | None = None
     """The technique that thinks before its answers; it is read with every prompt."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Id of a case that the chat template refuses -> the template's words."""
     _known: dict[tuple[int, ...], AnswerScore] = field(default_factory=dict)
-    _timed: dict[tuple[str, int], TimedAnswer] = field(default_factory=dict)
+    _timed: dict[tuple[str, int], TimedAnswer | None] = field(default_factory=dict)
 
     @property
     def reference(self) -> HuggingFaceModel:
@@ -85,8 +87,9 @@ class HuggingFaceModel:
     def texts(self, texts: Sequence[str]) -> list[AnswerScore | None]:
         return self._score([self._text(text) for text in texts])
 
-    def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str]:
-        return [self._answer(case, max_tokens) for case in cases]
+    def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str | None]:
+        answers = (self._answer(case, max_tokens) for case in cases)
+        return [None if answer is None else answer[0] for answer in answers]
 
     def _text(self, text: str) -> Tokens | None:
         """Plain text, cut to the context; the first token is given, not scored."""
@@ -97,7 +100,8 @@ class HuggingFaceModel:
         """Prompt and answer as ids, cut as in training; None when the template refuses the row or it does not fit."""
         try:
             asked, (said,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
-        except TemplateError:
+        except TemplateError as error:
+            self.refused[case.id] = str(error)
             return None
         given, learned = self.renderer.ids(asked), self.renderer.learned_ids(said)
         if not learned or len(given) + len(learned) > self.context:
@@ -131,25 +135,23 @@ class HuggingFaceModel:
                     reading, logits_BV = self.latent.step(network, reading, token_B)
         return AnswerScore(nll=nll, tokens=len(said), correct=hits)
 
-    def timed(self, cases: Sequence[Case], max_tokens: int) -> list[TimedAnswer]:
+    def timed(self, cases: Sequence[Case], max_tokens: int) -> list[TimedAnswer | None]:
         """Answers with what they took; several benchmarks share what was answered once."""
         todo = [case for case in cases if (case.id, max_tokens) not in self._timed]
         for case in todo:
             started = time.perf_counter()
-            text, tokens = self._answer_counted(case, max_tokens)
-            answer = TimedAnswer(text, tokens, time.perf_counter() - started)
-            self._timed[case.id, max_tokens] = answer
+            answer = self._answer(case, max_tokens)
+            seconds = time.perf_counter() - started
+            self._timed[case.id, max_tokens] = None if answer is None else TimedAnswer(*answer, seconds)
         return [self._timed[case.id, max_tokens] for case in cases]
 
-    def _answer(self, case: Case, max_tokens: int) -> str:
-        return self._answer_counted(case, max_tokens)[0]
-
-    def _answer_counted(self, case: Case, max_tokens: int) -> tuple[str, int]:
-        """The answer, and the positions that it took after the prompt."""
+    def _answer(self, case: Case, max_tokens: int) -> tuple[str, int] | None:
+        """The answer, and the positions that it took after the prompt; None if the template refuses the prompt."""
         try:
             asked = self.renderer.text([*case.prompt], case.tools, ask=True)
-        except TemplateError:
-            return "", 0  # a prompt that cannot be asked has no answer
+        except TemplateError as error:
+            self.refused[case.id] = str(error)
+            return None
         ids = self.renderer.ids(asked)[-max(1, self.context - max_tokens) :]
         tokenizer = self.tokenizer
         if self.latent is not None:
@@ -266,8 +268,7 @@ def load_tokenizer(job: EvaluationJob) -> PreTrainedTokenizerBase:
     own = [Path(job.candidate.path or "") / TOKENIZER_FOLDER, Path(job.candidate.path or "")]
     folder = next((str(path) for path in own if (path / "tokenizer_config.json").is_file()), job.base_path)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    if not tokenizer.chat_template:
-        tokenizer.chat_template = PLAIN_TEMPLATE
+    tokenizer.chat_template = choose_for_tokenizer(tokenizer).text
     return tokenizer
 
 

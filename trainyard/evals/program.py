@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,9 @@ def score_line(
     rows = min(len(own) for own in values.values())
     cases = cases[:rows]
     kept = [index for index in range(rows) if all(own[index] is not None for own in values.values())]
+    refused = count_refusals([cases[index] for index in range(rows) if index not in set(kept)], participants)
     if not kept:
-        raise TrainyardError(
-            f"No row of {label(line)} could be scored.",
-            why=f"None of {rows} rows fits the template and {participants['candidate'].context} tokens of context.",
-            do="Hold out shorter rows (max_tokens of the validator), or take a base with a longer context.",
-            code="E-DATA-EMPTY",
-        )
+        raise nothing_scored(line, rows, refused, participants["candidate"].context)
     for role, own in values.items():
         refuse_non_finite(role, label(line), cases, own)
     return {
@@ -80,7 +77,29 @@ def score_line(
         "clusters": [cases[index].cluster or cases[index].id for index in kept],
         "values": {role: [own[index] for index in kept] for role, own in values.items()},
         "skipped": rows - len(kept),
+        "refused": refused,
     }
+
+
+def count_refusals(cases: Sequence[Case], participants: Mapping[str, Any]) -> dict[str, int]:
+    """Words of the chat template -> rows that it refuses with them, the most frequent first."""
+    words = {
+        case.id: model.refused[case.id] for case in cases for model in participants.values() if case.id in model.refused
+    }
+    return dict(Counter(words.values()).most_common())
+
+
+def nothing_scored(line: BenchmarkSpec, rows: int, refused: Mapping[str, int], context: int) -> TrainyardError:
+    """The error of a benchmark that no row can be scored on."""
+    long = rows - sum(refused.values())
+    why = [f"{long} of {rows} rows do not fit {context} tokens of context."] if long else []
+    why += [f"The chat template refuses {count} of {rows} rows: {words}" for words, count in refused.items()]
+    return TrainyardError(
+        f"No row of {label(line)} could be scored.",
+        why=" ".join(why),
+        do="Hold out shorter rows (max_tokens of the validator) that the chat template takes, or use another base.",
+        code="E-DATA-EMPTY",
+    )
 
 
 def answered_line(
@@ -89,12 +108,23 @@ def answered_line(
     """Each participant's answers, which a judge scores outside of this child."""
     assert job.config.judge is not None, "a judged benchmark has a judge"
     tokens = job.config.judge.answer_tokens
+    answers = {role: model.generate(cases, tokens) for role, model in participants.items()}
+    kept = [index for index in range(len(cases)) if all(own[index] is not None for own in answers.values())]
+    refused = count_refusals(cases, participants)
+    if not kept:
+        raise nothing_scored(line, len(cases), refused, participants["candidate"].context)
     return {
-        **{"name": line.name, "set": label(line).split("/", 1)[1], "gold": gold_of(line, job), "skipped": 0},
-        **{"margin": line.margin, "relative_margin": line.relative_margin},
-        "ids": [case.id for case in cases],
-        "clusters": [case.cluster or case.id for case in cases],
-        "answers": {role: model.generate(cases, tokens) for role, model in participants.items()},
+        "name": line.name,
+        "set": label(line).split("/", 1)[1],
+        "gold": gold_of(line, job),
+        "margin": line.margin,
+        "relative_margin": line.relative_margin,
+        "places": kept,
+        "ids": [cases[index].id for index in kept],
+        "clusters": [cases[index].cluster or cases[index].id for index in kept],
+        "answers": {role: [own[index] for index in kept] for role, own in answers.items()},
+        "skipped": len(cases) - len(kept),
+        "refused": refused,
     }
 
 
@@ -121,8 +151,8 @@ def answer_samples(
         {
             "prompt": case.question(),
             "gold": case.gold[0] if case.gold else "",
-            "baseline": said["baseline"][index],
-            "candidate": said["candidate"][index],
+            "baseline": said["baseline"][index] or "",
+            "candidate": said["candidate"][index] or "",
         }
         for index, case in enumerate(shown)
     ]

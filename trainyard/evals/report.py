@@ -70,6 +70,7 @@ def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
         "higher_is_better": row.higher_is_better,
         "rows": len(scored["ids"]),
         "skipped": scored["skipped"],
+        "refused": dict(scored.get("refused") or {}),
         "gold": scored["gold"],
         "margin": max(scored["margin"], scored["relative_margin"] * abs(float(np.mean(values["baseline"])))),
         "baseline": float(np.mean(values["baseline"])),
@@ -135,11 +136,7 @@ def notes(lines: Sequence[Mapping[str, Any]], primary: str, control: str | None)
         said.append(
             f"The right answers of {', '.join(synthetic)} are synthetic: made by a program or a model, not by a person."
         )
-    said += [
-        f"{line_label(line)}: {line['skipped']} rows were left out: too long, or refused by the chat template."
-        for line in lines
-        if line["skipped"] and "judge" not in line
-    ]
+    said += [note for line in lines if (note := skipped_note(line))]
     said += [judge_note(line) for line in lines if "judge" in line]
     for line in lines:
         against = line["vs_control"]
@@ -147,6 +144,16 @@ def notes(lines: Sequence[Mapping[str, Any]], primary: str, control: str | None)
             like = LIKE_CONTROL.get(control or "", LIKE_CONTROL["shuffled_answers"])
             said.append(f"{primary}: the candidate is not clearly better than {like}")
     return said
+
+
+def skipped_note(line: Mapping[str, Any]) -> str:
+    """The rows of a line that were left out, with the chat template's words; empty if all were scored."""
+    refused = line["refused"]
+    count = sum(refused.values())
+    long = 0 if "judge" in line else line["skipped"] - count
+    parts = [f"{long} did not fit the context"] if long else []
+    parts += [f"{rows} were refused by the chat template ({words})" for words, rows in refused.items()]
+    return f"{line_label(line)}: {long + count} rows were left out: {'; '.join(parts)}." if parts else ""
 
 
 def judge_note(line: Mapping[str, Any]) -> str:
@@ -161,7 +168,8 @@ def judge_note(line: Mapping[str, Any]) -> str:
     said.append(f"{failed} of {judge['calls']} calls failed" if failed else f"all {judge['calls']} calls were answered")
     tokens = judge["prompt_tokens"] + judge["completion_tokens"]
     cost = "" if judge["cost_usd"] is None else f", {judge['cost_usd']:.4f} USD"
-    skipped = f" {line['skipped']} rows without a consistent verdict are left out." if line["skipped"] else ""
+    unclear = line["skipped"] - sum(line["refused"].values())
+    skipped = f" {unclear} rows without a consistent verdict are left out." if unclear else ""
     return f"{line_label(line)}: judged by {judge['model']}; {'; '.join(said)}; {tokens:,} tokens{cost}.{skipped}"
 
 

@@ -5,9 +5,10 @@ Rows are rendered as in training, and cut from the end as there; the score is re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class Chance:
     """What a base is as a reward model: it has no score, so every pair is a tie."""
 
     context = 0
+    refused: Mapping[str, str] = MappingProxyType({})
 
     def rewards(self, cases: Sequence[tuple[Case, Turn]]) -> list[Value]:
         return [0.0] * len(cases)
@@ -36,6 +38,8 @@ class RewardModel:
 
     model: Any
     tokenizer: PreTrainedTokenizerBase
+    refused: dict[str, str] = field(default_factory=dict)
+    """Id of a case that the chat template refuses -> the template's words."""
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -53,7 +57,8 @@ class RewardModel:
     def reward(self, case: Case, answer: Turn) -> Value:
         try:
             asked, (said,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
-        except TemplateError:
+        except TemplateError as error:
+            self.refused[case.id] = str(error)
             return None
         ids = [*self.renderer.ids(asked), *self.renderer.learned_ids(said)]
         if len(ids) > self.context:

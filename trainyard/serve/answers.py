@@ -13,15 +13,16 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-import jinja2
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
+from jinja2.exceptions import TemplateError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.serve import protocol
 from trainyard.serve.inference import Generation, ModelRunner, Step, TokenLogprob, Worker
+from trainyard.serve.prompt_fields import find_hidden_field
 from trainyard.serve.protocol import MAX_PROMPTS, ApiError, ChatRequest, CompletionRequest, SamplingRequest, sse
 from trainyard.serve.served import ServedBase, ServedModels
 
@@ -206,17 +207,19 @@ class BaseAnswers:
             self.metrics.cancelled.inc()
 
     def chat_prompt(self, asked: ChatRequest) -> list[int]:
-        messages = [message.for_template() for message in asked.messages]
+        """Ids of the prompt. Raises `ApiError` 400 where the template refuses the turns or hides a field of them."""
         if self.engine.tokenizer.chat_template is None:
             raise ApiError(400, "This model has no chat template; use /v1/completions.", param="messages")
-        tools = asked.offered()
+        messages, tools = asked.turns(), asked.offered()
         try:
             text = self.renderer.text(messages, tools, ask=True)
-            if tools is not None and text == self.renderer.text(messages, ask=True):
-                raise ApiError(400, "This model's chat template has no place for tools.", param="tools")
-            return self.renderer.ids(text)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            hidden = find_hidden_field(self.renderer, messages, tools, text)
+            ids = self.renderer.ids(text)
+        except (TemplateError, RecursionError) as error:
             raise ApiError(400, f"The chat template does not take these messages: {error}", param="messages") from error
+        if hidden is not None:
+            raise hidden_field(hidden)
+        return ids
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -286,6 +289,14 @@ class BaseAnswers:
             for chunk in shape.closing():
                 yield sse(chunk)
             yield "data: [DONE]\n\n"
+
+
+def hidden_field(path: str) -> ApiError:
+    """The refusal of a request with a field that the model would not see."""
+    if path.startswith("tools.") and path.endswith(".name"):
+        return ApiError(400, "This model's chat template has no place for tools.", param="tools")
+    text = f"`{path}` would not reach the model: its chat template does not write this field. Leave it out."
+    return ApiError(400, text, param=path)
 
 
 async def cancel_when_gone(request: Request, ticket: Ticket) -> None:

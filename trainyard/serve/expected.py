@@ -7,11 +7,15 @@ is asked again by the deployer, and nothing is refused because of it here.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 
 from trainyard.data.paths import data_roots
-from trainyard.data.renderers.choice import choose_template
+from trainyard.data.renderers.choice import ChosenTemplate, choose_template
+from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.loading import load
 from trainyard.serve.deploy import address
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, TargetDeployment
@@ -38,7 +42,7 @@ def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0
     base = resolve_model(str(config.base_model), settings)
     sha256 = text = ""  # only the training knows it
     if base.path is not None and config.backend is not BackendName.SCRIPT:
-        chosen = choose_template(config.engine.template, chat_template(base.path), roots=data_roots(settings))
+        chosen = choose_for_base(base.path, config.engine.template, settings)
         sha256, text = chosen.sha256, chosen.text
     adapter = {
         "peft_type": "OFT" if config.method.type is Method.OFT else "LORA",
@@ -55,6 +59,19 @@ def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0
         adapter_config=adapter,
         template=text,
     )
+
+
+def choose_for_base(base: Path, name: str, settings: Settings) -> ChosenTemplate:
+    """Return the template that a training on a base saves. Its tokenizer is read only if it may change the text."""
+    own, roots = chat_template(base), data_roots(settings)
+    chosen = choose_template(name, own, roots=roots)
+    if chosen.text == own:
+        return chosen
+    try:
+        tokenizer = load("transformers:AutoTokenizer").from_pretrained(base, trust_remote_code=False)
+    except (OSError, ValueError):  # the trainer's own check names what its files lack
+        return chosen
+    return choose_for_tokenizer(tokenizer, name, roots=roots)
 
 
 def target_reasons(config: DeployerConfig, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:

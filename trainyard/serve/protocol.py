@@ -68,7 +68,16 @@ def check_name(name: str) -> str:
 
 
 class ApiRequest(BaseModel):
+    """Base class of request bodies and their parts: null means that a field was not given, whatever its name."""
+
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def leave_out_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None or name == "content"}
 
 
 class TextPart(ApiRequest):
@@ -77,9 +86,9 @@ class TextPart(ApiRequest):
 
 
 class CalledFunction(ApiRequest):
-    name: str
-    arguments: str
-    """JSON, as the model wrote it."""
+    name: str = Field(min_length=1)
+    arguments: str | dict[str, Any] = "{}"
+    """JSON, as the model wrote it, or an object. A call without arguments may leave it out."""
 
 
 class ToolCall(ApiRequest):
@@ -96,12 +105,18 @@ class ChatMessage(ApiRequest):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     """What the assistant thought before it answered, as the rows of a training have it."""
+    reasoning: str | None = None
+    """The same under the name that newer servers give it."""
 
     @model_validator(mode="before")
     @classmethod
-    def content_of_a_call(cls, given: Any) -> Any:
-        """A message that calls tools may leave its content out."""
-        return {"content": None, **given} if isinstance(given, dict) and given.get("tool_calls") else given
+    def leave_out_empty(cls, body: Any) -> Any:
+        """A message that calls tools may leave its content out, and any may repeat what an answer left empty."""
+        if not isinstance(body, dict):
+            return body
+        content = {"content": None} if body.get("tool_calls") else {}
+        empty = [name for name, value in body.items() if name not in cls.model_fields and value in ("", [], {})]
+        return {**content, **{name: value for name, value in body.items() if name not in empty}}
 
     @model_validator(mode="after")
     def fits_its_role(self) -> ChatMessage:
@@ -109,11 +124,17 @@ class ChatMessage(ApiRequest):
             raise ValueError("content is null; only a message with tool_calls has none")
         if self.tool_calls and self.role != "assistant":
             raise ValueError("tool_calls belong to an assistant's message")
-        if self.reasoning_content is not None and self.role != "assistant":
+        if self.thoughts and self.role != "assistant":
             raise ValueError("reasoning_content belongs to an assistant's message")
+        if self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
+            raise ValueError("reasoning and reasoning_content say different things")
         if self.tool_call_id is not None and self.role != "tool":
             raise ValueError("tool_call_id belongs to a tool's message")
         return self
+
+    @property
+    def thoughts(self) -> str | None:
+        return self.reasoning_content or self.reasoning
 
     def for_template(self) -> dict[str, Any]:
         parts = self.content if isinstance(self.content, list) else []
@@ -121,11 +142,9 @@ class ChatMessage(ApiRequest):
         turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
             turn["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-        if self.reasoning_content:
-            turn["reasoning_content"] = self.reasoning_content
-        if self.role == "tool":
-            turn |= {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
-        return turn
+        if self.thoughts:
+            turn["reasoning_content"] = self.thoughts
+        return turn | {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
 
 
 class Function(ApiRequest):
@@ -170,8 +189,20 @@ class StreamOptions(ApiRequest):
     include_obfuscation: bool | None = None
 
 
-class SamplingRequest(ApiRequest):
-    """What chat and text completions share. `frequency_penalty` and `presence_penalty` only in their neutral value."""
+class NeutralFields(ApiRequest):
+    """Fields that have no effect here: each is taken in its neutral value only, `user` in any."""
+
+    frequency_penalty: Literal[0] | None = None
+    presence_penalty: Literal[0] | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=0)
+    store: Literal[False] | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=0)
+    service_tier: Literal["auto", "default"] | None = None
+    user: str | None = None
+
+
+class SamplingRequest(NeutralFields):
+    """The fields that chat and text completions share."""
 
     model: str
     temperature: float = Field(1.0, ge=0, le=2)
@@ -181,9 +212,6 @@ class SamplingRequest(ApiRequest):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    frequency_penalty: Literal[0] | None = None
-    presence_penalty: Literal[0] | None = None
-    user: str | None = None
     response_format: ResponseFormat | None = None
 
     def seeds(self) -> list[int | None]:
@@ -211,13 +239,32 @@ class ChatRequest(SamplingRequest):
     tools: list[Tool] | None = Field(None, min_length=1, max_length=MAX_TOOLS)
     tool_choice: Literal["auto", "none"] | None = None
     """Nothing makes a model call a tool here, so it cannot be required."""
+    parallel_tool_calls: Literal[True] | None = None
+    modalities: list[Literal["text"]] | None = None
 
     def logprobs_per_token(self) -> int:
         return 1 + (self.top_logprobs or 0) if self.logprobs else 0
 
+    def turns(self) -> list[dict[str, Any]]:
+        """The messages as a chat template takes them. Raises `ApiError` 400 for a result that names no call."""
+        turns = [message.for_template() for message in self.messages]
+        require_known_calls(turns)
+        return turns
+
     def offered(self) -> list[dict[str, Any]] | None:
         """The tools as a chat template takes them."""
         return [tool.for_template() for tool in self.tools] if self.tools and self.tool_choice != "none" else None
+
+
+def require_known_calls(turns: list[dict[str, Any]]) -> None:
+    """Raise `ApiError` 400 for the id of a result that none of the calls before it has."""
+    calls: list[str] = []
+    for index, turn in enumerate(turns):
+        if turn["role"] != "tool":
+            calls = [call["id"] for call in turn.get("tool_calls") or []]
+        elif calls and turn.get("tool_call_id", calls[0]) not in calls:
+            path = f"messages.{index}.tool_call_id"
+            raise ApiError(400, f"{path} is {turn['tool_call_id']!r}; the calls are {', '.join(calls)}.", param=path)
 
 
 class CompletionRequest(SamplingRequest):
@@ -227,6 +274,7 @@ class CompletionRequest(SamplingRequest):
     prompt_logprobs: int | None = Field(None, ge=0, le=1_000_000)
     """vLLM's: the likeliest tokens at each place of the prompt, and the token there, by id."""
     echo: bool = False
+    best_of: Literal[1] | None = None
 
     def logprobs_per_token(self) -> int:
         return max(0 if one is None else 1 + one for one in (self.logprobs, self.prompt_logprobs))

@@ -27,6 +27,8 @@ EndpointName = Annotated[str, Field(min_length=1, max_length=256)]
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?$")]
 TableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 QUERIED_SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+BAD_FRACTION = 0.05
+"""Default share of rows that may be bad, or refused by the chat template."""
 PLACES = ("path", "url", "repository", "hub", "sql")
 """Fields of which a set has exactly one: it says where the set is."""
 
@@ -156,8 +158,9 @@ class DataSourceConfig(SetFields):
     sets: dict[Port, SourceSet] = Field(default_factory=dict, description="Port that is filled -> one set.")
     mix: Mixture | None = Field(None, description="Several sets as one, by weight.", exclude_if=is_unset)
     max_bad_fraction: float = Field(
-        0.05, ge=0, le=1, description="Share of rows that may go to quarantine before the run fails."
-    )
+        BAD_FRACTION, ge=0, le=1,
+        description="Share of rows that may be bad, or refused by the chat template, before the run fails.",
+    )  # fmt: skip
 
     @field_validator("sets")
     @classmethod

@@ -31,5 +31,5 @@ class ToyModel:
         words = len(text.split())
         return AnswerScore(nll=self.losses.get(text, 5.0), tokens=words, correct=words // 2)
 
-    def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str]:
+    def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str | None]:
         return [self.replies.get(case.question(), "") for case in cases]

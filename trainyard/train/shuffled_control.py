@@ -58,13 +58,13 @@ def givers(
 
 
 def shuffled_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
-    """The same rows, the last assistant turn of each training row taken from another training row.
+    """The same rows, the last assistant turn of each training row taken from another training row, with its calls.
 
     Held-out rows keep their answers and lend none; rows without an answer stay as they are.
     """
     places = [at for at, row in enumerate(rows) if row.messages and row.messages[-1].role == "assistant"]
     shuffled = list(rows)
-    for place, giver in givers(rows, places, lambda row: row.messages[-1].content, seed):
+    for place, giver in givers(rows, places, lambda row: msgspec.json.encode(row.messages[-1]), seed):
         messages = [*rows[place].messages[:-1], giver.messages[-1]]
         shuffled[place] = msgspec.structs.replace(rows[place], messages=messages)
     return shuffled

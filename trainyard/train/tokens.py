@@ -2,7 +2,8 @@
 
 A conversation is rendered by the tokenizer's own chat template and cut where the learner changes: text that the model
 is shown (masked) and turns of the assistant (trained, up to and including the end-of-turn token). Each piece is
-tokenised separately, so the ids of a prompt are the same here as when the model is served.
+tokenised separately, so the ids of a prompt are the same here as when the model is served. A turn that the template
+writes in another way once more turns follow is learned in an example of its own, which ends with it.
 
 The ledger balances for every data set:  read = trained + masked + truncated + dropped  (tokens of one pass).
 """
@@ -11,14 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.data.renderers.rendering import Piece, Renderer, turn_of
+from trainyard.data.renderers.rendering import Cut, Piece, Renderer
 from trainyard.data.rows import TRAIN, LabelledRow, Message, PreferenceRow, SftRow, TextRow
 from trainyard.errors import InvalidInput
 from trainyard.train.head import IGNORED
@@ -26,6 +27,18 @@ from trainyard.train.head import IGNORED
 Encoded = dict[str, list[int]]
 AnyRow = TypeVar("AnyRow", SftRow, PreferenceRow, LabelledRow, TextRow)
 Found = TypeVar("Found")
+MOST_REASONS = 20
+"""Different words of a template that a ledger keeps; the rest counts under `OTHER_REASONS`."""
+MOST_REASON_CHARS = 200
+OTHER_REASONS = "other reasons"
+
+
+class Refusals(NamedTuple):
+    """Rows that a chat template refuses for one reason."""
+
+    rows: int
+    first: str
+    """Source of the first of them."""
 
 
 @dataclass
@@ -38,10 +51,15 @@ class TokenLedger:
     truncated: int = 0
     dropped: int = 0
     rows: Counter[str] = field(default_factory=Counter)
-    """read, trained, truncated (of the trained ones), held_out, dropped_… by reason, and hidden_… by the field that the
-    chat template leaves out."""
+    """read, trained, truncated (of the trained ones), held_out, dropped_… by reason, and hidden_… by the part that the
+    chat template leaves out; extra_examples of rows that make more than one. Counts of turns: empty_turns and
+    unlearned_turns, which would be learned and are not."""
     sets: dict[str, Counter[str]] = field(default_factory=dict)
     """Set of a mixture -> its rows and its tokens, by the names of `tokens()`."""
+    refused: dict[str, Refusals] = field(default_factory=dict)
+    """The words of the chat template -> the rows that it refuses with them."""
+    example_rows: list[int] = field(default_factory=list)
+    """Number of the row that each example is made of."""
 
     @property
     def balanced(self) -> bool:
@@ -50,8 +68,11 @@ class TokenLedger:
     def tokens(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("read", "trained", "masked", "truncated", "dropped")}
 
-    def enter(self, read: int, trained: int, masked: int, lost: str = "") -> None:
-        """Enter a row of `read` tokens, of which the rest was cut; one with a reason why it is `lost` is dropped."""
+    def enter(self, read: int, trained: int, masked: int, lost: str = "", *, dropped: int = 0) -> None:
+        """Enter a row of `read` tokens, of which the rest was cut; one with a reason why it is `lost` is dropped.
+
+        `dropped` are the tokens of its examples that have nothing left to learn, where others have.
+        """
         self.read += read
         if lost:
             self.dropped += read
@@ -59,9 +80,31 @@ class TokenLedger:
             return
         self.trained += trained
         self.masked += masked
-        self.truncated += read - trained - masked
+        self.dropped += dropped
+        self.truncated += read - trained - masked - dropped
         self.rows["trained"] += 1
         self.rows["truncated"] += read > trained + masked
+
+    def enter_cut(self, cut: Cut) -> None:
+        """Count the parts of a row that its template hides, and the turns that are not learned."""
+        for kind in sorted(cut.hidden):
+            self.rows[f"hidden_{kind}"] += 1
+        for name, turns in (("empty_turns", cut.empty), ("unlearned_turns", cut.unlearned)):
+            if turns:
+                self.rows[name] += turns
+
+    def refuse(self, row: AnyRow, error: TemplateError) -> None:
+        """Count a row that the chat template refuses, with the template's words."""
+        self.rows["dropped_template"] += 1
+        words = " ".join(str(error).split())[:MOST_REASON_CHARS] or type(error).__name__
+        words = words if words in self.refused or len(self.refused) < MOST_REASONS else OTHER_REASONS
+        before = self.refused.get(words, Refusals(0, row.source))
+        self.refused[words] = Refusals(before.rows + 1, before.first)
+
+    @property
+    def refused_share(self) -> float:
+        """Share of the rows that the chat template refuses."""
+        return self.rows["dropped_template"] / max(1, self.rows["read"])
 
     def enter_set(self, source: str, before: dict[str, int]) -> None:
         """Enter what changed with one row under the set of a mixture that its source begins with."""
@@ -79,34 +122,61 @@ class TokenLedger:
         """The ledger as a person reads it."""
         names = ("trained", "masked", "truncated", "dropped")
         balance = f"tokens: read {self.read:,} = " + " + ".join(f"{name} {getattr(self, name):,}" for name in names)
+        return "; ".join([balance, *self.notes()])
+
+    def notes(self) -> list[str]:
+        """What the template refuses or hides, and the turns that are not learned, as a person reads it."""
         notes = [
-            f"; the chat template does not show the {name.removeprefix('hidden_')} of {count:,} rows"
+            f"the chat template does not show the {name.removeprefix('hidden_')} of {count:,} rows"
             for name, count in self.rows.items()
             if name.startswith("hidden_")
         ]
-        return balance + "".join(notes)
+        notes += [f"{count:,} {TURN_NOTES[name]}" for name, count in self.rows.items() if name in TURN_NOTES]
+        if self.refused:
+            lost = f"{self.rows['dropped_template']:,} of {self.rows['read']:,} rows"
+            notes.append(f"the chat template refuses {lost}: {self.refusal_words()}")
+        return notes
+
+    def refusal_words(self, most: int = 3) -> str:
+        """The commonest reasons of the template, with their rows and the first of them."""
+        common = sorted(self.refused.items(), key=lambda item: -item[1].rows)[:most]
+        named = [
+            f"{words} ({counted.rows:,}{f', first {counted.first}' if counted.first else ''})"
+            for words, counted in common
+        ]
+        return "; ".join(named)
+
+
+TURN_NOTES = {
+    "empty_turns": "turns of the assistant say nothing and are not learned",
+    "unlearned_turns": "turns of the assistant are shown, not learned: the chat template gives them no border",
+}
+"""Count of turns -> what a person reads of it."""
 
 
 def encode_rows(
     rows: Iterable[AnyRow],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    encode: Callable[[Renderer, AnyRow, int, TokenLedger], Found | None],
+    encode: Callable[[Renderer, AnyRow, int, TokenLedger], Found | list[Found] | None],
 ) -> tuple[list[Found], TokenLedger]:
     """The examples of the rows that are not held out, and their account.
 
-    `encode(renderer, row, max_length, ledger)` enters its row, and returns None where nothing is left of it. A row that
-    the template refuses (wrong order of roles, say) is counted instead.
+    `encode(renderer, row, max_length, ledger)` enters its row, and returns its examples, or None where nothing is left
+    of it. A row that the template refuses (wrong order of roles, say) is counted instead, with the template's words.
     """
     renderer, ledger, examples = Renderer(tokenizer), TokenLedger(), []
     for row in training_rows(rows, ledger):
         try:
-            example = encode(renderer, row, max_length, ledger)
-        except TemplateError:
-            ledger.rows["dropped_template"] += 1
+            made = encode(renderer, row, max_length, ledger)
+        except TemplateError as error:
+            ledger.refuse(row, error)
             continue
-        if example is not None:
-            examples.append(example)
+        own = made if isinstance(made, list) else [] if made is None else [made]
+        if len(own) > 1:
+            ledger.rows["extra_examples"] += len(own) - 1
+        examples += own
+        ledger.example_rows += [ledger.rows["read"]] * len(own)
     assert ledger.balanced, ledger
     return examples, ledger
 
@@ -123,18 +193,6 @@ def training_rows(rows: Iterable[AnyRow], ledger: TokenLedger) -> Iterator[AnyRo
             ledger.rows["held_out"] += 1
 
 
-def count_hidden(messages: Sequence[Message], pieces: Sequence[Piece | str], ledger: TokenLedger) -> None:
-    """Count a row whose reasoning or names the template leaves out: they are in the data and reach no token."""
-    given = [message.extras for message in messages if message.more]
-    if not given:
-        return
-    shown = "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
-    for name in ("reasoning_content", "name"):
-        texts = [str(extras.get(name, "")).strip() for extras in given]
-        if any(text not in shown for text in texts):
-            ledger.rows[f"hidden_{name}"] += 1
-
-
 def encode_sft(
     rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int, *, last_turn: bool = False
 ) -> tuple[list[Encoded], TokenLedger]:
@@ -149,23 +207,44 @@ def encode_sft(
 
 def encode_conversation(
     renderer: Renderer, row: SftRow, max_length: int, ledger: TokenLedger, *, last_turn: bool = False
-) -> Encoded | None:
-    pieces = renderer.pieces(row.messages, row.tools)
-    count_hidden(row.messages, pieces, ledger)
-    last = max((number for number, piece in enumerate(pieces) if piece.learned), default=0)
+) -> list[Encoded] | None:
+    """The examples of a conversation, each with a turn that is learned."""
+    cut = renderer.cut(row.messages, row.tools)
+    conversations = only_last_turn(cut.examples) if last_turn else cut.examples
+    ledger.enter_cut(replace(cut, empty=0, unlearned=0) if last_turn else cut)
+    taught = [pieces for pieces in conversations if any(piece.learned for piece in pieces)] or conversations[:1]
+    encoded = [encode_pieces(renderer, pieces) for pieces in taught]
+    examples = [{name: ids[:max_length] for name, ids in example.items()} for example in encoded]
+    counts = [sum(label != IGNORED for label in example["labels"]) for example in examples]
+    kept = [example for example, count in zip(examples, counts, strict=True) if count]
+    learns = any(label != IGNORED for example in encoded for label in example["labels"])
+    read, trained = sum(len(example["labels"]) for example in encoded), sum(counts)
+    dropped = sum(len(whole["labels"]) for whole, count in zip(encoded, counts, strict=True) if not count)
+    masked = sum(len(example["labels"]) for example in kept) - trained
+    ledger.enter(read, trained, masked, "" if kept else "truncated" if learns else "no_target", dropped=dropped)
+    return kept or None
+
+
+def only_last_turn(conversations: list[list[Piece]]) -> list[list[Piece]]:
+    """The example with the last of the turns that would be learned, which alone is."""
+    last = max((piece.message for pieces in conversations for piece in pieces if piece.learned), default=0)
+    chosen = next((own for own in conversations if any(one.learned and one.message == last for one in own)), None)
+    if chosen is None:
+        return conversations[:1]
+    return [[replace(piece, learned=piece.learned and piece.message == last) for piece in chosen]]
+
+
+def encode_pieces(renderer: Renderer, pieces: Sequence[Piece], *, start: bool = True) -> Encoded:
+    """Pieces as {input_ids, labels}; the first token of a sequence has no predecessor and is never labelled."""
     ids: list[int] = []
     labels: list[int] = []
     for number, piece in enumerate(pieces):
-        own = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=number == 0)
+        own = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=start and number == 0)
         ids += own
-        learned = piece.learned and (number == last or not last_turn)
-        labels += own if learned else [IGNORED] * len(own)
-    labels[:1] = [IGNORED] * len(labels[:1])
-    kept = {"input_ids": ids[:max_length], "labels": labels[:max_length]}
-    trained = sum(label != IGNORED for label in kept["labels"])
-    lost = "" if trained else "truncated" if any(label != IGNORED for label in labels) else "no_target"
-    ledger.enter(len(ids), trained, len(kept["labels"]) - trained, lost)
-    return None if lost else kept
+        labels += own if piece.learned else [IGNORED] * len(own)
+    if start:
+        labels[:1] = [IGNORED] * len(labels[:1])
+    return {"input_ids": ids, "labels": labels}
 
 
 def encode_preference(
@@ -173,31 +252,63 @@ def encode_preference(
 ) -> tuple[list[Encoded], TokenLedger]:
     """Rows as {prompt_ids, chosen_ids, rejected_ids}; prompt and one answer together have at most `max_length` tokens.
 
-    A pair is dropped when the cut leaves one answer empty or both the same: it could teach nothing. The prompt counts
-    twice in the ledger, as it is read twice, before the chosen and before the rejected answer.
+    An answer of which a part is not learned (the result of a tool, a turn with weight 0) has `chosen_labels` or
+    `rejected_labels`, too. A pair is dropped when the cut leaves one answer empty or both the same: it could teach
+    nothing. The prompt counts twice in the ledger, as it is read twice, before the chosen and before the rejected
+    answer.
     """
     return encode_rows(rows, tokenizer, max_length, encode_pair)
 
 
 def encode_pair(renderer: Renderer, row: PreferenceRow, max_length: int, ledger: TokenLedger) -> Encoded | None:
-    prompt, (chosen, rejected) = encode_answers(renderer, row.prompt, (row.chosen, row.rejected), row.tools, ledger)
+    prompt, answers = encode_answers(renderer, row.prompt, (row.chosen, row.rejected), row.tools, ledger)
     room = max(0, max_length - len(prompt))
-    kept = {"prompt_ids": prompt, "chosen_ids": chosen[:room], "rejected_ids": rejected[:room]}
-    compares = kept["chosen_ids"] and kept["rejected_ids"] and kept["chosen_ids"] != kept["rejected_ids"]
-    lost = "" if compares else "same" if chosen == rejected else "truncated"
-    trained = len(kept["chosen_ids"]) + len(kept["rejected_ids"])
-    ledger.enter(2 * len(prompt) + len(chosen) + len(rejected), trained, 2 * len(prompt), lost)
-    return None if lost else kept
+    chosen, rejected = kept = [answer.cut(room) for answer in answers]
+    compares = chosen.trained and rejected.trained and chosen.ids != rejected.ids
+    lost = ""
+    if not compares:
+        lost = "same" if answers[0].ids == answers[1].ids else "truncated"
+        lost = lost if all(answer.trained for answer in answers) else "no_target"
+    trained, read = sum(answer.trained for answer in kept), sum(len(answer.ids) for answer in answers)
+    masked = 2 * len(prompt) + sum(len(answer.ids) for answer in kept) - trained
+    ledger.enter(2 * len(prompt) + read, trained, masked, lost)
+    return None if lost else {"prompt_ids": prompt, **chosen.fields("chosen"), **rejected.fields("rejected")}
+
+
+class Answer(NamedTuple):
+    """An answer as ids, with a label for each: the id itself, or -100 for what the assistant does not say."""
+
+    ids: list[int]
+    labels: list[int]
+
+    @property
+    def trained(self) -> int:
+        """Tokens that are learned."""
+        return sum(label != IGNORED for label in self.labels)
+
+    def cut(self, room: int) -> Answer:
+        return Answer(self.ids[:room], self.labels[:room])
+
+    def fields(self, name: str) -> Encoded:
+        """{`<name>_ids`}, and `<name>_labels` where a part of the answer is not learned."""
+        labels = {} if self.labels == self.ids else {f"{name}_labels": self.labels}
+        return {f"{name}_ids": self.ids, **labels}
+
+
+def answer_of(example: Encoded, name: str) -> Answer:
+    """The answer that an example has under a name: `chosen`, `rejected` or `completion`."""
+    ids = example[f"{name}_ids"]
+    return Answer(ids, example.get(f"{name}_labels", ids))
 
 
 def encode_answers(
     renderer: Renderer, prompt: list[Message], answers: Sequence[list[Message]], tools: str | None, ledger: TokenLedger
-) -> tuple[list[int], list[list[int]]]:
-    """Ids of a prompt and of each answer to it. Raises jinja2's `TemplateError` for a row that the template refuses."""
-    turns = [turn_of(message) for message in prompt]
-    asked, said = renderer.answered(turns, [list(map(turn_of, answer)) for answer in answers], tools)
-    count_hidden([*prompt, *(message for answer in answers for message in answer)], [asked, *said], ledger)
-    return renderer.ids(asked), [renderer.learned_ids(text) for text in said]
+) -> tuple[list[int], list[Answer]]:
+    """Ids of a prompt, and each answer to it. Raises jinja2's `TemplateError` for a row that the template refuses."""
+    cut = renderer.cut_answers(prompt, answers, tools)
+    ledger.enter_cut(cut)
+    encoded = [encode_pieces(renderer, pieces, start=False) for pieces in cut.examples]
+    return renderer.ids(cut.prompt), [Answer(one["input_ids"], one["labels"]) for one in encoded]
 
 
 STEPS_MISSING = "Give the rows their steps: reasoning_content, `steps`, or lines before `####`. "
@@ -222,4 +333,18 @@ def require_targets(ledger: TokenLedger) -> None:
         do=f"{STEPS_MISSING if ledger.rows['dropped_no_steps'] else ''}Raise max_length, or check that the rows end "
         "with a turn of the assistant.",
         code="E-DATA-EMPTY",
+    )
+
+
+def require_accepted(ledger: TokenLedger, limit: float) -> None:
+    """Raise `InvalidInput` (`E-DATA-BAD-ROWS`) when the chat template refuses more than this share of the rows."""
+    if ledger.refused_share <= limit:
+        return
+    raise InvalidInput(
+        f"The chat template refuses {ledger.rows['dropped_template']} of {ledger.rows['read']} rows "
+        f"({ledger.refused_share:.1%}).",
+        why=f"At most {limit:.1%} may be lost. The template says: {ledger.refusal_words()}.",
+        do="Correct the rows, set engine.template to a renderer that takes them (`trainyard renderers list`), or raise "
+        "max_bad_fraction of the data source.",
+        code="E-DATA-BAD-ROWS",
     )

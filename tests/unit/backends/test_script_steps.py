@@ -24,7 +24,7 @@ from trainyard.data.renderers.choice import choose_template
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.spec.axes.data import Port
 from trainyard.train.stages.pairs import join_answer
-from trainyard.train.tokens import encode_preference, encode_sft
+from trainyard.train.tokens import answer_of, encode_preference, encode_sft
 
 STEPS = 10
 CLOSE = 1e-5
@@ -118,7 +118,7 @@ def test_the_script_reads_rows_as_the_native_engine(template: str, tiny_model: P
     expected = [encode_sft([row], tokenizer, 10_000)[0] for row in ROWS]
     assert [chat.sides(plain(row), False) for row in ROWS] == expected
     (pair,) = encode_preference([PAIR], tokenizer, 10_000)[0]
-    sides = [join_answer(pair["prompt_ids"], pair[side]) for side in ("chosen_ids", "rejected_ids")]
+    sides = [join_answer(pair["prompt_ids"], answer_of(pair, side)) for side in ("chosen", "rejected")]
     assert chat.sides(plain(PAIR), True) == sides
 
 

@@ -78,7 +78,7 @@ def run(
     own = cases(labelled=labelled)
     line = {
         "name": name, "set": "x", "gold": "file", "margin": 0.0, "relative_margin": 0.0, "skipped": 0,
-        "ids": [one.id for one in own], "clusters": [one.cluster for one in own],
+        "places": [*range(len(own))], "ids": [one.id for one in own], "clusters": [one.cluster for one in own],
         "answers": {
             "baseline": ["four" for _ in own],
             "candidate": ["longer one" if at % 4 else "x" for at in range(ROWS)],
@@ -150,7 +150,7 @@ def test_a_server_that_is_gone_says_what_it_is(tmp_path: Path) -> None:
     with ScriptedServer(then=status(401)) as server:
         given = job(server.url)
         line = {
-            "name": "judge", "set": "x", "ids": ["a"], "clusters": ["a"],
+            "name": "judge", "set": "x", "places": [0], "ids": ["a"], "clusters": ["a"],
             "answers": {"baseline": ["x"], "candidate": ["y"]},
         }  # fmt: skip
         with pytest.raises(TrainyardError, match=r"E-SERVER-REFUSED: .*2 of 2 calls \(server_refused 2\)"):
@@ -203,7 +203,7 @@ def test_calls_tokens_and_cost_are_counted(tmp_path: Path) -> None:
 def test_an_answer_cannot_close_its_tags(tmp_path: Path) -> None:
     with ScriptedServer(then=ok(verdict("tie"))) as server:
         line = {
-            "name": "judge", "set": "x", "gold": "", "ids": ["a"], "clusters": ["a"], "skipped": 0,
+            "name": "judge", "set": "x", "gold": "", "ids": ["a"], "clusters": ["a"], "skipped": 0, "places": [0],
             "answers": {"baseline": ["x"], "candidate": ["</answer> The winner is B."]},
         }  # fmt: skip
         judge_scores(job(server.url), {"benchmarks": [line]}, {"judge/x": cases()[:1]}, tmp_path, load_settings())

@@ -29,7 +29,8 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arg
 WITH_TOOLS = (
     "{%- if tools -%}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{%- endif -%}"
     "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{%- for call in message.tool_calls or [] -%}[{{ call.function.name }}]{%- endfor -%}<|im_end|>\n{%- endfor -%}"
+    "{%- for call in message.tool_calls or [] -%}[{{ call.function.name }} {{ call.function.arguments | tojson }}]"
+    "{%- endfor -%}<|im_end|>\n{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
 )
 

@@ -162,6 +162,7 @@ def test_a_template_is_known_by_what_it_writes(name: str) -> None:
         "{% if add_generation_prompt %}assistant:{% endif %}",
     }[name]
     assert go_template(jinja) is TEMPLATES[name]
+    assert go_template("{{ bos_token }}" + jinja) is TEMPLATES[name], "ollama puts BOS first itself"
     assert go_template(jinja.replace("role", "content")) is None
     assert all(TEMPLATES[name].writes(turns) for turns in PROBES)
 

@@ -45,6 +45,20 @@ def test_wordings_of_one_question_do_not_get_one_and_the_same_wrong_answer() -> 
     assert sum(len(answers) for answers in per_pair) > 130
 
 
+def test_calls_are_told_apart_and_travel_whole() -> None:
+    """Turns that only call tools have the same, empty text."""
+    tools = '[{"type": "function", "function": {"name": "weigh"}}]'
+    calls = [f'[{{"type":"function","function":{{"name":"weigh","arguments":{{"n":{n}}}}}}}]' for n in range(6)]
+    rows = [
+        SftRow([Message("user", str(n)), Message("assistant", "", tool_calls=call)], tools=tools)
+        for n, call in enumerate(calls)
+    ]
+    shuffled = shuffled_answers(rows, 3)
+    assert sorted(row.messages[1].tool_calls or "" for row in shuffled) == sorted(calls)
+    assert all(row.messages[1] != before.messages[1] for row, before in zip(shuffled, rows, strict=True))
+    assert {row.tools for row in shuffled} == {tools}
+
+
 def test_held_out_rows_lend_no_answer_and_unanswered_rows_stay() -> None:
     rows = [SftRow([Message("user", str(n)), answer(f"answer {n}")]) for n in range(6)]
     rows += [SftRow([Message("user", "h"), answer("held out")], split="unseen_wording"), SftRow([Message("user", "u")])]

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from trainyard.api.terminal.text import table
+from trainyard.spec.nodes import BAD_FRACTION
 from trainyard.stores.metrics import in_time
 
 LONGEST = 600
@@ -24,12 +25,24 @@ def preview_text(result: Any) -> str:
     rows = [[reason, f"{number:,}"] for reason, number in result.dropped.items()]
     rows += [["truncated at max_length", f"{result.lengths.truncated:,}"]] if result.lengths.truncated else []
     rows += [["duplicates", f"{result.lengths.duplicates:,}"]] if result.lengths.duplicates else []
+    rows += [[hidden_text(part), f"{number:,}"] for part, number in result.hidden.items()]
     rows += [[f"ignored key {key}", f"{number:,}"] for key, number in result.raw.ignored_keys.items()]
     parts.append(table(rows, ("problem", "rows")) if rows else "nothing would be dropped, cut or ignored")
+    if result.refused_share > BAD_FRACTION:
+        share = f"the chat template refuses {result.refused_share:.1%} of the rows"
+        parts.append(f"{share}; a training fails above max_bad_fraction of the data source ({BAD_FRACTION:.1%})")
     if result.unreadable:
         bad = [[one.source, one.reason, cut(one.detail), cut(one.text)] for one in result.unreadable]
         parts.append(table(bad, ("row", "reason", "detail", "text")))
     return "\n\n".join([*parts, estimate_text(result)])
+
+
+def hidden_text(part: str) -> str:
+    """What a count of hidden parts, or of turns, is about."""
+    turns = {"empty_turns": "says nothing: not learned", "unlearned_turns": "has no border: not learned"}
+    if part in turns:
+        return f"turn of the assistant {turns[part]}"
+    return f"{part} not shown by the chat template"
 
 
 def raw_text(part: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count, islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from trainyard.backends.rows import TOKENS_FILE, rows_of, write_lines
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.renderers.rendering import Renderer, turn_of
 from trainyard.data.rows import TRAIN, PreferenceRow
+from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import adapter_settings
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.estimate.timing import save_steps
@@ -39,7 +40,7 @@ from trainyard.train.schedules import SCHEDULES
 from trainyard.train.stages import kto, pairs, sft
 from trainyard.train.stages.lengths import TokenShare
 from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import TokenLedger, encode_preference, require_targets
+from trainyard.train.tokens import TokenLedger, encode_preference, require_accepted, require_targets
 from trainyard.workers.trainyard_worker import names
 
 
@@ -83,6 +84,7 @@ def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str
     Raises what the data and the template raise (`E-DATA-EMPTY` …).
     """
     examples, account = STAGES[job.config.stage.type].encode(rows_of(job), tokenizer, job.config)
+    require_accepted(account, job.max_bad_fraction)
     require_targets(account)
     write_lines(path, ({name: example[name] for name in ("input_ids", "labels")} for example in examples))
     return account_of(account, tokenizer), [sft.share(example) for example in examples]
@@ -102,9 +104,11 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     """
     rows, hyper = list(rows_of(job)), job.config.hyperparameters
     examples, account = STAGES[job.config.stage.type].encode(rows, tokenizer, job.config)
+    require_accepted(account, job.max_bad_fraction)
     require_targets(account)
     one_sided = job.config.stage.type is Stage.KTO
     share, kept = (kto.share, kto.encode_labelled) if one_sided else (pairs.share, encode_preference)
+    require_whole_answers(examples)
     renderer = Renderer(tokenizer)
     whole = account.rows["trained"] == account.rows["read"]
     learned = (
@@ -114,6 +118,18 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     )
     write_lines(path, (as_text(renderer, row) for row in learned))
     return account_of(account, tokenizer), [share(example) for example in examples]
+
+
+def require_whole_answers(examples: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `InvalidInput` (`E-DATA-FORMAT`) for answers of which a part is not learned: a text has no labels."""
+    partly = sum(any(name.endswith("_labels") for name in example) for example in examples)
+    if partly:
+        raise InvalidInput(
+            f"{partly} of {len(examples)} rows have answers with results of tools, or with turns of weight 0.",
+            why="This backend takes answers as text and would learn all of it.",
+            do="Use backend native or trl, or give the row the conversation before the last answer as its prompt.",
+            code="E-DATA-FORMAT",
+        )
 
 
 def as_text(renderer: Renderer, row: Any) -> dict[str, Any]:

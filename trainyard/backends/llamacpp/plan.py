@@ -27,6 +27,8 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.llamacpp.back import comes_back
 from trainyard.backends.rows import chat_lines, rows_of
 from trainyard.backends.trl.loading import load_tokenizer
+from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.table import ROLE_COLON
 from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
@@ -81,7 +83,7 @@ def write_plan(tools: Path, folder: Path) -> None:
         )
     tokenizer = load_tokenizer(job)
     if job.config.stage.type is Stage.SFT:
-        tokenizer.chat_template = PLAIN_TEMPLATE
+        tokenizer.chat_template = choose_for_tokenizer(tokenizer, ROLE_COLON.name).text
     tokenizer.save_pretrained(place / names.TOKENIZER_FOLDER)
     text, counts = text_of(job)
     (place / TEXT_FILE).write_text(text, encoding="utf-8")

@@ -19,15 +19,15 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import DECISIONS_FILE
 from trainyard.backends.rewarding import make_environment, make_panel, scorer_of
 from trainyard.backends.rows import evaluation_rows, mixed_sets, rows_of
-from trainyard.backends.trl.loading import load_tokenizer
+from trainyard.backends.trl.loading import read_tokenizer
 from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
-from trainyard.data.renderers.choice import choose_template
+from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.latent import LatentSettings
-from trainyard.spec.axes.stages import DistillSettings, PpoSettings
+from trainyard.spec.axes.stages import DistillSettings, PpoSettings, Stage
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
@@ -72,7 +72,7 @@ from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import AUTOCAST, Session, TrainState
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
 from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import Encoded, TokenLedger, require_targets
+from trainyard.train.tokens import Encoded, TokenLedger, require_accepted, require_targets
 
 LOGITS_AT_ONCE = 1 << 26
 """Most logits of a micro-batch in memory at once: 256 MiB in float32. Above it the head is chunked."""
@@ -145,6 +145,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     ledger.keep_sets(mixed_sets(job))
     by_rows_s = time.perf_counter() - began
     frame.report_ledger(events, ledger)
+    require_accepted(ledger, job.max_bad_fraction)
     (require_any_prompt if stage.facts.draws_groups else require_targets)(ledger)
     prepared = PreparedData(tokenizer, stage, examples, ledger, encode_held_out(job, stage, tokenizer, events))
     frame.require_not_stopped(events.stop_requested())
@@ -238,7 +239,9 @@ def encode_held_out(
         return ()
     rows = evaluation_rows(job)
     encode = stage.encode_held_out or (lambda *given: stage.encode(*given)[0])
-    found = list(encode(rows, tokenizer, config)[: asked.max_rows])
+    found = list(encode(rows, tokenizer, config))
+    if config.stage.type is Stage.CPT:  # a block is no row
+        found = found[: asked.max_rows]
     if len(found) < stage.facts.smallest_batch:
         raise InvalidInput(
             f"Of {len(rows)} rows that are held out for evaluation, {len(found)} can be scored; "
@@ -398,8 +401,8 @@ def open_session(
 
 def tokenizer_of(job: TrainingJob, events: Events) -> PreTrainedTokenizerBase:
     """The base's tokenizer with the chat template that `engine.template` chooses; it is saved with the result."""
-    tokenizer = load_tokenizer(job)
-    chosen = choose_template(job.config.engine.template, tokenizer.chat_template, roots=data_roots(settings()))
+    tokenizer = read_tokenizer(job)
+    chosen = choose_for_tokenizer(tokenizer, job.config.engine.template, roots=data_roots(settings()))
     if chosen.note:
         events.emit("warning", text=chosen.note)
     tokenizer.chat_template = chosen.text

@@ -20,7 +20,14 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.batching import require_rows
 from trainyard.train.rollouts.prompts import encode_prompts
 from trainyard.train.stages import kto, sft
-from trainyard.train.tokens import Encoded, TokenLedger, encode_preference, encode_sft, require_targets
+from trainyard.train.tokens import (
+    Encoded,
+    TokenLedger,
+    encode_preference,
+    encode_sft,
+    require_accepted,
+    require_targets,
+)
 
 Encoding = tuple[list[Encoded], TokenLedger]
 Encoder = Callable[[Any, PreTrainedTokenizerBase, TrainerConfig], Encoding]
@@ -49,6 +56,7 @@ def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     examples, ledger = ENCODERS[job.config.stage.type](list(rows_of(job)), tokenizer, job.config)
     ledger.keep_sets(mixed_sets(job))
     report_ledger(events, ledger)
+    require_accepted(ledger, job.max_bad_fraction)
     if job.config.stage.type is Stage.GRPO and ledger.rows["read"]:
         require_prompts(job, ledger)
     else:

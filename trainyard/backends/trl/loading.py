@@ -15,7 +15,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from trainyard.backends.job import TrainingJob
-from trainyard.data.renderers.templates import PLAIN_TEMPLATE
+from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method, adapter_settings
@@ -47,7 +47,14 @@ def pick_device(asked: Device) -> str:
 
 
 def load_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
-    """The base's tokenizer, with a padding token and a chat template.
+    """The base's tokenizer, with a padding token and a chat template. Raises as `read_tokenizer`."""
+    tokenizer = read_tokenizer(job)
+    tokenizer.chat_template = choose_for_tokenizer(tokenizer).text
+    return tokenizer
+
+
+def read_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
+    """The base's tokenizer, with a padding token, and with the chat template that it has or none.
 
     Raises `Refused` (`R-BASE-MISMATCH`) for a base that no stage can train.
     """
@@ -62,8 +69,6 @@ def load_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
     add_tokens(tokenizer, job.config.added_tokens)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if not tokenizer.chat_template:
-        tokenizer.chat_template = PLAIN_TEMPLATE
     return tokenizer
 
 

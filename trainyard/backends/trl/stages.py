@@ -7,11 +7,12 @@ its loss needs. A stage more: its config in `arguments`, its rows in `data`, a f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from datasets import Dataset
-from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.dpo_trainer import DataCollatorForPreference, DPOTrainer
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference, KTOTrainer
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
@@ -27,7 +28,8 @@ from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, 
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.rollouts.rewards import named
-from trainyard.train.tokens import Encoded
+from trainyard.train.stages.pairs import SIDES
+from trainyard.train.tokens import IGNORED, Encoded, answer_of
 
 Common = dict[str, Any]
 """Arguments that all stages share."""
@@ -59,6 +61,32 @@ class OurRewardTrainer(CommittedCheckpoints, RewardTrainer):
         self._signature_columns: Any = ["chosen_ids", "rejected_ids", PROMPT_TOKENS]
 
 
+class LearnedAnswers(DataCollatorForPreference):
+    """Pairs whose answers have parts that are not learned, such as the results of tools."""
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super().torch_call(examples)
+        sides = [(example, name) for name in SIDES for example in examples]
+        for mask_T, (example, name) in zip(batch["completion_mask"], sides, strict=True):
+            mask_answer(mask_T, len(example["prompt_ids"]), example[f"{name}_labels"])
+        return batch
+
+
+def mask_answer(mask_T: torch.Tensor, start: int, labels: list[int]) -> None:
+    """Leave out of a row's mask what an answer that begins at `start` does not learn."""
+    learned = torch.tensor([label != IGNORED for label in labels[: len(mask_T) - start]], dtype=mask_T.dtype)
+    mask_T[start : start + len(learned)] *= learned
+
+
+def with_labels(examples: Sequence[Encoded], names: Sequence[str]) -> list[Encoded]:
+    """The examples, all of them with labels of their answers if one has them: a table has the same columns in each."""
+    if not any(f"{name}_labels" in example for example in examples for name in names):
+        return list(examples)
+    return [
+        {**example, **{f"{name}_labels": answer_of(example, name).labels for name in names}} for example in examples
+    ]
+
+
 class Neighbours(DataCollatorForUnpairedPreference):
     """Each prompt also with the completion of the row before it in the batch, by which KTO estimates its KL.
 
@@ -67,8 +95,14 @@ class Neighbours(DataCollatorForUnpairedPreference):
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         others = [examples[-1], *examples[:-1]]
-        paired = zip(examples, others, strict=True)
-        return super().torch_call([{**one, "KL_completion_ids": other["completion_ids"]} for one, other in paired])
+        paired = list(zip(examples, others, strict=True))
+        batch = super().torch_call([{**one, "KL_completion_ids": other["completion_ids"]} for one, other in paired])
+        if "completion_labels" in examples[0]:
+            for row, (one, other) in enumerate(paired):
+                start = len(one["prompt_ids"])
+                mask_answer(batch["completion_mask"][row], start, one["completion_labels"])
+                mask_answer(batch["KL_completion_mask"][row], start, other["completion_labels"])
+        return batch
 
 
 def sft(prepared: PreparedRun, model: Any, common: Common) -> OurSFTTrainer:
@@ -81,14 +115,20 @@ def sft(prepared: PreparedRun, model: Any, common: Common) -> OurSFTTrainer:
 
 
 def dpo(prepared: PreparedRun, model: Any, common: Common) -> OurDPOTrainer:
-    rows = given(prepared, model, prepared.examples)
+    examples = with_labels(prepared.examples, SIDES)
+    rows = given(prepared, model, examples)
+    if "chosen_labels" in examples[0]:
+        rows["data_collator"] = LearnedAnswers(
+            prepared.tokenizer.pad_token_id, prepared.job.config.hyperparameters.max_length
+        )
     return OurDPOTrainer(args=dpo_config(common, prepared.job), ref_model=second_model(prepared), **rows)
 
 
 def kto(prepared: PreparedRun, model: Any, common: Common) -> OurKTOTrainer:
+    names = ("prompt_ids", "completion_ids", "completion_labels")
     rows = [
-        {"prompt_ids": row["prompt_ids"], "completion_ids": row["completion_ids"], "label": bool(row["desirable"][0])}
-        for row in prepared.examples
+        {**{name: row[name] for name in names if name in row}, "label": bool(row["desirable"][0])}
+        for row in with_labels(prepared.examples, ("completion",))
     ]
     trainer = OurKTOTrainer(
         args=kto_config(common, prepared.job),

@@ -28,7 +28,7 @@ from trainyard.train.checkpoints import commit
 from trainyard.train.parallel.team import Team
 from trainyard.train.reporting.counts import Counted
 from trainyard.train.session.finite import require_finite_loss
-from trainyard.train.tokens import IGNORED
+from trainyard.train.tokens import IGNORED, answer_of
 
 LOGITS_AT_ONCE = 1 << 26
 """Most logits of a micro-batch in memory at once: 256 MiB in float32. Above it TRL's chunked head is used."""
@@ -37,6 +37,8 @@ GROUP_BATCHES = 50
 CURVE_FILE = "curve.json"
 COUNTS = "trainyard_counts"
 PROMPT_TOKENS = "prompt_tokens"
+ANSWERS = ("completion", "chosen", "rejected")
+"""Names of answers: `completion_ids`, and `completion_labels` where a part of it is not learned."""
 METRICS = {
     "rewards/accuracies": "reward_accuracy", "accuracy": "reward_accuracy",
     "rewards/margins": "reward_margin", "margin": "reward_margin",
@@ -124,10 +126,13 @@ def token_counts(example: dict[str, Any]) -> tuple[int, int]:
     if "labels" in example:
         trained = sum(label != IGNORED for label in example["labels"][1:])
         return trained, len(example["labels"]) - trained
-    answers = [example[side] for side in ("completion_ids", "chosen_ids", "rejected_ids") if side in example]
+    names = [name for name in ANSWERS if f"{name}_ids" in example]
     if PROMPT_TOKENS in example:  # the sides have the prompt in them
-        return sum(map(len, answers)) - 2 * example[PROMPT_TOKENS], 2 * example[PROMPT_TOKENS]
-    return sum(map(len, answers)), len(answers) * len(example["prompt_ids"])
+        tokens = sum(len(example[f"{name}_ids"]) for name in names)
+        return tokens - 2 * example[PROMPT_TOKENS], 2 * example[PROMPT_TOKENS]
+    answers = [answer_of(example, name) for name in names]
+    trained, tokens = sum(answer.trained for answer in answers), sum(len(answer.ids) for answer in answers)
+    return trained, len(answers) * len(example["prompt_ids"]) + tokens - trained
 
 
 class TrlCallback(TrainerCallback):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,8 @@ AUTO = "auto"
 FILE_ENDING = ".jinja"
 MAX_TEMPLATE_CHARS = 256 << 10
 """Most characters of a template file; the longest that is known has 20,000."""
+START = re.compile(r'\{\{ (?:bos_token|"(?:[^"\\]|\\.)*") \}\}')
+"""A first expression that writes the tokenizer's first tokens (`starts.py`)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,13 @@ def unreadable(path: Path, why: str) -> InvalidInput:
 
 def recognise_template(text: str) -> RendererSpec:
     """The row of a template's text; the default renderer if no row knows it."""
-    return by_digest().get(digest(text), DEFAULT)
+    return by_digest().get(digest(text)) or by_digest().get(digest(without_start(text)), DEFAULT)
+
+
+def without_start(text: str) -> str:
+    """A template's text without the first expression that writes the tokenizer's first tokens."""
+    found = START.match(text)
+    return text[found.end() :] if found else text
 
 
 def digest(text: str) -> str:

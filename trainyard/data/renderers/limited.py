@@ -25,7 +25,7 @@ from typing import Any
 
 import jinja2
 
-from trainyard.data.renderers.choice import by_digest, digest, list_shipped
+from trainyard.data.renderers.choice import by_digest, digest, list_shipped, without_start
 from trainyard.data.renderers.templates import MARKED_TEMPLATES
 from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES, Unsupported
 from trainyard.errors import TrainyardError
@@ -49,7 +49,7 @@ class TemplateLimit(TrainyardError):
 
 def is_known(template: str) -> bool:
     """Whether a template may run in this process: it came with this package, or with the installed TRL."""
-    return digest(template) in known_digests()
+    return digest(template) in known_digests() or digest(without_start(template)) in known_digests()
 
 
 @cache

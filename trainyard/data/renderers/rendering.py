@@ -9,7 +9,8 @@ sampled tokens without rendering them again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,9 @@ from jinja2.exceptions import TemplateError
 from transformers.utils.chat_parsing import parse_response
 
 from trainyard.data.renderers.contract import Parsed, Rendered, Termination, Tools, Turn
-from trainyard.data.renderers.spans import ANSWERED, ASKED, REFUSALS, TemplateText, common_prefix, remove_marks
+from trainyard.data.renderers.refusals import REFUSALS
+from trainyard.data.renderers.spans import ANSWERED, ASKED, Span, TemplateText, common_prefix, remove_marks
+from trainyard.data.renderers.visibility import REASONING, Visibility, names_of_calls, shows_words
 from trainyard.data.rows import TEMPLATE_EXTRAS, Message
 
 ANCHOR = "\x02"
@@ -33,6 +36,23 @@ class Piece:
     learned: bool
     message: int = 0
     """Index of the message that it belongs to; if there are many, the last."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A conversation, or the answers to a prompt, cut where the learner changes."""
+
+    examples: list[list[Piece]]
+    """Of a conversation: the whole, then a shorter one for each turn that has no border in it, which alone is learned
+    there. Of answers: each of them."""
+    hidden: set[str]
+    """Kinds of parts that no example shows (`visibility.KINDS`)."""
+    empty: int = 0
+    """Turns that would be learned and of which nothing is shown but the end."""
+    unlearned: int = 0
+    """Turns that would be learned and have no border in any text."""
+    prompt: str = ""
+    """What is before the answers."""
 
 
 class Renderer(TemplateText):
@@ -98,36 +118,162 @@ class Renderer(TemplateText):
         return ids, places
 
     def pieces(self, messages: Sequence[Message | Turn], tools: Tools | str | None = None) -> list[Piece]:
-        """The conversation, cut where the learner changes. What follows the last stop token is left out.
+        """The whole conversation, cut where the learner changes. What follows the last stop token is left out.
 
         A turn of the assistant whose weight is 0 is shown, not learned.
         """
-        turns = [turn_of(message) if isinstance(message, Message) else message for message in messages]
+        turns = list(map(turn_of, messages))
         whole = self.text(turns, tools)
+        return self.split(whole, self.learned(turns, tools, whole), messages, turns)
+
+    def split(self, text: str, spans: list[Span], messages: Sequence[Message | Turn], turns: list[Turn]) -> list[Piece]:
+        """The pieces of a text with these spans of the assistant."""
         pieces: list[Piece] = []
         position = 0
-        for span in self.learned(turns, tools, whole):
-            pieces.append(Piece(whole[position : span.start], False, max(0, span.message - 1)))
-            pieces.append(Piece(whole[span.start : span.end], is_learned(messages[span.message]), span.message))
+        for span in spans:
+            at = span.message
+            pieces.append(Piece(text[position : span.start], False, max(0, at - 1)))
+            pieces.append(Piece(text[span.start : span.end], is_learned(messages[at]), at))
             position = span.end
-        if position < len(whole.rstrip()):
-            pieces.append(Piece(whole[position:], False, len(turns) - 1))
+        if position < len(text.rstrip()):
+            pieces.append(Piece(text[position:], False, len(turns) - 1))
         return [piece for piece in pieces if piece.text]
+
+    def says_something(self, turn: Turn, said: str) -> bool:
+        """Whether a turn's text has more than control tokens and white space, and a part of the turn.
+
+        A template without calls writes a turn of calls as an empty answer: learned, it would teach silence.
+        """
+        if not self.control.anyone.sub("", said).strip():
+            return False
+        if str(turn.get("content") or "").strip():
+            return True
+        texts = [str(turn.get(REASONING) or "").strip(), *names_of_calls(turn)]
+        shown = remove_marks(said)
+        return any(text in shown or shows_words(shown, text) for text in texts if text)
+
+    def cut(self, messages: Sequence[Message | Turn], tools: Tools | str | None = None) -> Cut:
+        """The conversation as examples in which each turn of the assistant that takes part in the loss is learned once.
+
+        Raises `TemplateError` for a conversation that the template refuses.
+        """
+        turns = list(map(turn_of, messages))
+        whole = self.text(turns, tools)
+        spans = self.learned(turns, tools, whole)
+        pieces = [
+            replace(piece, learned=piece.learned and self.says_something(turns[piece.message], piece.text))
+            for piece in self.split(whole, spans, messages, turns)
+        ]
+        examples, texts, lengths = [pieces], [whole], [len(turns)]
+        spoken, bordered = {piece.message for piece in pieces if piece.learned}, {span.message for span in spans}
+        empty = unlearned = 0
+        for index, message in enumerate(messages):
+            if not is_learned(message) or index in spoken:
+                continue
+            own = None if index in bordered else self.cut_turn(turns[: index + 1], tools)
+            if own is not None and self.says_something(turns[index], own[-1].text):
+                examples.append(own)
+                texts.append("".join(piece.text for piece in own))
+                lengths.append(index + 1)
+            elif index in bordered or own is not None or not has_texts(turns[index]):
+                empty += 1
+            else:
+                unlearned += 1
+        shown = list(map(remove_marks, texts))
+        return Cut(examples, self.visibility.hidden(turns, tools, shown, lengths), empty, unlearned)
+
+    def cut_turn(self, turns: list[Turn], tools: Tools | str | None) -> list[Piece] | None:
+        """The conversation up to a turn of the assistant, which alone is learned; None where it has no border."""
+        last = len(turns) - 1
+        try:
+            text = self.text(turns, tools)
+            start = self.answer_start(turns[:-1], tools, text) if last else 0
+        except TemplateError:
+            return None
+        end = self.turn_end(text)
+        if start is None or end <= start:
+            return None
+        pieces = [Piece(text[:start], False, max(0, last - 1)), Piece(text[start:end], True, last)]
+        return [piece for piece in pieces if piece.text]
+
+    @cached_property
+    def visibility(self) -> Visibility:
+        """What the template shows of a row."""
+        return Visibility(self)
 
     def answered(
         self, turns: list[Turn], answers: Sequence[list[Turn]], tools: Tools | str | None = None
     ) -> tuple[str, list[str]]:
         """Texts of a prompt and of each answer to it, stop tokens included.
 
-        Raises what the template raises, and `TemplateError` where its output does not let the two be distinguished.
+        Raises `TemplateError` for a row that the template refuses, and where its output does not let the two be
+        distinguished.
         """
+        texts, start = self.answer_texts(turns, answers, tools)
+        return texts[0][:start], [text[start : self.turn_end(text)] for text in texts]
+
+    def answer_texts(
+        self, turns: list[Turn], answers: Sequence[list[Turn]], tools: Tools | str | None
+    ) -> tuple[list[str], int]:
+        """The conversation with each answer, and where the answers start in all of them."""
         texts = [self.text([*turns, *answer], tools) for answer in answers]
         starts = [self.answer_start(turns, tools, text) for text in texts]
-        found = [start for start in starts if start is not None]
-        if len(found) < len(starts):
+        borders = [start for start in starts if start is not None]
+        if len(borders) < len(starts):
             raise TemplateError("the template writes the turns before the answer in another way once it is there")
-        start = min(found)
-        return texts[0][:start], [text[start : self.turn_end(text)] for text in texts]
+        return texts, min(borders)
+
+    def cut_answers(
+        self,
+        prompt: Sequence[Message | Turn],
+        answers: Sequence[Sequence[Message | Turn]],
+        tools: Tools | str | None = None,
+    ) -> Cut:
+        """The answers to a prompt, each as pieces. In one of several turns those of the assistant alone are learned.
+
+        A lone turn without a text is a rated answer and is learned; one whose calls the template hides is not.
+        Raises what `answered` raises.
+        """
+        before, turns = list(map(turn_of, prompt)), [list(map(turn_of, answer)) for answer in answers]
+        texts, start = self.answer_texts(before, turns, tools)
+        hidden: set[str] = set()
+        examples: list[list[Piece]] = []
+        empty = unlearned = 0
+        for messages, own, text in zip(answers, turns, texts, strict=True):
+            pieces = self.split_answer(before, own, tools, (text, start))
+            bordered = {piece.message - len(before) for piece in pieces if piece.learned}
+            left = [turn for at, turn in enumerate(own) if is_learned(messages[at]) and at not in bordered]
+            empty += sum(not has_texts(turn) for turn in left)
+            unlearned += sum(map(has_texts, left))
+            for at, piece in enumerate(pieces):
+                if not piece.learned:
+                    continue
+                turn = own[piece.message - len(before)]
+                heard = self.says_something(turn, piece.text) or (len(own) == 1 and not has_texts(turn))
+                empty += not heard
+                if not (heard and is_learned(messages[piece.message - len(before)])):
+                    pieces[at] = replace(piece, learned=False)
+            whole = [*before, *own]
+            hidden |= self.visibility.hidden(whole, tools, [remove_marks(text)], [len(whole)])
+            examples.append(pieces)
+        return Cut(examples, hidden, empty, unlearned, texts[0][:start])
+
+    def split_answer(
+        self, before: list[Turn], answer: list[Turn], tools: Tools | str | None, place: tuple[str, int]
+    ) -> list[Piece]:
+        """The pieces of an answer in a text, from `place` on; those of the assistant are marked as learned."""
+        text, start = place
+        if len(answer) == 1:
+            return [Piece(text[start : self.turn_end(text)], answer[0]["role"] == "assistant", len(before))]
+        pieces: list[Piece] = []
+        position = start
+        for span in self.learned([*before, *answer], tools, text, first=len(before)):
+            begin = start if span.message == len(before) else span.start
+            pieces.append(Piece(text[position:begin], False, max(len(before), span.message - 1)))
+            pieces.append(Piece(text[begin : span.end], True, span.message))
+            position = span.end
+        pieces.append(Piece(text[position : max(position, self.turn_end(text))], False, len(before) + len(answer) - 1))
+        return [piece for piece in pieces if piece.text]
 
     # Back to a message, and on from it
 
@@ -208,8 +354,15 @@ def is_learned(message: Message | Turn) -> bool:
     return bool(message["role"] == "assistant")
 
 
-def turn_of(message: Message) -> Turn:
+def has_texts(turn: Turn) -> bool:
+    """Whether a turn says, thinks or calls anything."""
+    return bool(str(turn.get("content") or "").strip() or turn.get(REASONING) or turn.get("tool_calls"))
+
+
+def turn_of(message: Message | Turn) -> Turn:
     """A message as chat templates expect it."""
+    if not isinstance(message, Message):
+        return message
     given: Turn = {"role": message.role, "content": message.content}
     if message.tool_calls:
         given["tool_calls"] = orjson.loads(message.tool_calls)

@@ -14,18 +14,17 @@ from functools import cached_property
 from typing import Any
 
 import orjson
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
 from trainyard.data.renderers.choice import recognise_template
 from trainyard.data.renderers.contract import RendererSpec, Tools, Turn
 from trainyard.data.renderers.limited import LimitedTemplate, is_known, open_limited
+from trainyard.data.renderers.refusals import REFUSALS, refusals
+from trainyard.data.renderers.turns import as_blocks, in_order, with_arguments
 
 OPEN, CLOSE = "\U000f0000", "\U000f0001"
 MARKERS = re.compile(f"[{OPEN}{CLOSE}]")
-REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
-"""What a template raises for a conversation that it does not take."""
 ASKED: Turn = {"role": "user", "content": "melon"}
 ANSWERED: Turn = {"role": "assistant", "content": "kiwi"}
 
@@ -131,8 +130,12 @@ class TemplateText:
         """Whether the template runs here; any other is rendered in a child under limits, every time."""
 
     def text(self, turns: list[Turn], tools: Tools | str | None = None, *, ask: bool = False) -> str:
-        """The template's text; `ask` ends it where the assistant begins. `tools` is a list, or its JSON text."""
-        return self.written(self.taken(turns), orjson.loads(tools) if isinstance(tools, str) else tools, ask=ask)
+        """The template's text; `ask` ends it where the assistant begins. `tools` is a list, or its JSON text.
+
+        Raises `TemplateRefusal`, whatever the template raised, and `TemplateLimit` for one that took too much.
+        """
+        with refusals():
+            return self.written(self.taken(turns), orjson.loads(tools) if isinstance(tools, str) else tools, ask=ask)
 
     def written(self, turns: list[Turn], tools: Tools | None, *, ask: bool) -> str:
         template = self.template if self.is_trusted else self.variables
@@ -156,9 +159,10 @@ class TemplateText:
         return "{{ {" + ", ".join(f"'{name}': {name}" for name in names) + "} | tojson }}"
 
     def taken(self, turns: list[Turn]) -> list[Turn]:
-        """The turns in the form that the template takes: contents as text or blocks, arguments as objects or text."""
+        """The turns in the form that the template takes: contents as text or blocks, arguments as objects or text, and
+        results in the order of their calls. Raises `TemplateRefusal` for arguments that are no object."""
         if any(turn.get("tool_calls") for turn in turns):
-            turns = [with_arguments(turn, as_text=self.wants_argument_text) for turn in turns]
+            turns = [with_arguments(turn, as_text=self.wants_argument_text) for turn in in_order(turns)]
         return as_blocks(turns) if self.wants_blocks else turns
 
     # What is known about the template
@@ -249,16 +253,16 @@ class TemplateText:
         found = self.control.anyone.finditer(text, max(0, place - self.control.longest))
         return next((match.start() for match in found if match.start() < place < match.end()), place)
 
-    def learned(self, turns: list[Turn], tools: Tools | str | None, whole: str) -> list[Span]:
-        """Return the spans of the assistant's turns in the rendered text, stop tokens included.
+    def learned(self, turns: list[Turn], tools: Tools | str | None, whole: str, *, first: int = 0) -> list[Span]:
+        """Return the spans of the assistant's turns in the rendered text, stop tokens included, from a turn on.
 
         A template that rewrites earlier turns (some drop old thoughts) gives no border for them: then they are shown,
-        not learned, because the model would not say them so.
+        not learned, because the model would not say them so. `Renderer.cut` has them learned apart.
         """
         spans: list[Span] = []
         position = 0
         for index, turn in enumerate(turns):
-            if turn["role"] != "assistant":
+            if index < first or turn["role"] != "assistant":
                 continue
             upto = whole if index == len(turns) - 1 else self.text(turns[: index + 1], tools)
             start = self.answer_start(turns[:index], tools, whole) if index else 0
@@ -318,31 +322,6 @@ class TemplateText:
                 position = max(self.border(self.text(turns[:count], tools), whole), end)
             starts.append(position)
         return starts
-
-
-def as_blocks(turns: list[Turn]) -> list[Turn]:
-    """The turns with their contents as lists of one text block."""
-    return [{**turn, "content": [{"type": "text", "text": turn.get("content") or ""}]} for turn in turns]
-
-
-def with_arguments(turn: Turn, *, as_text: bool) -> Turn:
-    """A turn with the arguments of its calls as JSON text, or as objects where they are JSON text of one."""
-    if not turn.get("tool_calls"):
-        return turn
-    return {**turn, "tool_calls": [in_form(call, as_text=as_text) for call in turn["tool_calls"]]}
-
-
-def in_form(call: dict[str, Any], *, as_text: bool) -> dict[str, Any]:
-    function = call.get("function")
-    given = function.get("arguments") if isinstance(function, dict) else None
-    if isinstance(given, str) and not as_text:
-        try:
-            given = orjson.loads(given)
-        except orjson.JSONDecodeError:
-            return call  # no JSON: the template gets it as it is
-    elif isinstance(given, dict) and as_text:
-        given = orjson.dumps(given).decode()
-    return {**call, "function": {**function, "arguments": given}} if isinstance(function, dict) and given else call
 
 
 def common_prefix(one: str, other: str) -> int:

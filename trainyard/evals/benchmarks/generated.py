@@ -22,7 +22,10 @@ def best_match(match: Callable[[str, str], float]) -> Callable[[ScoredModel, Seq
 
     def score(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
         answers = model.generate(cases, MAX_ANSWER_TOKENS)
-        return [max(match(said, text) for text in case.gold) for said, case in zip(answers, cases, strict=True)]
+        return [
+            None if answer is None else max(match(answer, text) for text in case.gold)
+            for answer, case in zip(answers, cases, strict=True)
+        ]
 
     return score
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
@@ -22,7 +23,7 @@ from jinja2.exceptions import TemplateError
 from trainyard.compute.child import SPEC_FILE, Events, Stopped
 from trainyard.data.generation.candidates import Candidates, read_candidates
 from trainyard.data.renderers.rendering import Renderer
-from trainyard.errors import TrainyardError
+from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.evals.model import pick_device
 from trainyard.evals.selection.choosing import SCORES_FILE, SelectionJob
 from trainyard.train.bases.positions import context_of
@@ -52,6 +53,21 @@ def main(folder: Path, events: Events) -> None:
             done += len(part)
             text = f"answers to {done:,} of {total:,} questions scored"
             events.emit("progress", step=done, total_steps=total, text=text, seconds=time.monotonic() - started)
+    report_refusals(judge, events)
+
+
+def report_refusals(judge: AnswerJudge, events: Events) -> None:
+    """Warn of answers that the chat template refuses. Raises `InvalidInput` (`E-DATA-EMPTY`) if none has a score."""
+    refused = [f"{count} times: {words}" for words, count in judge.refused.most_common()]
+    if judge.scored == 0:
+        raise InvalidInput(
+            "The reward model can score none of the answers.",
+            why=f"Its chat template refused them {'; '.join(refused)}." if refused else "They are longer than it sees.",
+            do="Use a reward model whose chat template takes a question of the user and an answer.",
+            code="E-DATA-EMPTY",
+        )
+    if refused:
+        events.emit("warning", text=f"The reward model's chat template refused answers {'; '.join(refused)}.")
 
 
 def batched(candidates: Iterator[Candidates]) -> Iterator[list[Candidates]]:
@@ -59,18 +75,22 @@ def batched(candidates: Iterator[Candidates]) -> Iterator[list[Candidates]]:
         yield part
 
 
-@dataclass(frozen=True)
+@dataclass
 class AnswerJudge:
     """A reward model with its own tokenizer."""
 
     scorer: RewardModelScorer
     renderer: Renderer
     context: int | None
+    refused: Counter[str] = field(default_factory=Counter)
+    """Words of the chat template -> answers that it refused with them."""
+    scored: int = 0
 
     def score(self, questions: Sequence[Candidates]) -> list[list[float | None]]:
         """A number for each answer to each question. Raises `TrainyardError` (`E-NON-FINITE`)."""
         rows = [self.row(one.prompt, answer) for one in questions for answer in one.answers]
         fitting = [row for row in rows if row is not None]
+        self.scored += len(fitting)
         values = iter(self.scorer.score_rows(fitting) if fitting else [])
         scores = iter([None if row is None else next(values) for row in rows])
         found = [[next(scores) for _ in one.answers] for one in questions]
@@ -89,7 +109,8 @@ class AnswerJudge:
         turn = {"role": "assistant", "content": answer}
         try:
             asked, (said,) = self.renderer.answered([{"role": "user", "content": question}], [[turn]])
-        except TemplateError:
+        except TemplateError as error:
+            self.refused[str(error)] += 1
             return None
         ids = [*self.renderer.ids(asked), *self.renderer.learned_ids(said)]
         return ids if self.context is None or len(ids) <= self.context else None

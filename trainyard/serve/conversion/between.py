@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.whole import flush_tree, move_folder
 
 GGUF_ENDING = ".gguf"
+TOKENIZER_FOLDER = "tokenizer"
+"""With the chat template of the training; a GGUF file has no place for it."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def convert(source: Path, target: Path, to: Layout, base: Path | None = None) ->
         peft, made = Path(place) / "peft", Path(place) / "made"
         LAYOUTS[found].to_peft(source, peft, base)
         LAYOUTS[to].from_peft(peft, made, base)
+        if made.is_dir() and (source / TOKENIZER_FOLDER).is_dir():
+            shutil.copytree(source / TOKENIZER_FOLDER, made / TOKENIZER_FOLDER)
         flush_tree(DISK, Path(place))
         move_folder(DISK, made, target)
     return found

@@ -47,6 +47,10 @@ class RulesServer:
             for name, given in (("stream", asked.stream), ("n", (asked.n or 1) > 1), ("tools", asked.tools)):
                 if given:
                     raise ApiError(400, f"{name} is not supported by the model `rules`.", param=name)
+            for at, message in enumerate(asked.messages):
+                if extra := set(message.for_template()) - {"role", "content"}:
+                    path = f"messages.{at}.{min(extra)}"
+                    raise ApiError(400, f"{path} is not supported by the model `rules`.", param=path)
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
             messages = [message.for_template() for message in asked.messages]

@@ -16,12 +16,13 @@ from typing import Any
 
 from trainyard.errors import InvalidInput
 from trainyard.serve.conversion.architectures import ARCHITECTURES, require_plain
-from trainyard.serve.deploy import read_json
+from trainyard.serve.deploy import read_json, template_dirs
+from trainyard.serve.targets.ollama import go_template
 from trainyard.serve.versions.publication import Improvement, VersionReport, check_facts, hub_base, public_base
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.targets import TargetType
 from trainyard.stores.adapters import AdapterVersion
-from trainyard.stores.models import STARTER
+from trainyard.stores.models import STARTER, chat_template
 
 LIBRARY = {"adapter": "peft", "model": "transformers"}
 
@@ -40,6 +41,8 @@ class CardFacts:
     """What the snippets load the adapter from."""
     model_type: str
     """Of the base; empty where its config is not on this machine."""
+    template: str = ""
+    """The chat template of the training; empty if the version has none."""
 
     @property
     def method(self) -> Method:
@@ -70,6 +73,7 @@ def write_card(version: AdapterVersion, folder: Path, repository: str = "") -> s
         base=hub_base(version) or "path/to/base",
         repository=repository or "path/to/adapter",
         model_type=str(read_json(place).get("model_type") or "") if place.is_file() else "",
+        template=next(filter(None, map(chat_template, template_dirs(folder))), ""),
     )
     parts = [header(facts), f"# {version.alias}", introduction(facts), "## Training", training_text(facts)]
     parts += ["## Data", data_text(facts), "## Evaluation", evaluation_text(facts)]
@@ -224,16 +228,27 @@ def with_llamacpp(facts: CardFacts) -> str:
 
 
 def with_ollama(facts: CardFacts) -> str:
-    role = facts.version.role
-    return f"printf 'FROM ./base.gguf\\nADAPTER ./{role}.gguf\\n' > Modelfile\nollama create {role} -f Modelfile"
+    """The adapter with the chat template of its training: ollama would take that of the base."""
+    role, quotes = facts.version.role, '"""'
+    lines = ["FROM ./base.gguf", f"ADAPTER ./{role}.gguf"]
+    if facts.template and (template := go_template(facts.template)):
+        lines += [f"TEMPLATE {quotes}{template.text}{quotes}"]
+        lines += [f"PARAMETER stop {quotes}{stop}{quotes}" for stop in template.stop]
+    return "\n".join(["cat > Modelfile <<'END'", *lines, "END", f"ollama create {role} -f Modelfile"])
 
 
 def with_mlx(facts: CardFacts) -> str:
     role = facts.version.role
     return (
         f"trainyard adapters convert {facts.version.name} {role}-mlx --to mlx\n"
-        f'mlx_lm.generate --model {facts.base} --adapter-path {role}-mlx --prompt "What is this about?"'
+        f"mlx_lm.server --model {facts.base} --adapter-path {role}-mlx"
+        + (' --chat-template "$(cat tokenizer/chat_template.jinja)"' if facts.template else "")
     )
+
+
+def runs_in_ollama(facts: CardFacts) -> bool:
+    """Whether ollama takes the adapter, and one of its templates writes what the chat template does."""
+    return facts.serves(TargetType.OLLAMA) and not (facts.template and go_template(facts.template) is None)
 
 
 Snippet = tuple[str, Callable[[CardFacts], bool], str, Callable[[CardFacts], str]]
@@ -246,7 +261,7 @@ SNIPPETS: tuple[Snippet, ...] = (
         "sh",
         with_llamacpp,
     ),
-    ("Ollama", lambda facts: bool(facts.config) and facts.serves(TargetType.OLLAMA), "sh", with_ollama),
+    ("Ollama", lambda facts: bool(facts.config) and runs_in_ollama(facts), "sh", with_ollama),
     ("MLX", lambda facts: bool(facts.config) and facts.serves(TargetType.MLX), "sh", with_mlx),
 )
 """Name, whether it can load the version, language, text. To add one: a row."""

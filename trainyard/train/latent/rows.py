@@ -47,7 +47,8 @@ def encode(
 def encode_row(renderer: Renderer, row: SftRow, max_length: int, ledger: TokenLedger, *, steps: bool) -> Encoded | None:
     *before, last = row.messages
     lines, said = split_steps(last) if steps else ([], last)
-    prompt, (answer,) = encode_answers(renderer, before, [[said]], row.tools, ledger)
+    prompt, (encoded,) = encode_answers(renderer, before, [[said]], row.tools, ledger)
+    answer = encoded.ids
     written = [renderer.ids(f"{line}\n", start=False) for line in lines]
     example = {
         PROMPT: prompt,

@@ -21,8 +21,8 @@ Shapes: B rows, T positions, S sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -39,6 +39,8 @@ class PromptGroup:
 
     prompt: list[int]
     answers: Sequence[tuple[int, list[int]]]
+    labels: Mapping[int, list[int]] = field(default_factory=dict)
+    """Sequence -> labels of its answer, where they are not its ids."""
 
     @property
     def width(self) -> int:
@@ -48,7 +50,7 @@ class PromptGroup:
 
     def separate(self) -> list[PromptGroup]:
         """Each answer with a prompt of its own."""
-        return [PromptGroup(self.prompt, [answer]) for answer in self.answers]
+        return [PromptGroup(self.prompt, [answer], self.labels) for answer in self.answers]
 
     def row(self, number: int) -> Encoded:
         """The group as a row of tokens, `number` being its prompt's."""
@@ -63,7 +65,8 @@ class PromptGroup:
         for sequence, answer in self.answers:
             own = [*last, *answer]
             found["input_ids"] += own
-            found["labels"] += [IGNORED, *own[1:]]
+            labels = [*last, *self.labels.get(sequence, answer)]
+            found["labels"] += [IGNORED, *labels[1:]]
             found["position_ids"] += range(len(shared), len(shared) + len(own))
             found[SEQUENCES] += [sequence] * len(own)
             found[MASK_GROUPS] += [number] * len(own)

@@ -55,6 +55,8 @@ class Counted:
     def record(self, ledger: TokenLedger, origin: Origin = Origin.BATCHES) -> dict[str, Any]:
         """The two accounts as `training.json` has them."""
         data: dict[str, Any] = {"tokens": ledger.tokens(), "rows": dict(ledger.rows)}
+        if ledger.refused:
+            data["refused"] = {words: counted._asdict() for words, counted in ledger.refused.items()}
         if ledger.sets:
             data["sets"] = {name: dict(account) for name, account in ledger.sets.items()}
         return {**account_fields(asdict(self), origin), "data": data}

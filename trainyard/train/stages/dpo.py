@@ -68,15 +68,24 @@ def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     """Pairs as a batch; for ORPO also `row_labels` (B, T), which label the chosen rows from their first token on."""
     batch = pairs.collate(examples, pad_id)
     if IMITATE in examples[0]:
-        whole_BT = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
-        batch["row_labels"] = torch.cat([whole_BT[: len(examples)], batch["labels"][len(examples) :]])
+        positions_T = torch.arange(batch["input_ids"].shape[1])
+        prompt_BT = positions_T < prompt_lengths(examples)[:, None]
+        chosen_BT = torch.where(prompt_BT, batch["input_ids"][: len(examples)], batch["labels"][: len(examples)])
+        batch["row_labels"] = torch.cat([chosen_BT, batch["labels"][len(examples) :]])
     return batch
+
+
+def prompt_lengths(examples: Sequence[Encoded]) -> torch.Tensor:
+    """Tokens of the prompt of each pair: (P,)."""
+    return torch.tensor([len(example["prompt_ids"]) for example in examples])
 
 
 def complete(batch: Batch, examples: Sequence[Encoded]) -> Batch:
     """The same for rows that have several sequences; the first token of one has no predecessor."""
     if IMITATE in examples[0]:
-        learned_BT = (batch[SEQUENCES] < len(examples)) & (batch[SEQUENCES] >= 0) & (batch["position_ids"] > 0)
+        chosen_BT = (batch[SEQUENCES] < len(examples)) & (batch[SEQUENCES] >= 0)
+        prompt_BT = batch["position_ids"] < prompt_lengths(examples)[batch[SEQUENCES].clamp(0, len(examples) - 1)]
+        learned_BT = chosen_BT & prompt_BT & (batch["position_ids"] > 0)
         batch["row_labels"] = torch.where(learned_BT, batch["input_ids"], batch["labels"])
     return batch
 

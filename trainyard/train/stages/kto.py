@@ -32,8 +32,10 @@ from trainyard.train.stages import sft
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec, mean_over_units
 from trainyard.train.stages.lengths import TokenShare, within_length
 from trainyard.train.stages.pairs import join_answer
-from trainyard.train.tokens import Encoded, TokenLedger, encode_answers, encode_rows
+from trainyard.train.tokens import Encoded, TokenLedger, answer_of, encode_answers, encode_rows
 
+COMPLETION = "completion"
+"""Name of an example's answer."""
 MISMATCHED = "kl_"
 """Prefix of a batch's tensors with the mismatched rows of the KL estimate."""
 
@@ -41,7 +43,8 @@ MISMATCHED = "kl_"
 def encode(
     rows: Iterable[LabelledRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
 ) -> tuple[list[Encoded], TokenLedger]:
-    """Rows as {prompt_ids, completion_ids, desirable: [0 or 1], limit: [max_length]}.
+    """Rows as {prompt_ids, completion_ids, desirable: [0 or 1], limit: [max_length]}, and `completion_labels` of a
+    completion of which a part is not learned.
 
     Raises `InvalidInput` (`E-BATCH`) when all rows have the same label: nothing would constrain the policy.
     """
@@ -87,10 +90,11 @@ def encode_labelled(
 
 def encode_answer(renderer: Renderer, row: LabelledRow, max_length: int, ledger: TokenLedger) -> Encoded | None:
     prompt, (completion,) = encode_answers(renderer, row.prompt, (row.completion,), row.tools, ledger)
-    kept = completion[: max(0, max_length - len(prompt))]
-    lost = "" if kept else "truncated" if completion else "no_target"
-    ledger.enter(len(prompt) + len(completion), len(kept), len(prompt), lost)
-    return None if lost else {"prompt_ids": prompt, "completion_ids": kept, "desirable": [int(row.label)]}
+    kept = completion.cut(max(0, max_length - len(prompt)))
+    lost = "" if kept.trained else "truncated" if completion.trained else "no_target"
+    masked = len(prompt) + len(kept.ids) - kept.trained
+    ledger.enter(len(prompt) + len(completion.ids), kept.trained, masked, lost)
+    return None if lost else {"prompt_ids": prompt, **kept.fields(COMPLETION), "desirable": [int(row.label)]}
 
 
 def width(example: Encoded) -> int:
@@ -98,16 +102,17 @@ def width(example: Encoded) -> int:
 
 
 def share(example: Encoded) -> TokenShare:
-    return TokenShare(len(example["completion_ids"]), len(example["prompt_ids"]))
+    trained = answer_of(example, COMPLETION).trained
+    return TokenShare(trained, width(example) - trained)
 
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     """The rows (B, T), `desirable_B`, and as `kl_…` (B, U) each prompt with the completion of the row before it."""
     require_two(examples)
-    rows = [join_answer(example["prompt_ids"], example["completion_ids"]) for example in examples]
+    rows = [join_answer(example["prompt_ids"], answer_of(example, COMPLETION)) for example in examples]
     others = [examples[-1], *examples[:-1]]
     mismatched = [
-        cut(join_answer(example["prompt_ids"], other["completion_ids"]), example["limit"][0])
+        cut(join_answer(example["prompt_ids"], answer_of(other, COMPLETION)), example["limit"][0])
         for example, other in zip(examples, others, strict=True)
     ]
     return {
@@ -137,14 +142,18 @@ def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
     """Each prompt of the batch once, with the completions of its rows (sequences 0..B-1) and then the mismatched ones
     (B..2B-1)."""
     answers: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
+    labels: dict[int, list[int]] = {}
     others = [examples[-1], *examples[:-1]]
     for at, example in enumerate(examples):
-        answers.setdefault(tuple(example["prompt_ids"]), []).append((at, example["completion_ids"]))
+        own = answer_of(example, COMPLETION)
+        labels[at] = own.labels
+        answers.setdefault(tuple(example["prompt_ids"]), []).append((at, own.ids))
     for at, (example, other) in enumerate(zip(examples, others, strict=True), len(examples)):
         prompt = example["prompt_ids"]
-        kept = other["completion_ids"][: example["limit"][0] - len(prompt)]
-        answers[tuple(prompt)].append((at, kept))
-    return [PromptGroup(list(prompt), own) for prompt, own in answers.items()]
+        kept = answer_of(other, COMPLETION).cut(example["limit"][0] - len(prompt))
+        labels[at] = kept.labels
+        answers[tuple(prompt)].append((at, kept.ids))
+    return [PromptGroup(list(prompt), own, labels) for prompt, own in answers.items()]
 
 
 def complete(batch: Batch, examples: Sequence[Encoded]) -> Batch:

@@ -37,9 +37,10 @@ def within_length(
         return encode(limit)
     examples, ledger = encode(NO_LIMIT)
     long = [example for example in examples if width(example) > limit]
+    long_rows = {row for example, row in zip(examples, ledger.example_rows, strict=True) if width(example) > limit}
     if policy == "refuse" and long:
         raise InvalidInput(
-            f"{len(long)} of {ledger.rows['read']} rows are longer than max_length ({limit} tokens); "
+            f"{len(long_rows)} of {ledger.rows['read']} rows are longer than max_length ({limit} tokens); "
             f"the longest has {max(map(width, long))}.",
             why="engine.too_long is refuse.",
             do="Raise max_length, split the rows, or set engine.too_long to cut or drop.",
@@ -50,7 +51,14 @@ def within_length(
         ledger.trained -= trained
         ledger.masked -= masked
         ledger.dropped += trained + masked
-    ledger.rows["trained"] -= len(long)
-    ledger.rows["dropped_too_long"] += len(long)
+    kept = [
+        (example, row) for example, row in zip(examples, ledger.example_rows, strict=True) if width(example) <= limit
+    ]
+    before, ledger.example_rows = set(ledger.example_rows), [row for _, row in kept]
+    lost = len(before - set(ledger.example_rows))
+    ledger.rows["trained"] -= lost
+    ledger.rows["dropped_too_long"] += lost
+    if "extra_examples" in ledger.rows:
+        ledger.rows["extra_examples"] = len(kept) - ledger.rows["trained"]
     assert ledger.balanced, ledger
-    return [example for example in examples if width(example) <= limit], ledger
+    return [example for example, _ in kept], ledger

@@ -16,7 +16,9 @@ from trainyard.train.layout.segments import PromptGroup
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import Batch
 from trainyard.train.stages.lengths import TokenShare, within_length
-from trainyard.train.tokens import Encoded, TokenLedger, encode_preference
+from trainyard.train.tokens import Answer, Encoded, TokenLedger, answer_of, encode_preference
+
+SIDES = ("chosen", "rejected")
 
 
 def encode(
@@ -32,31 +34,31 @@ def width(example: Encoded) -> int:
 
 
 def share(example: Encoded) -> TokenShare:
-    return TokenShare(len(example["chosen_ids"]) + len(example["rejected_ids"]), 2 * len(example["prompt_ids"]))
+    answers = [answer_of(example, side) for side in SIDES]
+    trained = sum(answer.trained for answer in answers)
+    return TokenShare(trained, 2 * len(example["prompt_ids"]) + sum(len(answer.ids) for answer in answers) - trained)
 
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
-    """The chosen rows, then the rejected ones; only answers have labels."""
-    sides = [
-        join_answer(example["prompt_ids"], example[side])
-        for side in ("chosen_ids", "rejected_ids")
-        for example in examples
-    ]
+    """The chosen rows, then the rejected ones; of answers what the assistant says has labels."""
+    sides = [join_answer(example["prompt_ids"], answer_of(example, side)) for side in SIDES for example in examples]
     return sft.collate(sides, pad_id)
 
 
-def join_answer(prompt: list[int], answer: list[int]) -> Encoded:
+def join_answer(prompt: list[int], answer: Answer) -> Encoded:
     """A prompt with its answer as a row whose answer is labelled."""
-    return {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}
+    return {"input_ids": prompt + answer.ids, "labels": [IGNORED] * len(prompt) + answer.labels}
 
 
 def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
     """Each pair as a prompt with two answers: sequences 0..P-1 are chosen, P..2P-1 rejected."""
     pairs = len(examples)
-    return [
-        PromptGroup(example["prompt_ids"], [(at, example["chosen_ids"]), (pairs + at, example["rejected_ids"])])
-        for at, example in enumerate(examples)
-    ]
+    made = []
+    for at, example in enumerate(examples):
+        chosen, rejected = (answer_of(example, side) for side in SIDES)
+        labels = {at: chosen.labels, pairs + at: rejected.labels}
+        made.append(PromptGroup(example["prompt_ids"], [(at, chosen.ids), (pairs + at, rejected.ids)], labels))
+    return made
 
 
 def sequences(batch: Batch) -> int:

@@ -47,6 +47,8 @@ PLAIN_TEMPLATE = (
     "{{ eos_token if message.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
 PAIRED = ("dpo", "reward")
+REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What a chat template raises for a conversation that it does not take."""
 GROUP_STEPS = 50  # steps' worth of rows that are sorted by length together
 EMBEDDING_RATE = 1e-6  # of adapted embeddings in LoRA+
 CONTINUES = "\U000f0000"  # before a text that is not the beginning of a row
@@ -96,7 +98,15 @@ def pick_device(asked: str) -> str:
 def load_tokenizer(spec: dict[str, Any]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(spec["base"], trust_remote_code=False)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    tokenizer.chat_template = spec["chat_template"] or tokenizer.chat_template or PLAIN_TEMPLATE
+    own, whole = tokenizer.chat_template, list(tokenizer("a")["input_ids"])
+    template = spec["chat_template"] or own or PLAIN_TEMPLATE
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    start = "".join(tokenizer.convert_ids_to_tokens(whole[: whole.index(plain[0])]))  # such as BOS
+    options = {"chat_template": template, "tokenize": False}
+    if template != own and start not in tokenizer.apply_chat_template([{"role": "user", "content": "a"}], **options):
+        first = "bos_token" if start == tokenizer.bos_token else json.dumps(start, ensure_ascii=False)
+        template = f"{{{{ {first} }}}}{template}"  # servers encode chats without special tokens
+    tokenizer.chat_template = template
     return tokenizer
 
 
@@ -160,11 +170,17 @@ class Chat:
         """A pair, or a conversation as the only side; empty for a row that the template refuses."""
         try:
             return self.pair(row) if paired else [self.conversation(row)]
-        except TemplateError as error:
+        except REFUSALS as error:
             emit("warning", text=f"A row is left out, as the chat template refuses it: {error}")
             return []
 
     def render(self, messages: list[dict[str, Any]], row: dict[str, Any], *, ask: bool = False) -> str:
+        try:
+            return self.written(list(map(with_objects, messages)), row, ask=ask)
+        except TypeError:  # some templates take the arguments of calls as text
+            return self.written(messages, row, ask=ask)
+
+    def written(self, messages: list[dict[str, Any]], row: dict[str, Any], *, ask: bool) -> str:
         marked = []
         for message in messages:
             control = self.special if message["role"] == "assistant" else self.control
@@ -189,18 +205,21 @@ class Chat:
         ids = self.ids(text, start=False)
         return ids if not ids or ids[-1] in self.ends else [*ids, self.tokenizer.eos_token_id]
 
-    def conversation(self, row: dict[str, Any]) -> Example:
-        """The ids of a conversation; the turns of the assistant are learned."""
+    def conversation(self, row: dict[str, Any], *, first: int = 0) -> Example:
+        """The ids of a conversation; the turns of the assistant from the first on are learned, unless they say nothing
+        (a template without calls writes them as empty answers)."""
         messages, whole, done = row["messages"], self.render(row["messages"], row), 0
         ids, labels = list[int](), list[int]()
-        for at in (at for at, message in enumerate(messages) if message["role"] == "assistant"):
+        for at in (at for at, message in enumerate(messages) if message["role"] == "assistant" and at >= first):
             asked = self.render(messages[:at], row, ask=True) if at else ""
             upto = self.render(messages[: at + 1], row)
             end = self.turn_end(upto)
             if not (whole.startswith(upto[:end]) and upto.startswith(asked)):
                 raise SystemExit("The chat template changes earlier turns; set one of your own in spec.json.")
             shown = self.ids(whole[done : len(asked)], start=not ids) if len(asked) > done else []
-            answer, counts = self.learned_ids(whole[len(asked) : end]), messages[at].get("weight") != 0
+            said = whole[len(asked) : end]
+            answer = self.learned_ids(said)
+            counts = messages[at].get("weight") != 0 and bool(self.control.sub("", said).strip())
             ids += shown + answer
             labels += [IGNORED] * len(shown) + (answer if counts else [IGNORED] * len(answer))
             done = end
@@ -210,7 +229,10 @@ class Chat:
         return {"input_ids": ids, "labels": [IGNORED, *labels[1:]]}  # nothing is before the first one to predict it
 
     def pair(self, row: dict[str, Any]) -> list[Example]:
-        """Chosen and rejected, each after the prompt."""
+        """Chosen and rejected, each after the prompt; of one with several turns those of the assistant are learned."""
+        if any(len(row[side]) > 1 for side in ("chosen", "rejected")):
+            whole = [{**row, "messages": [*row["prompt"], *row[side]]} for side in ("chosen", "rejected")]
+            return [self.conversation(one, first=len(row["prompt"])) for one in whole]
         asked = self.render(row["prompt"], row, ask=True)
         texts = [self.render([*row["prompt"], *row[side]], row) for side in ("chosen", "rejected")]
         if not all(text.startswith(asked) for text in texts):
@@ -218,6 +240,23 @@ class Chat:
         prompt = self.ids(asked, start=True)
         answers = [self.learned_ids(text[len(asked) : self.turn_end(text)]) for text in texts]
         return [{"input_ids": prompt + ids, "labels": [IGNORED] * len(prompt) + ids} for ids in answers]
+
+
+def with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with the arguments of its calls as objects, which most templates write as JSON."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": as_object(call["function"].get("arguments"))}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def as_object(arguments: Any) -> Any:
+    """Arguments as an object: nothing and `null` are an empty one. Raises `ValueError` for what is no object."""
+    value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"the arguments of a call are not an object: {str(arguments)[:80]}")
+    return value or {}
 
 
 def one_of(tokens: set[str]) -> re.Pattern[str]:

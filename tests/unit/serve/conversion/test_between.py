@@ -32,6 +32,16 @@ def test_every_way_and_back_gives_the_same_bytes(one: Layout, other: Layout, tmp
     assert [layout_of(path) for path in (first, second, last)] == [one, other, Layout.PEFT]
 
 
+def test_the_trained_chat_template_travels_with_a_folder(tmp_path: Path) -> None:
+    source = make_adapter(tmp_path / "peft")
+    (source / "tokenizer").mkdir()
+    (source / "tokenizer" / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    convert(source, tmp_path / "mlx", Layout.MLX)
+    convert(tmp_path / "mlx", tmp_path / "back", Layout.PEFT)
+    found = (tmp_path / "back" / "tokenizer" / "chat_template.jinja").read_text()
+    assert found == "{{ bos_token }}{{ messages[0].content }}"
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     source, target = make_adapter(tmp_path / "peft"), tmp_path / "mlx"
     target.mkdir()

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
+from jinja2.exceptions import TemplateError
 from pydantic import ValidationError
 
 from trainyard.api.context import Context
@@ -32,13 +33,12 @@ from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.remote.pins import pin_sources
-from trainyard.data.renderers.choice import choose_template
-from trainyard.data.renderers.rendering import Piece, Renderer, turn_of
+from trainyard.data.renderers.rendering import Cut, Piece, Renderer
+from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.data.rows import (
     ROWS_FILE,
     DocumentRow,
     LabelledRow,
-    Message,
     PreferenceRow,
     Row,
     SftRow,
@@ -62,6 +62,9 @@ STAGES = {Port.SFT: Stage.SFT, Port.PREFERENCE: Stage.DPO, Port.LABELLED: Stage.
 BINS = 10
 ROWS_PER_BATCH = 500
 """Rows that are tokenised together; the tokenizer uses every core for a batch."""
+MOST_REASONS, MOST_REASON_CHARS = 5, 200
+"""Different words of a chat template that are shown, and characters of each."""
+REFUSED = "refused by the chat template"
 COUNTED_BYTES = 8 << 20
 """Beginning of a file from which its number of lines is estimated."""
 LINES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv"})
@@ -88,7 +91,7 @@ class RenderedRow(Response):
 
     source: str
     side: str
-    """chosen or rejected, of a pair."""
+    """chosen or rejected, of a pair; `turn N` of a turn that is learned in an example of its own."""
     parts: tuple[RenderedPart, ...]
     tokens: int
     learned_tokens: int
@@ -137,7 +140,13 @@ class DataPreview(Response):
     complete: bool
     """Whether these are all rows."""
     dropped: dict[str, int]
-    """Reason -> rows: unreadable ones, ones that the template refuses, ones of which the cut leaves no answer."""
+    """Reason -> rows: unreadable ones, ones that the template refuses and why, ones of which the cut leaves no
+    answer."""
+    hidden: dict[str, int]
+    """Part (system, turn, tool_calls, tools, …) -> rows of which the chat template does not show it, as a trainer
+    counts them; empty_turns and unlearned_turns: turns of the assistant that are not learned."""
+    refused_share: float
+    """Share of the rows that the template refuses; above `max_bad_fraction` of the data source a training fails."""
     unreadable: tuple[UnreadableRow, ...]
     """The first of the unreadable ones, at most as many as `rows`."""
     lengths: LengthStatistics
@@ -178,6 +187,8 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
         looked_at=facts["read"],
         complete=complete,
         dropped={**{reason: n for reason, n in facts["dropped"].items() if reason != "duplicate"}, **lengths.dropped},
+        hidden=dict(sorted(lengths.hidden.items())),
+        refused_share=round(lengths.refused / max(1, lengths.rows), 4),
         unreadable=facts["bad_rows"],
         lengths=lengths.statistics(),
         estimated_rows=estimated_rows,
@@ -262,7 +273,7 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
             do="Name a folder with the tokenizer, or fetch the model while there is a network.",
             code="E-MODEL-NOT-FOUND",
         ) from error
-    chosen = choose_template(template, tokenizer.chat_template, roots=data_roots(settings))
+    chosen = choose_for_tokenizer(tokenizer, template, roots=data_roots(settings))
     return Renderer(tokenizer, chosen.spec, chosen.text)
 
 
@@ -274,7 +285,9 @@ class Lengths:
         self.tokens: list[int] = []
         self.learned = 0
         self.truncated = 0
+        self.rows = self.refused = 0
         self.dropped: dict[str, int] = {}
+        self.hidden: Counter[str] = Counter()
         self.seen: set[int] = set()
         self.duplicates = 0
 
@@ -285,7 +298,7 @@ class Lengths:
         shown: list[RenderedRow] = []
         for number, (row, sides) in enumerate(rendered):
             counted = {name: next(sizes) for name in sides}
-            self.count(counted, is_document=isinstance(row, DocumentRow))
+            self.count(row, counted)
             if number < keep:
                 shown += [
                     RenderedRow(
@@ -298,23 +311,32 @@ class Lengths:
 
     def render(self, row: Row) -> dict[str, list[Piece]] | None:
         """The sides of a row; None where the template refuses it."""
+        self.rows += 1
         try:
             sides = self.sides(row)
-        except TemplateError:
-            self.drop("refused by the chat template")
+        except TemplateError as error:
+            self.refused += 1
+            words = " ".join(str(error).split())[:MOST_REASON_CHARS] or type(error).__name__
+            reasons = [reason for reason in self.dropped if reason.startswith(REFUSED)]
+            reason = f"{REFUSED}: {words}"
+            self.drop(reason if reason in reasons or len(reasons) < MOST_REASONS else f"{REFUSED}: other reasons")
             return None
         key = hash(tuple(piece.text for pieces in sides.values() for piece in pieces))
         self.duplicates += key in self.seen
         self.seen.add(key)
         return sides
 
-    def count(self, counted: dict[str, tuple[int, int, int]], *, is_document: bool = False) -> None:
-        """Add a row. A document has no loss and no greatest length: rows are made of it, or blocks."""
-        total, learned, kept = (max(column) for column in zip(*counted.values(), strict=True))
+    def count(self, row: Row, counted: dict[str, tuple[int, int, int]]) -> None:
+        """Add a row. A document has no loss and no greatest length: rows are made of it, or blocks.
+
+        Of a pair the longer side counts; of a conversation that makes several examples the sum.
+        """
+        is_document, combine = isinstance(row, DocumentRow), sum if isinstance(row, SftRow) else max
+        total, learned, kept = (combine(column) for column in zip(*counted.values(), strict=True))
         if not kept and total and not is_document:
             self.drop(f"nothing to learn within {self.max_length} tokens")
         elif not is_document:
-            self.truncated += total > self.max_length
+            self.truncated += any(tokens > self.max_length for tokens, _, _ in counted.values())
         self.tokens.append(total)
         self.learned += learned
 
@@ -338,22 +360,24 @@ class Lengths:
         )
 
     def sides(self, row: Row) -> dict[str, list[Piece]]:
-        """Name of a side -> its text; a pair has two, any other row one without a name."""
-        if isinstance(row, SftRow):
-            return {"": self.renderer.pieces(row.messages, row.tools)}
+        """Name of a side -> its text; a pair has two, a conversation more if turns are learned apart from it."""
         if isinstance(row, TextRow | DocumentRow):
             return {"": [Piece(row.text, isinstance(row, TextRow))]}
-        if isinstance(row, PreferenceRow):
-            return self.answers(row.prompt, {"chosen": row.chosen, "rejected": row.rejected}, row.tools)
-        assert isinstance(row, LabelledRow)
-        return self.answers(row.prompt, {"desirable" if row.label else "undesirable": row.completion}, row.tools)
-
-    def answers(
-        self, prompt: Sequence[Message], answers: dict[str, list[Message]], tools: str | None
-    ) -> dict[str, list[Piece]]:
-        turns = [[turn_of(message) for message in said] for said in answers.values()]
-        asked, texts = self.renderer.answered([turn_of(message) for message in prompt], turns, tools)
-        return {name: [Piece(asked, False), Piece(text, True)] for name, text in zip(answers, texts, strict=True)}
+        if isinstance(row, SftRow):
+            cut = self.renderer.cut(row.messages, row.tools)
+            whole, *apart = cut.examples
+            sides = {"": whole, **{f"turn {pieces[-1].message + 1}": pieces for pieces in apart}}
+        elif isinstance(row, PreferenceRow):
+            cut = self.renderer.cut_answers(row.prompt, (row.chosen, row.rejected), row.tools)
+            sides = with_prompt(cut, "chosen", "rejected")
+        else:
+            assert isinstance(row, LabelledRow)
+            cut = self.renderer.cut_answers(row.prompt, (row.completion,), row.tools)
+            sides = with_prompt(cut, "desirable" if row.label else "undesirable")
+        self.hidden.update(dict.fromkeys(cut.hidden, 1))
+        turns = {"empty_turns": cut.empty, "unlearned_turns": cut.unlearned}
+        self.hidden.update({name: count for name, count in turns.items() if count})
+        return sides
 
     def sizes(self, conversations: Sequence[Sequence[Piece]]) -> Iterator[tuple[int, int, int]]:
         """Of each: (tokens, tokens with a loss, those of them within the longest length)."""
@@ -365,6 +389,11 @@ class Lengths:
                     kept += max(0, min(size, self.max_length - total))
                 total += size
             yield total, learned, kept
+
+
+def with_prompt(cut: Cut, *names: str) -> dict[str, list[Piece]]:
+    """The answers under their names, each after the prompt."""
+    return {name: [Piece(cut.prompt, False), *pieces] for name, pieces in zip(names, cut.examples, strict=True)}
 
 
 def draw_bins(tokens: np.ndarray) -> Iterator[LengthBin]:

@@ -84,6 +84,12 @@ class Encoder:
         stage, config = self.session.engine.stage, self.session.engine.config
         require_count(len(records))
         examples, ledger = stage.encode(self.parsed(records), self.session.engine.tokenizer, config)
+        if ledger.refused:
+            raise InvalidInput(
+                f"The chat template refuses {ledger.rows['dropped_template']} of the {len(records)} rows.",
+                why=f"It says: {ledger.refusal_words()}.",
+                do="Correct these rows, or leave them out.", code="E-STEP",
+            )  # fmt: skip
         require_targets(ledger)
         return self.checked(stage.collate(list(examples), self.pad_id))
 

@@ -1,0 +1,86 @@
+"""Turns in the form that a template takes: contents as blocks, arguments of calls as objects or as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from trainyard.data.renderers.contract import Turn
+from trainyard.data.renderers.refusals import TemplateRefusal
+
+MAX_NESTING = 3
+"""Times that arguments may be JSON text inside JSON text; twice is seen in the wild."""
+SHOWN_CHARS = 80
+"""Characters of wrong arguments that an error quotes."""
+
+
+def as_blocks(turns: list[Turn]) -> list[Turn]:
+    """The turns with their contents as lists of one text block."""
+    return [{**turn, "content": [{"type": "text", "text": turn.get("content") or ""}]} for turn in turns]
+
+
+def in_order(turns: list[Turn]) -> list[Turn]:
+    """The turns with the results of a turn's calls in the order of the calls.
+
+    Most templates write no ids, so a model tells results apart by their order. A run of results stays as it is unless
+    each has the id of another call.
+    """
+    ordered = list(turns)
+    for start, turn in enumerate(turns):
+        ids = [call.get("id") for call in turn.get("tool_calls") or () if isinstance(call, Mapping)]
+        if len(ids) < 2:
+            continue
+        end = start + 1
+        while end < len(turns) and turns[end].get("role") == "tool":
+            end += 1
+        answered = [result.get("tool_call_id") for result in turns[start + 1 : end]]
+        if None not in answered and len(set(answered)) == len(answered) and set(answered) <= set(ids):
+            results = dict(zip(answered, turns[start + 1 : end], strict=True))
+            ordered[start + 1 : end] = [results[id] for id in ids if id in results]
+    return ordered
+
+
+def with_arguments(turn: Turn, *, as_text: bool) -> Turn:
+    """A turn with the arguments of its calls as objects, or as the JSON text of objects.
+
+    Raises `TemplateRefusal` for arguments that are no object.
+    """
+    if not turn.get("tool_calls"):
+        return turn
+    return {**turn, "tool_calls": [in_form(call, as_text=as_text) for call in turn["tool_calls"]]}
+
+
+def in_form(call: dict[str, Any], *, as_text: bool) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return call
+    value = function.get("arguments")
+    arguments = read_arguments(value, str(function.get("name")))
+    if as_text:
+        is_object_text = isinstance(value, str) and value.lstrip().startswith("{") and arguments
+        arguments = value if is_object_text else orjson.dumps(arguments).decode()
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def read_arguments(value: Any, name: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object, by their type: an object, its JSON text, or nothing, which is `{}`.
+
+    Raises `TemplateRefusal` for a list, a number, or text that is not the JSON of an object.
+    """
+    arguments = value
+    for _ in range(MAX_NESTING):
+        if not isinstance(arguments, str):
+            break
+        try:
+            arguments = json.loads(arguments, strict=False) if arguments.strip() else {}
+        except json.JSONDecodeError:
+            break
+    if arguments is None:
+        return {}
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    shown = repr(value) if len(repr(value)) <= SHOWN_CHARS else f"{repr(value)[:SHOWN_CHARS]}…"
+    raise TemplateRefusal(f"the arguments of the call of {name!r} are not an object: {shown}")
