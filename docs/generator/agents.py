@@ -82,8 +82,8 @@ def llms_text() -> str:
     """Return the index of the manual for language models (llmstxt.org): sections of links with one sentence each."""
     project = tomllib.loads((REPOSITORY / "zensical.toml").read_text(encoding="utf-8"))["project"]
     promise = (
-        "a chain is checked before it runs, a training that was stopped continues to the same bits, an adapter goes live "
-        "only when it is better."
+        "a chain is checked before it runs, a training that was stopped continues to the same bits, an adapter goes "
+        "live only when it is better."
     )
     lines = [f"# {project['site_name']}", "", f"> {project['site_description']}: {promise}"]
     for section in project["nav"]:
