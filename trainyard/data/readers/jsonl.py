@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import math
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from trainyard.data.formats.fast import FAST_ERRORS, FastDecoder, fast_decoder, key_bounds
 from trainyard.data.formats.shapes import Normaliser
+from trainyard.data.formats.strict import strict_json
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import Chunk
 from trainyard.data.readers.streams import LineBlock
@@ -67,7 +65,7 @@ def convert(block: LineBlock, chunk: Chunk, normalise: Normaliser, fast: FastDec
         with contextlib.suppress(BadRow, *FAST_ERRORS):
             values = list(map(fast.decoder.decode, block.lines))
             if list(map(fast.num_keys, values)) == bounds:
-                chunk.take_all(list(map(fast.row, values)), fast.kind, block.first_line)
+                chunk.take_all(list(map(fast.read, values)), block.first_line)
                 return
     offset = block.offset
     for number, (line, bound) in enumerate(zip(block.lines, bounds, strict=True), block.first_line):
@@ -84,40 +82,3 @@ def parsed_or_bad(line: bytes) -> Any:
         return strict_json(line)
     except BadRow as reason:
         return reason
-
-
-def strict_json(line: bytes) -> Any:
-    """Parse one JSON value as RFC 8259 means it: no NaN, no duplicate keys, no overflow. Raises `BadRow`."""
-    try:
-        return STRICT.decode(line.decode())
-    except UnicodeDecodeError as error:
-        raise BadRow("not_utf8", f"byte {error.start} of the row is not UTF-8") from error
-    except RecursionError as error:
-        raise BadRow("too_deep", "the row is nested too deeply") from error
-    except json.JSONDecodeError as error:
-        raise BadRow("not_json", f"{error.msg} at character {error.pos}") from error
-    except ValueError as error:
-        raise BadRow("bad_number", "a number has too many digits") from error
-
-
-def refuse_constant(name: str) -> NoReturn:
-    raise BadRow("not_a_number", f"{name} is not JSON")
-
-
-def finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise BadRow("not_a_number", f"{text[:20]} is too large for a number")
-    return value
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise BadRow("duplicate_key", f"the key {twice[:40]!r} occurs twice")
-    return record
-
-
-STRICT = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite, object_pairs_hook=unique_keys)
-"""Made once: `json.loads` with hooks makes one for each line."""

@@ -21,7 +21,7 @@ from trainyard.data.rows import TextRow
 from trainyard.spec.axes.data import DataFormat, Port
 
 PARQUET_MAGIC = b"PAR1"
-TEXT_KIND = Kind(next(shape for shape in SHAPES if shape.port is Port.TEXT), frozenset())
+TEXT_KIND = Kind(next(shape for shape in SHAPES if shape.port is Port.TEXT))
 
 
 class RowFiles:

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from trainyard.data.formats.shapes import Normaliser
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
-from trainyard.data.readers.jsonl import finite, refuse_constant, unique_keys
+from trainyard.data.formats.strict import finite, refuse_constant, unique_keys
 from trainyard.data.readers.streams import Limits, LineBlock
 from trainyard.errors import InvalidInput, LimitExceeded
 
