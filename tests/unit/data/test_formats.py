@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainyard.data.formats.records import Record
 from trainyard.data.formats.shapes import SHAPES, Normaliser, allowed_shapes, detect
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow, TextRow, chosen_side
@@ -408,7 +409,7 @@ def test_any_json_is_a_row_or_a_bad_row(record: dict[str, Any]) -> None:
     for shape in SHAPES:
         if shape.has(frozenset(record)):
             try:
-                shape.parse(record)
+                shape.parse(Record(record))
             except BadRow as bad:
                 reasons.append(bad)
     assert all(bad.reason.isidentifier() and bad.detail for bad in reasons)

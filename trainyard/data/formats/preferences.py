@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
 
 from trainyard.data.formats import supervised
 from trainyard.data.formats.messages import (

@@ -26,9 +26,10 @@ OTHER_ROWS = frozenset(
 
 def prompt_row(record: Record) -> PromptRow:
     """A row of `prompt` (text or turns), or under `format: prompts` of a question or turns under another name."""
-    key = next((key for key in QUESTION_KEYS if record.shows(key)), None)
-    turns = conversation(record) if key is None else read_prompt(record, key)
-    check_prompt(turns, key or "the conversation")
+    named = [key for key in (*QUESTION_KEYS, *CHAT_KEYS) if key in record]
+    key = next(filter(record.shows, named), named[0])
+    turns = conversation(record) if key in CHAT_KEYS else read_prompt(record, key)
+    check_prompt(turns, key)
     return PromptRow(turns, read_answer(record), tools=tools_of(record))
 
 

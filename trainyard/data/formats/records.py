@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+EMPTY: tuple[Any, ...] = ("", [], {})
 INDEX = re.compile(r"\[\d+\]")
 
 
 def is_empty(value: Any) -> bool:
     """Whether a value says nothing: null, an empty text, list or object."""
-    return value is None or value == "" or value == [] or value == {}
+    return value is None or value in EMPTY
 
 
 class Record(dict[str, Any]):

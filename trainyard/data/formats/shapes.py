@@ -16,7 +16,7 @@ from typing import Any
 
 from trainyard.data.formats import preferences, prompted, supervised
 from trainyard.data.formats.converters import RowConverter
-from trainyard.data.formats.messages import MEDIA_KEYS, refuse_media
+from trainyard.data.formats.messages import MEDIA_KEYS, SYSTEM_KEYS, refuse_media
 from trainyard.data.formats.records import Record
 from trainyard.data.formats.supervised import Keys, RowShape
 from trainyard.data.quarantine import BadRow
@@ -27,6 +27,15 @@ from trainyard.spec.axes.data import DataFormat, Port
 MAX_KINDS = 1000
 SHAPES: tuple[RowShape, ...] = (*preferences.SHAPES, *supervised.SHAPES, *prompted.SHAPES)
 BY_NAME = {shape.name: shape for shape in (*SHAPES, supervised.DOCUMENT, prompted.NAMED)}
+
+COLUMN_NAMES = frozenset(
+    {
+        *(name for pair in supervised.PAIRS for name in pair), *supervised.ADDED_KEYS, *preferences.PROMPT_KEYS,
+        *preferences.LABEL_KEYS, *prompted.ANSWER_KEYS, *prompted.OTHER_ROWS, *SYSTEM_KEYS, "history", "steps",
+        "tools", "functions",
+    }
+)  # fmt: skip
+"""Names that shapes read, which a header of a table may write in any case."""
 
 
 def allowed_shapes(format: DataFormat) -> tuple[RowShape, ...]:

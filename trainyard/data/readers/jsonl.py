@@ -19,6 +19,7 @@ from trainyard.data.readers.chunks import Chunk
 from trainyard.data.readers.streams import LineBlock
 
 SAMPLE_ROWS = 100
+SHOWN_BYTES = 400
 FAST_LINES = 1000
 """Lines of a block that are looked at for the fast way; a block of bad lines would else be parsed twice."""
 
@@ -30,14 +31,27 @@ def sample(block: LineBlock, most_lines: int | None = None) -> list[Any]:
     return list(itertools.islice(parsed, SAMPLE_ROWS))
 
 
+def first_fault(block: LineBlock) -> tuple[int, BadRow, str] | None:
+    """(line, reason, text) of the first line of a block, of which no line is JSON."""
+    if block.too_long:
+        return block.first_line, too_long(block), block.data[:SHOWN_BYTES].decode("utf-8", "replace")
+    for number, line in enumerate(block.lines, block.first_line):
+        if line and not line.isspace() and isinstance(reason := parsed_or_bad(line), BadRow):
+            return number, reason, line[:SHOWN_BYTES].decode("utf-8", "replace")
+    return None
+
+
+def too_long(block: LineBlock) -> BadRow:
+    return BadRow("line_too_long", f"the row has {block.too_long:,} bytes")
+
+
 def read_jsonl(blocks: Iterator[LineBlock], name: str, normalise: Normaliser) -> Iterator[Chunk]:
     """Chunks of rows, one for each block of lines."""
     fast: FastDecoder | None = None
     for block in blocks:
         chunk = Chunk(name, size=block.end)
         if block.too_long:
-            reason = BadRow("line_too_long", f"the row has {block.too_long:,} bytes")
-            chunk.add_bad(block.first_line, block.offset, reason, block.data)
+            chunk.add_bad(block.first_line, block.offset, too_long(block), block.data)
         else:
             fast = fast or fast_for(block, normalise)
             convert(block, chunk, normalise, fast)
