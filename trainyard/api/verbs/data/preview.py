@@ -40,6 +40,7 @@ from trainyard.data.rows import (
     LabelledRow,
     Message,
     PreferenceRow,
+    PromptRow,
     Row,
     SftRow,
     TextRow,
@@ -236,8 +237,8 @@ def place_of(text: str) -> dict[str, str]:
 
 def plain(row: Row) -> dict[str, Any]:
     """A row without what reading adds to it, its origin excepted."""
-    names = {"messages", "prompt", "chosen", "rejected", "completion", "label", "text", "title", "tools", "source"}
-    values = {name: getattr(row, name) for name in row.__struct_fields__ if name in names}
+    added = {"doc_id", "split", "pair", "kind"}
+    values = {name: getattr(row, name) for name in row.__struct_fields__ if name not in added}
     return {name: spoken(value) for name, value in values.items() if value not in (None, "")}
 
 
@@ -285,7 +286,7 @@ class Lengths:
         shown: list[RenderedRow] = []
         for number, (row, sides) in enumerate(rendered):
             counted = {name: next(sizes) for name in sides}
-            self.count(counted, is_document=isinstance(row, DocumentRow))
+            self.count(counted, is_document=isinstance(row, DocumentRow | PromptRow))
             if number < keep:
                 shown += [
                     RenderedRow(
@@ -309,7 +310,7 @@ class Lengths:
         return sides
 
     def count(self, counted: dict[str, tuple[int, int, int]], *, is_document: bool = False) -> None:
-        """Add a row. A document has no loss and no greatest length: rows are made of it, or blocks."""
+        """Add a row. A document or prompt has no loss, nor a greatest length: rows are made of a document."""
         total, learned, kept = (max(column) for column in zip(*counted.values(), strict=True))
         if not kept and total and not is_document:
             self.drop(f"nothing to learn within {self.max_length} tokens")
@@ -341,6 +342,8 @@ class Lengths:
         """Name of a side -> its text; a pair has two, any other row one without a name."""
         if isinstance(row, SftRow):
             return {"": self.renderer.pieces(row.messages, row.tools)}
+        if isinstance(row, PromptRow):
+            return {"": [Piece(self.renderer.text([turn_of(turn) for turn in row.prompt], row.tools, ask=True), False)]}
         if isinstance(row, TextRow | DocumentRow):
             return {"": [Piece(row.text, isinstance(row, TextRow))]}
         if isinstance(row, PreferenceRow):
