@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ODD_SPELLING = re.compile(r"\x00|%(?:00|2e|2f|5c)|\\|^//|^[a-z]:|^[a-z][a-z0-9+.-]*://|^file:", re.IGNORECASE)
 
-ROW_SUFFIXES = {".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv"}
+ROW_SUFFIXES = {".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv"}
 PROTECTED_LINKS = Path("/proc/sys/fs/protected_hardlinks")
 """Linux: 1 where only who may read and write a file, or owns it, can give it another name."""
 UNFOLLOWED = (OSError, RuntimeError, ValueError)

@@ -1,4 +1,4 @@
-"""The rows that travel between nodes: five shapes, one Arrow file a set.
+"""The rows that travel between nodes: six shapes, one Arrow file a set.
 
 Every data set becomes one of these shapes when it is read, whatever its spelling was. On disk a set is a folder with
 `rows.arrow` (Arrow IPC file, schema below) and whatever its maker adds (report, quarantine, held-out sets).
@@ -101,6 +101,17 @@ class LabelledRow(msgspec.Struct, gc=False):
     tools: str | None = None
 
 
+class PromptRow(msgspec.Struct, gc=False):
+    """A prompt whose completions are drawn; `answer` is what rewards compare them with, and may be empty."""
+
+    prompt: list[Message]
+    answer: str = ""
+    doc_id: str = ""
+    source: str = ""
+    split: str = TRAIN
+    tools: str | None = None
+
+
 class TextRow(msgspec.Struct, gc=False):
     text: str
     doc_id: str = ""
@@ -113,13 +124,14 @@ def chosen_side(row: PreferenceRow) -> SftRow:
     return SftRow([*row.prompt, *row.chosen], row.doc_id, row.source, row.split, "", row.tools)
 
 
-Row = DocumentRow | SftRow | PreferenceRow | LabelledRow | TextRow
+Row = DocumentRow | SftRow | PreferenceRow | LabelledRow | PromptRow | TextRow
 
 ROW_TYPES: dict[Port, type[Row]] = {
     Port.DOCUMENTS: DocumentRow,
     Port.SFT: SftRow,
     Port.PREFERENCE: PreferenceRow,
     Port.LABELLED: LabelledRow,
+    Port.PROMPTS: PromptRow,
     Port.TEXT: TextRow,
 }
 MESSAGE = pa.struct([(name, pa.string()) for name in Message.__struct_fields__])

@@ -43,7 +43,7 @@ from trainyard.stores.whole import write_json_durably
 
 __all__ = ["ROW_STEPS", "SET_STEPS", "TokenCounter", "load_token_counter", "validate"]
 
-PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
+PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.PROMPTS, Port.TEXT)
 WORK_FILE = ".work.arrow"
 DESTINATIONS = {
     RowStatus.TRAIN: (TRAIN, ROWS_FILE),
@@ -86,8 +86,8 @@ def validate(
 ) -> Produced:
     """Validate one set of rows into `folder/<port>`.
 
-    `source` is a data port (sft, preference, labelled, text), `documents` the folder of a documents port, needed for
-    grounding only. `report(fraction, text)` gets the progress.
+    `source` is a port of rows, `documents` the folder of a documents port, needed for grounding only.
+    `report(fraction, text)` gets the progress.
 
     Raises `InvalidInput`: `E-DATA-FORMAT` (not rows), `E-DATA-EMPTY` (no rows), `E-DATA-EMPTY` (none kept),
     `E-DATA-TOO-LONG`, `E-DATA-FORMAT`, `E-EVALUATION-SET`, `E-DATA-NOT-FOUND`; `TrainyardError` `E-BATCH`.

@@ -22,14 +22,16 @@ from trainyard.spec.chain import Source
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
 from trainyard.spec.training import TrainerConfig
 
-ROW_PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
+ROW_PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.PROMPTS, Port.TEXT)
 """Ports that carry rows, in the order in which reports list them."""
+EVALUATED_PORTS = tuple(port for port in ROW_PORTS if port is not Port.PROMPTS)
+"""Ports of rows that have an answer, by which an evaluator measures."""
 
 ROW_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow")
 COMPRESSION_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
 
 Channel = Literal[
-    "documents", "sft", "preference", "labelled", "text", "weights", "policy", "scores", "control", "report"
+    "documents", "sft", "preference", "labelled", "prompts", "text", "weights", "policy", "scores", "control", "report"
 ]
 """What one offer hides: a newer adapter or model hides the older one, whichever of the two it is. Of `weights`, those
 that answer are offered as `policy` too and those that score as `scores`: a trainer may take one of each."""
@@ -197,7 +199,7 @@ def take(node: PortNode, offers: Offers) -> Inputs:
     if isinstance(node.config, TrainerConfig):
         return {**training_data(node.config.stage.type, offers), **weights_for(node.config.stage, offers)}
     if node.type == "evaluator":
-        taken = pick(offers, *map(channel_of, ROW_PORTS), "weights")
+        taken = pick(offers, *map(channel_of, EVALUATED_PORTS), "weights")
         if "weights" in offers and "control" in offers:
             (control,) = offers["control"].sources[:1]
             taken[control.port] = (*taken.get(control.port, ()), control)
@@ -227,7 +229,10 @@ def scores_of(offers: Offers) -> Inputs:
 
 
 def training_data(stage: Stage, offers: Offers) -> Inputs:
-    """What a stage learns from. An sft stage takes the chosen side of pairs when there is nothing nearer its own."""
+    """What a stage learns from. An sft stage takes the chosen side of pairs when there is nothing nearer its own.
+
+    Where only reading the file shows its kind, every kind that the stage learns from is linked.
+    """
     wanted = [(offers[channel_of(port)], port) for port in stage.facts.ports if channel_of(port) in offers]
     if not wanted:
         others = [offers[channel_of(port)].sources[:1] for port in stage.facts.instead if channel_of(port) in offers]
@@ -237,7 +242,11 @@ def training_data(stage: Stage, offers: Offers) -> Inputs:
     if port is Port.SFT and not offer.certain:
         pairs = offers.get("preference")
         sources += pairs.sources[:1] if pairs and pairs.sources[0].node_id == sources[0].node_id else ()
-    return {port: sources}
+    found: Inputs = {port: sources}
+    if not offer.certain:
+        same = [(one, other) for one, other in wanted if one.sources[0].node_id == sources[0].node_id]
+        found = {other: one.sources[:1] for one, other in same} | found
+    return found
 
 
 def wants(node: PortNode) -> tuple[Port, ...]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainyard.data.formats.records import Record
 from trainyard.data.formats.shapes import SHAPES, Normaliser, allowed_shapes, detect
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow, TextRow, chosen_side
@@ -259,7 +260,6 @@ def test_text_and_documents_rows() -> None:
             "wrong_type", "input is a string, expected an object with messages",
         ),
         ({"messages": CHAT, "label": "maybe"}, "bad_label", "label is 'maybe', expected true or false"),
-        ({"messages": CHAT, "label": None}, "bad_label", "label is None"),
         ({"messages": CHAT[:1], "label": True}, "no_answer", "ends with the turn of user"),
         ({"text": "a\0b"}, "nul_character", r"text contains the character U\+0000"),
         ({"text": "a\ud800b"}, "lone_surrogate", r"half of a surrogate pair, U\+D800"),
@@ -355,6 +355,13 @@ def test_rows_of_another_kind_do_not_slip_in() -> None:
     assert reason_of({"messages": CHAT, "label": True}, {"messages": CHAT})[0] == "other_format"
 
 
+def test_a_key_with_null_is_absent_where_the_row_has_a_shape_without_it() -> None:
+    union = {"prompt": None, "completion": None, "label": None, "chosen": None, "rejected": None}
+    assert normalised({**union, "messages": CHAT}) == SftRow([ASK, SAY])
+    assert reason_of({"messages": CHAT, "label": None}, {"messages": CHAT, "label": True})[0] == "bad_label"
+    assert reason_of({"prompt": "x", "completion": None}, {"prompt": "x", "completion": "y"})[0] == "wrong_type"
+
+
 def test_spellings_of_the_same_port_may_be_mixed() -> None:
     normalise = Normaliser(detect([{"instruction": "x", "output": "y"}], DataFormat.AUTO, "a test"))
     assert normalise({"messages": CHAT})[0] == SftRow([ASK, SAY])
@@ -383,6 +390,7 @@ def test_every_format_of_the_axis_has_shapes() -> None:
     ]  # fmt: skip
     assert {shape.name for shape in SHAPES} == {
         "openai_preference", "preference", "labelled", "openai", "sharegpt", "alpaca", "prompt_completion", "text",
+        "prompt",
     }  # fmt: skip
 
 
@@ -401,7 +409,7 @@ def test_any_json_is_a_row_or_a_bad_row(record: dict[str, Any]) -> None:
     for shape in SHAPES:
         if shape.has(frozenset(record)):
             try:
-                shape.parse(record)
+                shape.parse(Record(record))
             except BadRow as bad:
                 reasons.append(bad)
     assert all(bad.reason.isidentifier() and bad.detail for bad in reasons)

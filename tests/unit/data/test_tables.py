@@ -75,8 +75,8 @@ def test_values_do_not_depend_on_where_blocks_end(seed: int) -> None:
         blocks.append(text[at : at + size])
         at += size
     found = list(ValueStream(iter(blocks), "x", Limits()))
-    assert [value for _, _, value in found] == json.loads(text)
-    assert [json.JSONDecoder().raw_decode(text[offset:].decode())[0] for _, offset, _ in found] == json.loads(text)
+    assert [value for _, _, value, _ in found] == json.loads(text)
+    assert [json.JSONDecoder().raw_decode(text[offset:].decode())[0] for _, offset, *_ in found] == json.loads(text)
 
 
 def test_json_by_content_not_by_name(tmp_path: Path) -> None:
@@ -103,9 +103,11 @@ def test_csv_with_quotes_and_line_ends_in_fields(tmp_path: Path, delimiter: str)
 
 def test_bad_csv_rows_and_their_places(tmp_path: Path) -> None:
     good = "a,b\n"
-    content = b"instruction,output\na,b\nc\na,b,c\n,x\ncaf\xe9,x\n" + b'"q"x,y\n' + good.encode() * 5
+    start = "instruction,output\né,ü\nc\na,b,c\n,x\n".encode()
+    content = start + b"caf\xe9,x\n" + b'"q"x,y\n' + good.encode() * 5
     result = read_text(tmp_path, content, "rows.csv", max_bad_fraction=0.9)
-    assert result.reasons == ["wrong_columns", "wrong_columns", "empty", "lone_surrogate", "bad_csv"]
+    assert result.reasons == ["wrong_columns", "wrong_columns", "empty", "not_utf8", "bad_csv"]
+    assert result.quarantine[3]["detail"] == "byte 3 of line 6 is not UTF-8"
     assert [entry["line"] for entry in result.quarantine] == [3, 4, 5, 6, 7]
     assert [content[entry["offset"] :][:1] for entry in result.quarantine] == [b"c", b"a", b",", b"c", b'"']
     assert len(result.rows) == 6

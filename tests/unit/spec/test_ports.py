@@ -20,7 +20,7 @@ from trainyard.spec.ports import (
     wire,
 )
 
-UNKNOWN = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
+UNKNOWN = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.PROMPTS, Port.TEXT)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,7 @@ def test_a_named_format_decides() -> None:
         DataFormat.TOOL_CALLS: (Port.SFT,),
         DataFormat.PREFERENCE: (Port.PREFERENCE,),
         DataFormat.LABELLED: (Port.LABELLED,),
+        DataFormat.PROMPTS: (Port.PROMPTS,),
         DataFormat.TEXT: (Port.TEXT,),
         DataFormat.DOCUMENTS: (Port.DOCUMENTS,),
     }
@@ -130,6 +131,20 @@ def test_rows_of_unknown_kind_are_offered_on_every_port() -> None:
     for stage, port in (("dpo", "preference"), ("kto", "labelled"), ("cpt", "text"), ("reward", "preference")):
         found = resolved(source("rows.jsonl"), node("trainer", stage=stage, backend="native"))
         assert links(found, "trainer") == {port: [f"data-source.{port}"]}
+
+
+def test_a_stage_that_draws_takes_prompts_or_rows_with_answers() -> None:
+    grpo = {"stage": {"type": "grpo", "rewards": [{"type": "exact_match"}]}, "backend": "trl"}
+    grpo["hyperparameters"] = {"batch_size": 8}
+    found = resolved(source("rows.jsonl"), node("validator"), node("trainer", **grpo))
+    assert links(found, "trainer") == {
+        "sft": ["validator.sft", "validator.preference"],
+        "prompts": ["validator.prompts"],
+    }
+    found = resolved(source("rows.jsonl", format="prompts"), node("trainer", **grpo), node("evaluator"))
+    assert links(found, "trainer") == {"prompts": ["data-source.prompts"]}
+    assert "prompts" not in links(found, "evaluator")
+    assert names(source("rows.jsonl", format="prompts"), node("trainer", stage="sft")) == ["port-sft"]
 
 
 def test_the_openai_format_may_hold_chats_pairs_or_labels() -> None:
@@ -357,7 +372,7 @@ def test_merging_keeps_the_nearest_offer_of_each_channel() -> None:
 
 def test_channels() -> None:
     assert channel_of(Port.ADAPTER) == channel_of(Port.MODEL) == "weights"
-    assert [channel_of(port) for port in ROW_PORTS] == ["sft", "preference", "labelled", "text"]
+    assert [channel_of(port) for port in ROW_PORTS] == ["sft", "preference", "labelled", "prompts", "text"]
 
 
 def test_ambiguity_is_told_once_for_ports_of_the_same_nodes() -> None:
@@ -369,7 +384,7 @@ def test_ambiguity_is_told_once_for_ports_of_the_same_nodes() -> None:
         )
     )
     assert [reason.because for reason in found] == [
-        "The nodes 'one' and 'two' make sft, preference, labelled, text and are equally near."
+        "The nodes 'one' and 'two' make sft, preference, labelled, prompts, text and are equally near."
     ]
 
 

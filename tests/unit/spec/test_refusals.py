@@ -194,6 +194,8 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("port-documents", "documents", [("0.config.path", "docs")]),
     ("port-rows", "rows", [("0.config.path", "rows.jsonl")]),
     ("port-sft", "rows", [("0.config.path", "rows.jsonl")]),
+    ("port-prompts", "prompts", [("0.config", {"path": "rows.jsonl", "format": "prompts"})]),
+    ("port-prompts", "rows", [("0.config.path", "rows.jsonl")]),
     ("port-sft", "pretraining", [("1.config", {"stage": "cpt"})]),
     ("port-preference", "pairs", [("0.config.format", "preference")]),
     ("port-preference", "sft", [("1.config.stage", "sft")]),

@@ -143,6 +143,8 @@ def made_up_rows(port: Port, count: int, config: TrainerConfig) -> list[Row]:
             rows.append(shapes.PreferenceRow(question, said, [Message("assistant", answer(number + 1))]))
         elif port is Port.LABELLED:
             rows.append(shapes.LabelledRow(question, said, number % 2 == 0))
+        elif port is Port.PROMPTS:
+            rows.append(shapes.PromptRow([Message("user", f"Count on from {number}: {answer(number)}")], str(number)))
         elif port is Port.SFT:
             rows.append(shapes.SftRow([*question, *said]))
         else:

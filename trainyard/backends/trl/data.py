@@ -18,8 +18,7 @@ from trainyard.compute.child import Events
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.batching import require_rows
-from trainyard.train.rollouts.prompts import encode_prompts
-from trainyard.train.stages import kto, sft
+from trainyard.train.stages import kto, ppo, sft
 from trainyard.train.tokens import (
     Encoded,
     TokenLedger,
@@ -89,7 +88,7 @@ ENCODERS: dict[Stage, Encoder] = {
     Stage.SFT: encode_turns,
     Stage.DPO: cut(encode_preference),
     Stage.REWARD: cut(encode_preference),
-    Stage.GRPO: cut(encode_prompts),
+    Stage.GRPO: ppo.encode,
     Stage.KTO: kto.encode,
 }
 

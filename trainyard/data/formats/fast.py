@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 import numpy as np
 
-from trainyard.data.formats.messages import ROLES, check_answered
+from trainyard.data.formats.messages import ROLES, SYSTEM_KEYS, check_answered
+from trainyard.data.formats.records import Record
 from trainyard.data.formats.shapes import Kind, Normaliser
 from trainyard.data.rows import Message, Row, SftRow
 
@@ -46,10 +47,9 @@ class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename=
 class FastDecoder:
     """Decodes a line, counts the keys of the value, and makes a row of it."""
 
-    kind: Kind
     decoder: msgspec.json.Decoder[Any]
     num_keys: Callable[[Any], int]
-    row: Callable[[Any], Row]
+    read: Callable[[Any], tuple[Row, Kind]]
     """Raises `BadRow`."""
 
     def decode(self, line: bytes, bound: int) -> Any:
@@ -60,54 +60,73 @@ class FastDecoder:
             return None
         return value if self.num_keys(value) == bound else None
 
-    def read(self, value: Any) -> tuple[Row, Kind]:
-        return self.row(value), self.kind
-
 
 def fast_decoder(normalise: Normaliser, keys: frozenset[str]) -> FastDecoder | None:
     """The decoder for rows that have these keys, which the first row of the file showed.
 
-    None for rows with keys of media, each of which has to be looked into, and for keys that are escaped in JSON: the
-    decoder cannot name them.
+    None for rows with keys of media, each of which has to be looked into, for chats with keys that their parser reads,
+    and for keys that are escaped in JSON: the decoder cannot name them.
     """
     kind = normalise.kind(keys)
     if kind.media or any(map(ESCAPED.search, keys)):
         return None
     if kind.shape.name in ("openai", "sharegpt"):
-        return chat_decoder(kind)
+        return chat_decoder(normalise, kind, keys)
 
     # Rows of strings and numbers that all have the same keys, normalised by the shape's own function.
     def num_keys(value: Any) -> int:
         return len(value) if value.keys() == keys else -1
 
-    return FastDecoder(kind, msgspec.json.Decoder(Flat), num_keys, kind.shape.parse)
+    def read(value: Any) -> tuple[Row, Kind]:
+        return normalise(value) if None in value.values() else normalise.read(value, kind)
+
+    return FastDecoder(msgspec.json.Decoder(Flat), num_keys, read)
 
 
-def chat_decoder(kind: Kind) -> FastDecoder:
-    """Chats of plain text. Keys that no chat needs are decoded as raw JSON and counted as ignored."""
+def chat_decoder(normalise: Normaliser, kind: Kind, keys: frozenset[str]) -> FastDecoder | None:
+    """Chats of plain text. Keys that their parser never reads are decoded as raw JSON and counted as ignored."""
     openai = kind.shape.name == "openai"
-    ignored = {f"ignored_{number}": key for number, key in enumerate(sorted(kind.ignored))}
+    name = "messages" if openai else "conversations"
+    ignored = {f"ignored_{number}": key for number, key in enumerate(sorted(keys - {name}))}
+    if keys & read_keys(kind, name) - {name}:
+        return None
     turns: Any = Annotated[list[Turn] if openai else list[SharegptTurn], msgspec.Meta(min_length=1)]
     chat = msgspec.defstruct(
         "Chat",
         [("messages", turns), *[(field, msgspec.Raw) for field in ignored]],
-        rename={"messages": "messages" if openai else "conversations", **ignored},
+        rename={"messages": name, **ignored},
         forbid_unknown_fields=True,
         gc=False,
     )
-    own = 1 + len(ignored)
+    num_own = 1 + len(ignored)
 
     def num_keys(value: Any) -> int:
         for turn in value.messages:
             if "\0" in turn.content:
                 return -1  # the strict parser names its field
-        return own + 2 * len(value.messages)
+        return num_own + 2 * len(value.messages)
 
-    def row(value: Any) -> SftRow:
+    def read(value: Any) -> tuple[Row, Kind]:
         spelled = value.messages if openai else [Message(ROLES[turn.who], turn.content) for turn in value.messages]
-        return SftRow(check_answered(spelled, "the conversation"))
+        row = SftRow(check_answered(spelled, "the conversation"))
+        if not ignored:
+            return row, kind
+        filled = frozenset(key for field, key in ignored.items() if not is_blank_json(bytes(getattr(value, field))))
+        return row, normalise.with_ignored(kind, filled) if filled else kind
 
-    return FastDecoder(kind, msgspec.json.Decoder(chat), num_keys, row)
+    return FastDecoder(msgspec.json.Decoder(chat), num_keys, read)
+
+
+def is_blank_json(raw: bytes) -> bool:
+    """Whether a raw value says nothing, as `records.is_empty` means it."""
+    return raw in (b"null", b'""') or (raw[:1] in (b"[", b"{") and not raw[1:-1].strip())
+
+
+def read_keys(kind: Kind, name: str) -> set[str]:
+    """The keys of a chat that its parser reads, seen on a chat of two plain turns."""
+    record = Record({name: [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    kind.shape.parse(record)
+    return record.read | set(SYSTEM_KEYS)
 
 
 def key_bounds(text: np.ndarray, newlines: np.ndarray) -> list[int]:

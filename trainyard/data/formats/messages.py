@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from trainyard.data.formats.records import Record
+from trainyard.data.formats.strict import strict_text
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import WEIGHT, Message
-
-Record = Mapping[str, Any]
 
 ROLES = {
     "system": "system",
@@ -23,6 +23,7 @@ ROLES = {
     "model": "assistant",
     "bot": "assistant",
     "function_call": "call",
+    "tool_call": "call",
     "tool": "tool",
     "function": "tool",
     "observation": "tool",
@@ -35,13 +36,17 @@ THOUGHT_PARTS = {"thinking", "reasoning", "reasoning_text", "thought"}
 PART_TEXTS = ("text", "value", "content", "thinking", "reasoning", "summary")
 """Keys under which the text of a part is found."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-WEIGHT_KEYS = (WEIGHT, "train", "training")
-"""Keys that say whether a turn is learned: OpenAI's 0 or 1, or a boolean."""
+WEIGHT_KEYS = (WEIGHT, "train", "training", "loss", "loss_weight", "loss_mask")
+"""Keys that say whether a turn is learned: OpenAI's weight, and those of other tools; 0 or 1, or a boolean."""
+MASK_KEY = "masked"
+"""Says the contrary: a turn that is masked is not learned."""
+SPAN_KEYS = ("train_detail", "training_detail")
+"""Keys that choose letters of a turn, which no stage can follow."""
 MEDIA_KEYS = frozenset({"images", "image", "audios", "audio", "videos", "video"})
-TURN_KEYS = frozenset({"name", "tool_call_id", *WEIGHT_KEYS, *MEDIA_KEYS})
+TURN_KEYS = frozenset({"name", "tool_call_id", *WEIGHT_KEYS, MASK_KEY, *SPAN_KEYS, *MEDIA_KEYS})
 SPEECH_KEYS = frozenset({"tool_calls", "function_call", *REASONING_KEYS})
 """What only a turn of the assistant has."""
-NO_TURNS = frozenset({"tools", "functions", "history", "system"})
+SYSTEM_KEYS = ("system", "system_prompt")
 
 
 def text_of(value: Any, field: str) -> str:
@@ -83,24 +88,28 @@ def optional_text(record: Record, field: str) -> str:
     return "" if value is None else text_of(value, field)
 
 
-def spelling(turn: Record) -> tuple[str, str, str | None]:
+def spelling(turn: Mapping[str, Any]) -> tuple[str, str, str | None]:
     """The keys of a turn's role and content, and its role; None for one that is not known."""
     keys = ("from", "value") if "from" in turn else ("role", "content")
     spelled = turn.get(keys[0])
     return *keys, ROLES.get(spelled) if isinstance(spelled, str) else None
 
 
-def read_message(turn: Any, field: str) -> Message:
-    """One turn. Raises `BadRow` naming the field."""
+def read_message(turn: Any, field: str, row: Record) -> Message:
+    """One turn, which becomes a part of the row. Raises `BadRow` naming the field."""
     if not isinstance(turn, Mapping):
         raise BadRow("wrong_type", f"{field} is {kind_of(turn)}, expected an object")
     role_key, content_key, role = spelling(turn)
     if role is None:
         given = f"{field}.{role_key} is {turn.get(role_key)!r:.60}"
         raise BadRow("unknown_role", f"{given}, expected one of {', '.join(ROLES)}")
+    if len(turn) == 2 and role != "call" and isinstance(content := turn.get(content_key), str):
+        return Message(role, text_of(content, f"{field}.{content_key}"))
+    turn = row.part(turn, field)
+    turn.read |= {role_key, content_key}
     refuse_media(turn, MEDIA_KEYS & turn.keys(), f"{field}.")
     if role == "call":
-        called = sharegpt_calls(turn.get(content_key), f"{field}.{content_key}")
+        called = sharegpt_calls(turn, content_key, field)
         return Message("assistant", "", called, more_of(turn, "assistant", "", field))
     calls = openai_calls(turn, field) if role == "assistant" else None
     content, thoughts = content_of(turn, content_key, field, optional=calls is not None)
@@ -109,7 +118,7 @@ def read_message(turn: Any, field: str) -> Message:
     return Message(role, content, calls, more_of(turn, role, thoughts, field))
 
 
-def refuse_media(record: Record, keys: frozenset[str], where: str = "") -> None:
+def refuse_media(record: Mapping[str, Any], keys: frozenset[str], where: str = "") -> None:
     """Raise `BadRow` for pictures, sounds or films: the text alone is not what the row means."""
     for key in sorted(keys):
         if record[key]:
@@ -131,24 +140,35 @@ def more_of(turn: Record, role: str, thoughts: str, field: str) -> str | None:
             raise BadRow("two_reasonings", f"{field} has two different texts of reasoning")
         if said:
             found["reasoning_content"] = said[0]
-    given = {key: turn[key] for key in WEIGHT_KEYS if turn.get(key) is not None}
-    for key, value in given.items():
-        if value not in (0, 1):  # booleans are equal to them
-            raise BadRow("bad_weight", f"{field}.{key} is {value!r:.40}; a turn is learned (1, true) or not (0, false)")
-        if value and role != "assistant":
-            detail = f"{field}.{key} asks to learn a turn of {role}; only the assistant's are learned"
-            raise BadRow("bad_weight", detail)
-    if len(set(map(bool, given.values()))) > 1:
-        raise BadRow("bad_weight", f"{field} is to be learned and not to be learned: {', '.join(given)} differ")
-    if role == "assistant" and not all(given.values()):
+    if not is_learned(turn, role, field):
         found[WEIGHT] = 0
     return json_text(found, field) if found else None
+
+
+def is_learned(turn: Record, role: str, field: str) -> bool:
+    """Whether a turn's weights let it be learned. Raises `BadRow` for a weight that no stage can follow."""
+    weights = {key: turn[key] for key in WEIGHT_KEYS if turn.look(key) is not None}
+    if turn.look(MASK_KEY) is not None:
+        masked = turn[MASK_KEY]
+        weights[MASK_KEY] = not masked if masked in (0, 1) else masked
+    for key in SPAN_KEYS:
+        if turn.shows(key):
+            raise BadRow("bad_weight", f"{field}.{key} chooses parts of a turn; a turn is learned as a whole or not")
+    for key, value in weights.items():
+        if value not in (0, 1):  # booleans are equal to them
+            raise BadRow("bad_weight", f"{field}.{key} is {value!r:.40}; a turn is learned (1, true) or not (0, false)")
+        if value and role != "assistant" and key != MASK_KEY:
+            detail = f"{field}.{key} asks to learn a turn of {role}; only the assistant's are learned"
+            raise BadRow("bad_weight", detail)
+    if len(set(map(bool, weights.values()))) > 1:
+        raise BadRow("bad_weight", f"{field} is to be learned and not to be learned: {', '.join(weights)} differ")
+    return role != "assistant" or all(weights.values())
 
 
 def content_of(turn: Record, key: str, field: str, *, optional: bool) -> tuple[str, str]:
     """A turn's text and its reasoning: of a string, of a list of parts, or nothing but tool calls."""
     value = turn.get(key)
-    if value is None and (optional or isinstance(turn.get("refusal"), str)):
+    if value is None and (optional or isinstance(turn.look("refusal"), str)):
         return text_of(turn.get("refusal") or "", f"{field}.refusal"), ""
     if not isinstance(value, list):
         return text_of(value, f"{field}.{key}"), ""
@@ -157,62 +177,33 @@ def content_of(turn: Record, key: str, field: str, *, optional: bool) -> tuple[s
         named = part.get("type") if isinstance(part, Mapping) else kind_of(part)
         if not isinstance(part, Mapping) or named not in TEXT_PARTS | THOUGHT_PARTS:
             raise BadRow("not_text", f"{field}.{key} contains a part of type {named!r:.40}; only text is read")
-        texts[named in THOUGHT_PARTS].append(part_text(part, f"{field}.{key}[{index}]"))
+        where = f"{field}.{key}[{index}]"
+        texts[named in THOUGHT_PARTS].append(part_text(turn.part(part, where), where))
     return "".join(texts[False]), "\n".join(texts[True])
 
 
 def part_text(part: Record, field: str) -> str:
     """The text of a part, under any of its names; reasoning may be a list of texts. Raises `BadRow` with its keys."""
-    found = next((key for key in PART_TEXTS if part.get(key) is not None), None)
+    part.read.add("type")
+    found = next((key for key in PART_TEXTS if part.look(key) is not None), None)
     if found is None:
         raise BadRow("wrong_type", f"{field} has no text; its keys are {', '.join(sorted(map(str, part)))[:200]}")
-    value = part[found]
+    value, where = part[found], f"{field}.{found}"
     if isinstance(value, list):
-        return "".join(part_text(one, f"{field}.{found}") for one in value if isinstance(one, Mapping))
-    return text_of(value, f"{field}.{found}")
-
-
-def unread_keys(record: Record) -> Iterator[str]:
-    """Keys inside the turns of a row that nothing reads, such as `messages[].score`; empty values do not count."""
-    for key, value in record.items():
-        if key in NO_TURNS:
-            continue
-        turns = value if isinstance(value, list) else [value]
-        for turn in turns:
-            if not isinstance(turn, Mapping):
-                break
-            if "messages" in turn:
-                yield from (f"{key}.{name}" for name in unread_keys(turn))
-            elif not turn.keys().isdisjoint(("role", "from")):
-                where = f"{key}[]" if isinstance(value, list) else key
-                yield from (f"{where}.{name}" for name in unread_of_turn(turn))
-
-
-def unread_of_turn(turn: Record) -> Iterator[str]:
-    role_key, content_key, role = spelling(turn)
-    said = role in ("assistant", "call")
-    read = {role_key, content_key} | TURN_KEYS | (SPEECH_KEYS if said else frozenset())
-    if turn.get(content_key) is None:
-        read |= {"refusal"}
-    if turn.get("tool_calls"):
-        read -= {"function_call"}
-    yield from (name for name, value in turn.items() if name not in read and value not in (None, "", [], {}))
-    parts = turn.get(content_key)
-    for part in parts if isinstance(parts, list) else ():
-        if isinstance(part, Mapping):
-            text = next((key for key in PART_TEXTS if part.get(key) is not None), "text")
-            names = (name for name, value in part.items() if name not in ("type", text) and value)
-            yield from (f"{content_key}[].{name}" for name in names)
+        return "".join(part_text(part.part(inner, where), where) for inner in value if isinstance(inner, Mapping))
+    return text_of(value, where)
 
 
 def openai_calls(turn: Record, field: str) -> str | None:
     """The JSON text of `tool_calls`, or of the older `function_call`, in OpenAI's shape; None without calls."""
     calls = turn.get("tool_calls")
-    if not calls and turn.get("function_call"):
+    if not calls and turn.shows("function_call"):
         calls = [{"type": "function", "function": turn["function_call"]}]
     if not calls:
         return None
-    if not isinstance(calls, Sequence) or isinstance(calls, str):
+    if isinstance(calls, str) and calls.lstrip()[:1] == "[":
+        calls = parsed(calls, f"{field}.tool_calls", "bad_tool_call")
+    if not isinstance(calls, list):
         raise BadRow("bad_tool_call", f"{field}.tool_calls is {kind_of(calls)}, expected a list")
     for call in calls:
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -221,22 +212,29 @@ def openai_calls(turn: Record, field: str) -> str | None:
     return json_text([{"type": "function", **without_nulls(call)} for call in calls], f"{field}.tool_calls")
 
 
-def without_nulls(value: Any) -> Any:
-    """Parquet gives every struct all keys of the column; the absent ones are null."""
-    if isinstance(value, Mapping):
-        return {key: without_nulls(part) for key, part in value.items() if part is not None}
-    return [without_nulls(part) for part in value] if isinstance(value, list) else value
+def without_nulls(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call or a tool without its own empty fields and those of its function. Arguments and schemas keep theirs."""
+    present = {key: value for key, value in call.items() if value is not None}
+    function = present.get("function")
+    if isinstance(function, Mapping):
+        present["function"] = {key: value for key, value in function.items() if value is not None}
+    return present
 
 
-def sharegpt_calls(value: Any, field: str) -> str:
+def sharegpt_calls(turn: Record, key: str, field: str) -> str:
     """ShareGPT's `function_call` turn: JSON text of one call or of a list of calls."""
-    calls = parsed(value, field, "bad_tool_call")
+    field = f"{field}.{key}"
+    calls = parsed(turn.get(key), field, "bad_tool_call")
     calls = calls if isinstance(calls, list) else [calls]
     listed = []
     for call in calls:
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise BadRow("bad_tool_call", f"{field} contains no object with a name")
-        arguments = call.get("arguments", {})
+        call = turn.part(call, field)
+        arguments = call.get("arguments")
+        if arguments is None:
+            arguments = call.get("parameters")
+        arguments = {} if arguments is None else arguments
         arguments = arguments if isinstance(arguments, str) else json_text(arguments, field)
         listed.append({"type": "function", "function": {"name": call["name"], "arguments": arguments}})
     if not listed:
@@ -267,7 +265,7 @@ def json_text(value: Any, field: str) -> str:
 
 def tools_of(record: Record) -> str | None:
     """JSON text of the tool schemas of a row: `tools` (list or JSON text) or the older `functions`; None if empty."""
-    key = "tools" if record.get("tools") else "functions"
+    key = "tools" if record.shows("tools") else "functions"
     value = record.get(key)
     if not value:
         return None
@@ -277,13 +275,23 @@ def tools_of(record: Record) -> str | None:
     return json_text([without_nulls(tool) for tool in tools], key) if tools else None
 
 
-def read_messages(value: Any, field: str) -> list[Message]:
-    """A list of turns, not yet judged as a whole. Raises `BadRow`."""
+def read_messages(value: Any, field: str, row: Record) -> list[Message]:
+    """A list of turns, or its JSON text, not yet judged as a whole. Raises `BadRow`."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        value = turns_of_text(value, field)
     if not isinstance(value, list):
         raise BadRow("wrong_type", f"{field} is {kind_of(value)}, expected a list of messages")
     if not value:
         raise BadRow("empty", f"{field} is an empty list")
-    return [read_message(turn, f"{field}[{index}]") for index, turn in enumerate(value)]
+    return [read_message(turn, f"{field}[{index}]", row) for index, turn in enumerate(value)]
+
+
+def turns_of_text(text: str, field: str) -> Any:
+    """The value of a text that begins like a list: a column of a table may contain JSON."""
+    try:
+        return strict_text(text)
+    except BadRow as fault:
+        raise BadRow("wrong_type", f"{field} is a text that is not JSON: {fault.detail}") from fault
 
 
 def is_blank(message: Message) -> bool:
@@ -305,3 +313,14 @@ def check_answered(messages: list[Message], field: str) -> list[Message]:
     if len(roles) - systems < 2:
         raise BadRow("no_prompt", f"{field} has no turn before the answer")
     return messages
+
+
+def check_prompt(messages: list[Message], field: str) -> None:
+    """Raise `BadRow` unless the turns are a prompt: something is said, and not by the assistant at last."""
+    roles = [message.role for message in messages]
+    if roles[-1:] == ["assistant"]:
+        raise BadRow("answered", f"{field} ends with the assistant's turn, and a completion is drawn after a prompt")
+    if not any(role != "system" for role in roles):
+        raise BadRow("no_prompt", f"{field} has no turn but the system's")
+    if "system" in roles[1:]:
+        raise BadRow("late_system", f"{field} has a system turn that is not the first")

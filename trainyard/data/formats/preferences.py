@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
 
 from trainyard.data.formats import supervised
-from trainyard.data.formats.messages import Record, check_answered, kind_of, read_messages, require_text, tools_of
-from trainyard.data.formats.supervised import Keys, RowShape, as_turns, conversation, having, with_system
+from trainyard.data.formats.messages import (
+    check_answered,
+    kind_of,
+    parsed,
+    read_messages,
+    require_text,
+    text_of,
+    tools_of,
+)
+from trainyard.data.formats.records import Record
+from trainyard.data.formats.supervised import Keys, RowShape, as_turns, conversation, having, read_prompt, with_system
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow
 from trainyard.spec.axes.data import DataFormat, Port
 
 PROMPT_KEYS = ("prompt", "question", "query", "input")
 LABEL_KEYS = ("label", "kto_tag")
-LABELS: dict[bool | int | str, bool] = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
+LABELS: dict[bool | float | str, bool] = {
+    True: True, False: False, "true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False,
+}  # fmt: skip
+"""A label in any spelling; numbers are equal to booleans, and tables write 0 and 1 as 0.0 and 1.0."""
 DIALOGUE_TURN = re.compile(r"\n\n(Human|Assistant):")
 
 
@@ -34,37 +45,64 @@ def prompt_of(record: Record) -> list[Message] | None:
         return conversation(record)
     if "instruction" in record:
         return supervised.alpaca_prompt(record)
-    key = next((key for key in PROMPT_KEYS if record.get(key) is not None), None)
-    return None if key is None else with_system(record, as_turns(record[key], "user", key))
+    key = next((key for key in PROMPT_KEYS if record.look(key) is not None), None)
+    return None if key is None else read_prompt(record, key)
 
 
-def side(value: Any, field: str) -> list[Message]:
+def side(record: Record, key: str) -> list[Message]:
+    value = record[key]
     if isinstance(value, str):
-        return dialogue(require_text(value, field)) or [Message("assistant", value)]
-    return as_turns(value, "assistant", field)
+        return dialogue(require_text(value, key)) or [Message("assistant", value)]
+    return as_turns(record, key, "assistant")
 
 
 def preference(record: Record) -> PreferenceRow:
-    chosen, rejected = side(record["chosen"], "chosen"), side(record["rejected"], "rejected")
+    chosen, rejected = side(record, "chosen"), side(record, "rejected")
     whole = chosen[0].role != "assistant" and rejected[0].role != "assistant"
+    if not whole:
+        prompt = prompt_of(record)
+        if prompt is None:
+            raise BadRow("no_prompt", "there is no prompt, and chosen and rejected are not whole conversations")
+        return pair(prompt, chosen, rejected, tools_of(record))
     pairs = zip(chosen[:-1], rejected[:-1], strict=False)
     shared = [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
-    prompt = shared if whole else prompt_of(record)
-    if prompt is None:
-        raise BadRow("no_prompt", "there is no prompt, and chosen and rejected are not whole conversations")
-    start = len(prompt) if whole else 0
-    return pair(prompt, chosen[start:], rejected[start:], tools_of(record))
+    prompt = with_system(record, with_named_prompt(record, shared))
+    return pair(prompt, chosen[len(shared) :], rejected[len(shared) :], tools_of(record))
+
+
+def with_named_prompt(record: Record, shared: list[Message]) -> list[Message]:
+    """The turns with which two whole conversations begin, with those before them that the row's prompt adds.
+
+    A prompt that repeats these turns, or the last of them, is read; one that says something else counts as ignored.
+    """
+    key = next((key for key in ("messages", "conversations", "instruction", *PROMPT_KEYS) if record.shows(key)), None)
+    if key is None or not shared:
+        return shared
+    value = record.look(key)
+    if isinstance(value, str):
+        if value in (shared[-1].content, shared[0].content):
+            record.read.add(key)
+        return shared
+    turns = read_messages(value, key, Record({})) if isinstance(value, list) and value else []
+    if turns[-len(shared) :] != shared:
+        return shared
+    record.read.add(key)
+    return turns
 
 
 def openai_preference(record: Record) -> PreferenceRow:
     """OpenAI's fine-tuning spelling: input.messages, preferred_output, non_preferred_output."""
-    given = record["input"]
-    if not isinstance(given, dict):
-        raise BadRow("wrong_type", f"input is {kind_of(given)}, expected an object with messages")
-    prompt = read_messages(given.get("messages"), "input.messages")
-    chosen = read_messages(record["preferred_output"], "preferred_output")
-    rejected = read_messages(record["non_preferred_output"], "non_preferred_output")
-    return pair(prompt, chosen, rejected, tools_of(given))
+    value = record["input"]
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        value = parsed(value, "input", "wrong_type")
+    if not isinstance(value, dict):
+        raise BadRow("wrong_type", f"input is {kind_of(value)}, expected an object with messages")
+    asked = record.part(value, "input")
+    prompt = with_system(record, read_messages(asked.get("messages"), "input.messages", record))
+    chosen = read_messages(record["preferred_output"], "preferred_output", record)
+    rejected = read_messages(record["non_preferred_output"], "non_preferred_output", record)
+    tools = asked if asked.shows("tools") or asked.shows("functions") else record
+    return pair(prompt, chosen, rejected, tools_of(tools))
 
 
 def pair(prompt: list[Message], chosen: list[Message], rejected: list[Message], tools: str | None) -> PreferenceRow:
@@ -90,19 +128,23 @@ def labelled(record: Record) -> LabelledRow:
         *prompt, last = conversation(record)
         completion = [last]
     elif "instruction" in record and "output" in record:
-        prompt, completion = supervised.alpaca_prompt(record), as_turns(record["output"], "assistant", "output")
+        prompt, completion = supervised.alpaca_prompt(record), as_turns(record, "output", "assistant")
     else:
         names = supervised.pair_of(record)
         assert names is not None
-        prompt = with_system(record, as_turns(record[names[0]], "user", names[0]))
-        completion = as_turns(record[names[1]], "assistant", names[1])
+        prompt, completion = read_prompt(record, names[0]), as_turns(record, names[1], "assistant")
     check_answered([*prompt, *completion], "prompt + completion")
     require_whole(completion, "completion")
-    key = next(key for key in LABEL_KEYS if key in record)
-    label = record[key].strip().lower() if isinstance(record[key], str) else record[key]
-    if not isinstance(label, bool | int | str) or label not in LABELS:
+    key = next((key for key in LABEL_KEYS if record.shows(key)), LABEL_KEYS[0])
+    return LabelledRow(prompt, completion, read_label(record, key), tools=tools_of(record))
+
+
+def read_label(record: Record, key: str) -> bool:
+    value = record.get(key)
+    label = text_of(value, key).strip().lower() if isinstance(value, str) else value
+    if not isinstance(label, bool | int | float | str) or label not in LABELS:
         raise BadRow("bad_label", f"{key} is {label!r:.40}, expected true or false")
-    return LabelledRow(prompt, completion, LABELS[label], tools=tools_of(record))
+    return LABELS[label]
 
 
 def has_label(keys: Keys) -> bool:
@@ -110,21 +152,17 @@ def has_label(keys: Keys) -> bool:
     return bool(keys & set(LABEL_KEYS)) and (answered or supervised.has_pair(keys))
 
 
-PROMPTED = supervised.CHAT_KEYS | {"messages", "conversations"} | set(PROMPT_KEYS) | supervised.ALPACA_KEYS - {"output"}
-"""Keys of a prompt in any spelling."""
 SHAPES = (
     RowShape(
         "openai_preference", Port.PREFERENCE, (DataFormat.PREFERENCE, DataFormat.OPENAI),
-        having("input", "preferred_output", "non_preferred_output"),
-        frozenset({"input", "preferred_output", "non_preferred_output"}), openai_preference,
+        having("input", "preferred_output", "non_preferred_output"), openai_preference,
     ),
     RowShape(
         "preference", Port.PREFERENCE, (DataFormat.PREFERENCE, DataFormat.OPENAI, DataFormat.SHAREGPT),
-        having("chosen", "rejected"), PROMPTED | {"chosen", "rejected"}, preference,
+        having("chosen", "rejected"), preference,
     ),
     RowShape(
-        "labelled", Port.LABELLED, (DataFormat.LABELLED, DataFormat.OPENAI, DataFormat.SHAREGPT), has_label,
-        PROMPTED | supervised.PAIR_KEYS | set(LABEL_KEYS), labelled,
+        "labelled", Port.LABELLED, (DataFormat.LABELLED, DataFormat.OPENAI, DataFormat.SHAREGPT), has_label, labelled,
     ),
 )  # fmt: skip
 """Files in OpenAI's and ShareGPT's spelling carry chats, preferences and labels."""

@@ -14,18 +14,28 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from trainyard.data.formats import preferences, supervised
+from trainyard.data.formats import preferences, prompted, supervised
 from trainyard.data.formats.converters import RowConverter
-from trainyard.data.formats.messages import MEDIA_KEYS, refuse_media, unread_keys
+from trainyard.data.formats.messages import MEDIA_KEYS, SYSTEM_KEYS, refuse_media
+from trainyard.data.formats.records import Record
 from trainyard.data.formats.supervised import Keys, RowShape
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes.data import DataFormat
+from trainyard.spec.axes.data import DataFormat, Port
 
 MAX_KINDS = 1000
-SHAPES: tuple[RowShape, ...] = (*preferences.SHAPES, *supervised.SHAPES)
-BY_NAME = {shape.name: shape for shape in (*SHAPES, supervised.DOCUMENT)}
+SHAPES: tuple[RowShape, ...] = (*preferences.SHAPES, *supervised.SHAPES, *prompted.SHAPES)
+BY_NAME = {shape.name: shape for shape in (*SHAPES, supervised.DOCUMENT, prompted.NAMED)}
+
+COLUMN_NAMES = frozenset(
+    {
+        *(name for pair in supervised.PAIRS for name in pair), *supervised.ADDED_KEYS, *preferences.PROMPT_KEYS,
+        *preferences.LABEL_KEYS, *prompted.ANSWER_KEYS, *prompted.OTHER_ROWS, *SYSTEM_KEYS, "history", "steps",
+        "tools", "functions",
+    }
+)  # fmt: skip
+"""Names that shapes read, which a header of a table may write in any case."""
 
 
 def allowed_shapes(format: DataFormat) -> tuple[RowShape, ...]:
@@ -36,6 +46,18 @@ def allowed_shapes(format: DataFormat) -> tuple[RowShape, ...]:
 def shape_of(keys: Iterable[str], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
     present = frozenset(keys)
     return next((shape for shape in allowed if shape.has(present)), None)
+
+
+def shape_of_record(record: Mapping[str, Any], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
+    """The shape of a row, in which a key with null counts as absent where the row has a shape without it."""
+    shape = shape_of(record, allowed)
+    if shape is None or None not in record.values():
+        return shape
+    present = frozenset(key for key, value in record.items() if value is not None)
+    if shape.has(present):
+        return shape
+    other = shape_of(present, allowed)
+    return shape if other is None or other.port is Port.PROMPTS else other
 
 
 @dataclass(frozen=True)
@@ -55,7 +77,7 @@ def detect(sample: Iterable[Any], wanted: DataFormat, where: str) -> Detected:
     """
     records = [record for record in sample if isinstance(record, Mapping)]
     allowed = allowed_shapes(wanted)
-    counts = Counter(shape.name for record in records if (shape := shape_of(record, allowed)))
+    counts = Counter(shape.name for record in records if (shape := shape_of_record(record, allowed)))
     if not counts:
         raise no_format(records, wanted, where)
     shape = BY_NAME[counts.most_common(1)[0][0]]
@@ -83,10 +105,11 @@ def no_format(records: list[Mapping[str, Any]], wanted: DataFormat, where: str) 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """How rows with one set of keys are read. Compared by identity, which makes counting them cheap."""
+    """How a row was read. Compared by identity, which makes counting them cheap."""
 
     shape: RowShape
-    ignored: Keys
+    ignored: Keys = frozenset()
+    """Keys that have a value and that the shape's function did not read."""
     media: Keys = frozenset()
     """Keys of pictures, sounds and films: a row in which one is not empty is bad."""
 
@@ -107,25 +130,38 @@ class Normaliser:
             raise record
         if not isinstance(record, Mapping):
             raise BadRow("not_an_object", "the row is not a JSON object")
-        kind = self.kind(frozenset(record))
+        return self.read(record, self.kind_of_record(record))
+
+    def read(self, record: Mapping[str, Any], kind: Kind) -> tuple[Row, Kind]:
+        """The row of a record whose kind is known by its keys. Raises `BadRow`."""
         if kind.media:
             refuse_media(record, kind.media)
-        read = {key: record[key] for key in kind.shape.known & record.keys()}
-        row, inside = kind.shape.parse(record), frozenset(unread_keys(read))
-        return row, self.with_ignored(kind, inside) if inside else kind
+        parts = Record(record)
+        row = kind.shape.parse(parts)
+        ignored = frozenset(parts.unread())
+        return row, self.with_ignored(kind, ignored) if ignored else kind
+
+    def kind_of_record(self, record: Mapping[str, Any]) -> Kind:
+        """The kind of a row, whose keys decide unless what its shape needs is null. Raises `BadRow`."""
+        keys, detected = frozenset(record), self.detected
+        if None in record.values():
+            shape = shape_of_record(record, detected.allowed)
+            if shape is not shape_of(keys, detected.allowed) and shape.port is detected.shape.port:
+                keys = frozenset(key for key, value in record.items() if value is not None)
+        return self.kind(keys)
 
     def find_kind(self, keys: Keys) -> Kind:
         """How a row with these keys is read. Raises `BadRow`."""
         shape = shape_of(keys, self.detected.allowed)
         if shape is not None and shape.port is self.detected.shape.port:
-            return Kind(shape, keys - shape.known, (keys & MEDIA_KEYS) - shape.known)
+            return Kind(shape, media=keys & MEDIA_KEYS)
         wanted, other = self.detected.format.value, shape or shape_of(keys)
-        if other is not None:
+        if other is not None and other.port is not Port.PROMPTS:
             raise BadRow("other_format", f"the row looks like {other.name}, the set is {wanted}")
         named = ", ".join(sorted(key[:40] for key in keys)[:8]) or "none"
         raise BadRow("missing_fields", f"keys of no {wanted} row: {named}")
 
 
-def with_ignored(kind: Kind, inside: Keys) -> Kind:
-    """The kind of a row whose turns have keys that are ignored, too."""
-    return Kind(kind.shape, kind.ignored | inside, kind.media)
+def with_ignored(kind: Kind, ignored: Keys) -> Kind:
+    """The kind of a row that has keys which nothing read."""
+    return Kind(kind.shape, ignored, kind.media)

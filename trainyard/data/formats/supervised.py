@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from trainyard.data.formats import messages
-from trainyard.data.formats.messages import Record, check_answered, optional_text, require_text, tools_of
+from trainyard.data.formats.messages import SYSTEM_KEYS, check_answered, kind_of, require_text, text_of, tools_of
+from trainyard.data.formats.records import Record
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import DocumentRow, Message, Row, SftRow, TextRow
 from trainyard.spec.axes.data import DataFormat, Port
@@ -26,16 +27,14 @@ class RowShape:
     """The formats that may have it; a reader reports the first where `auto` was asked for."""
     has: Callable[[Keys], bool]
     """Whether a row with these keys has the shape."""
-    known: Keys
-    """Keys that the shape reads; every other key is ignored and counted."""
-    parse: Callable[[Mapping[str, Any]], Row]
+    parse: Callable[[Record], Row]
+    """Reads what it uses from the record; what it leaves unread is counted as ignored. Raises `BadRow`."""
 
 
 def having(*names: str) -> Callable[[Keys], bool]:
     return frozenset(names).issubset
 
 
-ALPACA_KEYS = frozenset({"instruction", "input", "output", "system", "history"})
 PAIRS = (
     ("prompt", "completion"),
     ("question", "answer"),
@@ -46,44 +45,97 @@ PAIRS = (
     ("input", "output"),
 )
 """Names of a prompt and its completion, the first pair that a row has counts."""
-PAIR_KEYS = frozenset(name for pair in PAIRS for name in pair)
-NEXT_TO_PAIRS = frozenset({"system", "tools", "steps"})
-CHAT_KEYS = frozenset({"tools", "functions", "parallel_tool_calls", "system"})
+ADDED_KEYS = ("input", "context")
+"""Texts that belong to a prompt and follow it on a line of their own, as Alpaca's input does."""
 
 
 def conversation(record: Record) -> list[Message]:
     """`messages` (OpenAI) or `conversations` (ShareGPT), with the row's `system` key put first."""
     key = "messages" if "messages" in record else "conversations"
-    return with_system(record, messages.read_messages(record[key], key))
+    return with_system(record, messages.read_messages(record[key], key, record))
 
 
 def with_system(record: Record, turns: list[Message]) -> list[Message]:
-    system = optional_text(record, "system")
-    return [Message("system", system), *turns] if system and turns[0].role != "system" else turns
+    """The turns after the row's system text. A system turn of their own wins, and another text counts as ignored."""
+    key = next((key for key in SYSTEM_KEYS if record.shows(key)), None)
+    if key is None:
+        return turns
+    if turns and turns[0].role == "system":
+        if turns[0].content == record.look(key):
+            record.read.add(key)
+        return turns
+    return [Message("system", text_of(record[key], key)), *turns]
 
 
 def chat(record: Record) -> SftRow:
     return SftRow(check_answered(conversation(record), "the conversation"), tools=tools_of(record))
 
 
-def alpaca_prompt(record: Record) -> list[Message]:
-    """instruction, a newline and input, after the `history` of earlier questions and answers."""
-    instruction, added = messages.text_of(record["instruction"], "instruction"), optional_text(record, "input")
-    prompt = f"{instruction}\n{added}" if instruction and added else instruction or added
-    turns = []
-    history = record.get("history") or []
+def read_prompt(record: Record, key: str, *, strict: bool = False) -> list[Message]:
+    """The turns of a prompt: system text, history, then the text under `key` with what belongs to it.
+
+    `strict` is Alpaca's rule: `input` is a text and `history` a list, or the row is bad. In other shapes such a value
+    under these names is something else, and counts as ignored.
+    """
+    value = record[key]
+    if isinstance(value, list | dict) and not strict:
+        turns = as_turns(record, key, "user")
+    else:
+        texts = [text_of(value, key)]
+        texts += [text_of(record[name], name) for name in added(record, key, strict=strict)]
+        turns = [Message("user", require_text("\n".join(filter(None, texts)), key))]
+    earlier = read_history(record, strict=strict)
+    if earlier and turns[0].role == "system":
+        return [turns[0], *earlier, *turns[1:]]
+    return with_system(record, [*earlier, *turns])
+
+
+def added(record: Record, key: str, *, strict: bool = False) -> list[str]:
+    """Keys of the texts that follow the prompt under `key`."""
+    names = [name for name in ADDED_KEYS if name != key and record.shows(name)]
+    return [name for name in names if isinstance(record.look(name), str) or (strict and name == "input")]
+
+
+def read_history(record: Record, *, strict: bool) -> list[Message]:
+    """The turns of `history`: pairs of a question and its answer, or turns."""
+    if not record.shows("history"):
+        return []
+    history = record.look("history")
+    if isinstance(history, str) and history.lstrip()[:1] == "[":
+        history = messages.turns_of_text(history, "history")
     if not isinstance(history, list):
-        raise BadRow("wrong_type", f"history is {messages.kind_of(history)}, expected a list of pairs")
+        if strict:
+            raise BadRow("wrong_type", f"history is {kind_of(history)}, expected a list of pairs")
+        return []
+    record.read.add("history")
+    if all(isinstance(turn, dict) for turn in history):
+        return messages.read_messages(history, "history", record) if history else []
+    turns = []
     for index, pair in enumerate(history):
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRow("wrong_type", f"history[{index}] is not a pair of question and answer")
-        said = zip(("user", "assistant"), pair, strict=True)
-        turns += [Message(role, messages.text_of(part, f"history[{index}]")) for role, part in said]
-    return with_system(record, [*turns, Message("user", require_text(prompt, "instruction"))])
+        for role, part in zip(("user", "assistant"), pair, strict=True):
+            turns.append(Message(role, text_of(part, f"history[{index}]")))
+    return turns
+
+
+def alpaca_prompt(record: Record) -> list[Message]:
+    """instruction, a newline and input, after the `history` of earlier questions and answers."""
+    return read_prompt(record, "instruction", strict=True)
 
 
 def alpaca(record: Record) -> SftRow:
-    return SftRow([*alpaca_prompt(record), Message("assistant", require_text(record["output"], "output"))])
+    prompt = alpaca_prompt(record)
+    answer = Message("assistant", require_text(record["output"], "output"))
+    return SftRow([*prompt, answer], tools=tools_of(record) if has_tools(record) else None)
+
+
+def has_tools(record: Record) -> bool:
+    """Whether `tools` of an Alpaca row is a list of schemas: other rows of this shape have a text under that name."""
+    value = record.look("tools") or record.look("functions")
+    if isinstance(value, list):
+        return all(isinstance(tool, dict) for tool in value)
+    return isinstance(value, str) and value.lstrip()[:2] == "[{"
 
 
 def pair_of(keys: Any) -> tuple[str, str] | None:
@@ -91,18 +143,21 @@ def pair_of(keys: Any) -> tuple[str, str] | None:
     return next((pair for pair in PAIRS if pair[0] in keys and pair[1] in keys), None)
 
 
-def as_turns(value: Any, role: str, field: str) -> list[Message]:
+def as_turns(record: Record, key: str, role: str) -> list[Message]:
     """A string as one turn of `role`, an object as one turn, a list as turns."""
-    if isinstance(value, list | dict):
-        return messages.read_messages([value] if isinstance(value, dict) else value, field)
-    return [Message(role, require_text(value, field))]
+    value = record[key]
+    if isinstance(value, dict):
+        return [messages.read_message(value, key, record)]
+    if isinstance(value, list):
+        return messages.read_messages(value, key, record)
+    return [Message(role, require_text(value, key))]
 
 
 def prompt_completion(record: Record) -> SftRow:
     pair = pair_of(record)
     assert pair is not None
-    prompt = with_system(record, as_turns(record[pair[0]], "user", pair[0]))
-    answer = with_steps(record, as_turns(record[pair[1]], "assistant", pair[1]))
+    prompt = read_prompt(record, pair[0])
+    answer = with_steps(record, as_turns(record, pair[1], "assistant"))
     return SftRow(check_answered([*prompt, *answer], f"{pair[0]} + {pair[1]}"), tools=tools_of(record))
 
 
@@ -111,8 +166,10 @@ def with_steps(record: Record, answer: list[Message]) -> list[Message]:
     steps = record.get("steps")
     if not steps:
         return answer
+    if isinstance(steps, str) and steps.lstrip()[:1] == "[":
+        steps = messages.turns_of_text(steps, "steps")
     if not isinstance(steps, list):
-        raise BadRow("wrong_type", f"steps is {messages.kind_of(steps)}, expected a list of strings")
+        raise BadRow("wrong_type", f"steps is {kind_of(steps)}, expected a list of strings")
     lines = [require_text(step, f"steps[{index}]").strip() for index, step in enumerate(steps)]
     last = answer[-1]
     if "reasoning_content" in last.extras:
@@ -128,7 +185,7 @@ def plain_text(record: Record) -> TextRow:
 def document(record: Record) -> DocumentRow:
     """A row of a documents file: `text`, and `title` if it has one."""
     text = require_text(record["text"], "text")
-    title = optional_text(record, "title") or text.strip().splitlines()[0].lstrip("# ")
+    title = messages.optional_text(record, "title") or text.strip().splitlines()[0].lstrip("# ")
     return DocumentRow("", "", "text", title[:200], text)
 
 
@@ -137,21 +194,10 @@ def has_pair(keys: Keys) -> bool:
 
 
 SHAPES = (
-    RowShape(
-        "openai", Port.SFT, (DataFormat.OPENAI, DataFormat.TOOL_CALLS), having("messages"),
-        CHAT_KEYS | {"messages"}, chat,
-    ),
-    RowShape(
-        "sharegpt", Port.SFT, (DataFormat.SHAREGPT, DataFormat.TOOL_CALLS), having("conversations"),
-        CHAT_KEYS | {"conversations"}, chat,
-    ),
-    RowShape("alpaca", Port.SFT, (DataFormat.ALPACA,), having("instruction", "output"), ALPACA_KEYS, alpaca),
-    RowShape(
-        "prompt_completion", Port.SFT, (DataFormat.PROMPT_COMPLETION,), has_pair, PAIR_KEYS | NEXT_TO_PAIRS,
-        prompt_completion,
-    ),
-    RowShape("text", Port.TEXT, (DataFormat.TEXT,), having("text"), frozenset({"text"}), plain_text),
-)  # fmt: skip
-DOCUMENT = RowShape(
-    "document", Port.DOCUMENTS, (DataFormat.DOCUMENTS,), having("text"), frozenset({"text", "title"}), document
+    RowShape("openai", Port.SFT, (DataFormat.OPENAI, DataFormat.TOOL_CALLS), having("messages"), chat),
+    RowShape("sharegpt", Port.SFT, (DataFormat.SHAREGPT, DataFormat.TOOL_CALLS), having("conversations"), chat),
+    RowShape("alpaca", Port.SFT, (DataFormat.ALPACA,), having("instruction", "output"), alpaca),
+    RowShape("prompt_completion", Port.SFT, (DataFormat.PROMPT_COMPLETION,), has_pair, prompt_completion),
+    RowShape("text", Port.TEXT, (DataFormat.TEXT,), having("text"), plain_text),
 )
+DOCUMENT = RowShape("document", Port.DOCUMENTS, (DataFormat.DOCUMENTS,), having("text"), document)

@@ -31,10 +31,13 @@ MESSAGE_COLUMNS: dict[Port, tuple[str, ...]] = {
     Port.SFT: ("messages",),
     Port.PREFERENCE: ("prompt", "chosen", "rejected"),
     Port.LABELLED: ("prompt", "completion"),
+    Port.PROMPTS: ("prompt",),
     Port.TEXT: (),
 }
 ANSWERS = {port: columns[1:] for port, columns in MESSAGE_COLUMNS.items()}
 """Columns with the trained text; an SFT row's is the last message of `messages`, a text row's the text itself."""
+PLAIN_ANSWERS = {Port.TEXT: "text", Port.PROMPTS: "answer"}
+"""Columns of plain text in the place of an answer's turns."""
 
 Detail = str | Callable[[int], str]
 
@@ -114,16 +117,17 @@ class Block:
 
     @cached_property
     def answer(self) -> pa.Array:
-        """What the model is to learn: the last assistant turn, the chosen side, the completion, the text."""
-        if self.port is Port.TEXT:
-            return self.column("text").fill_null("")
+        """What the model is to learn: the last assistant turn, the chosen side, the completion, the text; or a prompt's
+        answer, which rewards compare with."""
+        if self.port in PLAIN_ANSWERS:
+            return self.column(PLAIN_ANSWERS[self.port]).fill_null("")
         turns = self.turns((ANSWERS[self.port] or MESSAGE_COLUMNS[self.port])[0])
         return turns.joined(turns.contents, turns.last if self.port is Port.SFT else None)
 
     @cached_property
     def body(self) -> pa.Array:
         """Return the answer with everything else in which two rows may differ: tool calls, the rejected side."""
-        if self.port is Port.TEXT:
+        if self.port in PLAIN_ANSWERS:
             return self.answer
         if self.port is Port.SFT:
             turns = self.turns("messages")

@@ -46,6 +46,8 @@ def identities(block: Block) -> list[bytes]:
         texts = block.answer
     else:
         parts = [block.column("tools").fill_null("")]
+        if block.port is Port.PROMPTS:
+            parts.append(block.answer)
         for name in MESSAGE_COLUMNS[block.port]:
             turns = block.turns(name)
             flat = pc.binary_join_element_wise(turns.roles, turns.contents, turns.calls, "\x1f")

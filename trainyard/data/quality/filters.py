@@ -109,6 +109,7 @@ FORMAT_CHECKS: dict[Port, tuple[Callable[[Block], Check], ...]] = {
     Port.SFT: _CHAT,
     Port.PREFERENCE: (*_CHAT, same_sides),
     Port.LABELLED: (*_CHAT, without_label),
+    Port.PROMPTS: (without_messages, unknown_role, empty_content, without_user),
     Port.TEXT: (empty_content,),
 }
 
@@ -178,7 +179,9 @@ def quality(block: Block, sieve: RowFilter) -> Block:
 
 
 def judged(block: Block) -> np.ndarray:
-    """Rows whose answer is meant to be good prose: all but tool calls and completions that are labelled bad."""
+    """Rows whose answer is meant to be good prose: no tool calls, completions labelled bad, or answers of prompts."""
+    if block.port is Port.PROMPTS:
+        return np.zeros(len(block), bool)
     if block.port is Port.LABELLED:
         return values(block.column("label")).astype(bool)
     if block.port is Port.SFT:

@@ -103,7 +103,7 @@ def length(block: Block, sieve: RowFilter) -> Block:
             do="Raise max_tokens, shorten the row, or set too_long to drop or truncate.",
             code="E-DATA-TOO-LONG",
         )
-    if len(long) and rules.too_long == "truncate":
+    if len(long) and rules.too_long == "truncate" and block.port is not Port.PROMPTS:  # cut, it asks something else
         block, sizes[long] = truncate(block, long, most, sieve.tokens)
         sieve.truncated += int((sizes[long] <= most).sum())
     block.tokens = sizes

@@ -72,6 +72,7 @@ def check_sensitive(block: Block, sieve: RowFilter) -> Block:
     if not rules.detectors or not len(block):
         return block
     names = ("text",) if block.port is Port.TEXT else (*MESSAGE_COLUMNS[block.port], "tools")
+    names += ("answer",) if block.port is Port.PROMPTS else ()
     looked = {name: look_at(block, name, rules) for name in names}
     hits = {name: np.zeros(len(block), np.int64) for name in rules.detectors}
     for one in (one for parts in looked.values() for one in parts):

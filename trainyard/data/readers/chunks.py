@@ -60,10 +60,10 @@ class Chunk:
         self.kinds.append(kind)
         self.places.append(f"{self.source}:{line}")
 
-    def take_all(self, rows: list[Row], kind: Kind, first_line: int) -> None:
+    def take_all(self, read: list[tuple[Row, Kind]], first_line: int) -> None:
         """Take the rows of lines that are all good, which is faster than one by one."""
-        self.rows, self.kinds = rows, [kind] * len(rows)
-        self.places = [f"{self.source}:{number}" for number in range(first_line, first_line + len(rows))]
+        self.rows, self.kinds = [row for row, _ in read], [kind for _, kind in read]
+        self.places = [f"{self.source}:{number}" for number in range(first_line, first_line + len(read))]
 
     def add_bad(self, line: int, offset: int, reason: BadRow, text: Any) -> None:
         shown = text if isinstance(text, bytes | str) else repr(text)[:2000]

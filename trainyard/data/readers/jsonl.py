@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import math
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from trainyard.data.formats.fast import FAST_ERRORS, FastDecoder, fast_decoder, key_bounds
 from trainyard.data.formats.shapes import Normaliser
+from trainyard.data.formats.strict import strict_json
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import Chunk
 from trainyard.data.readers.streams import LineBlock
 
 SAMPLE_ROWS = 100
+SHOWN_BYTES = 400
 FAST_LINES = 1000
 """Lines of a block that are looked at for the fast way; a block of bad lines would else be parsed twice."""
 
@@ -32,14 +31,27 @@ def sample(block: LineBlock, most_lines: int | None = None) -> list[Any]:
     return list(itertools.islice(parsed, SAMPLE_ROWS))
 
 
+def first_fault(block: LineBlock) -> tuple[int, BadRow, str] | None:
+    """(line, reason, text) of the first line of a block, of which no line is JSON."""
+    if block.too_long:
+        return block.first_line, too_long(block), block.data[:SHOWN_BYTES].decode("utf-8", "replace")
+    for number, line in enumerate(block.lines, block.first_line):
+        if line and not line.isspace() and isinstance(reason := parsed_or_bad(line), BadRow):
+            return number, reason, line[:SHOWN_BYTES].decode("utf-8", "replace")
+    return None
+
+
+def too_long(block: LineBlock) -> BadRow:
+    return BadRow("line_too_long", f"the row has {block.too_long:,} bytes")
+
+
 def read_jsonl(blocks: Iterator[LineBlock], name: str, normalise: Normaliser) -> Iterator[Chunk]:
     """Chunks of rows, one for each block of lines."""
     fast: FastDecoder | None = None
     for block in blocks:
         chunk = Chunk(name, size=block.end)
         if block.too_long:
-            reason = BadRow("line_too_long", f"the row has {block.too_long:,} bytes")
-            chunk.add_bad(block.first_line, block.offset, reason, block.data)
+            chunk.add_bad(block.first_line, block.offset, too_long(block), block.data)
         else:
             fast = fast or fast_for(block, normalise)
             convert(block, chunk, normalise, fast)
@@ -67,7 +79,7 @@ def convert(block: LineBlock, chunk: Chunk, normalise: Normaliser, fast: FastDec
         with contextlib.suppress(BadRow, *FAST_ERRORS):
             values = list(map(fast.decoder.decode, block.lines))
             if list(map(fast.num_keys, values)) == bounds:
-                chunk.take_all(list(map(fast.row, values)), fast.kind, block.first_line)
+                chunk.take_all(list(map(fast.read, values)), block.first_line)
                 return
     offset = block.offset
     for number, (line, bound) in enumerate(zip(block.lines, bounds, strict=True), block.first_line):
@@ -84,40 +96,3 @@ def parsed_or_bad(line: bytes) -> Any:
         return strict_json(line)
     except BadRow as reason:
         return reason
-
-
-def strict_json(line: bytes) -> Any:
-    """Parse one JSON value as RFC 8259 means it: no NaN, no duplicate keys, no overflow. Raises `BadRow`."""
-    try:
-        return STRICT.decode(line.decode())
-    except UnicodeDecodeError as error:
-        raise BadRow("not_utf8", f"byte {error.start} of the row is not UTF-8") from error
-    except RecursionError as error:
-        raise BadRow("too_deep", "the row is nested too deeply") from error
-    except json.JSONDecodeError as error:
-        raise BadRow("not_json", f"{error.msg} at character {error.pos}") from error
-    except ValueError as error:
-        raise BadRow("bad_number", "a number has too many digits") from error
-
-
-def refuse_constant(name: str) -> NoReturn:
-    raise BadRow("not_a_number", f"{name} is not JSON")
-
-
-def finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise BadRow("not_a_number", f"{text[:20]} is too large for a number")
-    return value
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise BadRow("duplicate_key", f"the key {twice[:40]!r} occurs twice")
-    return record
-
-
-STRICT = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite, object_pairs_hook=unique_keys)
-"""Made once: `json.loads` with hooks makes one for each line."""

@@ -14,14 +14,17 @@ from trainyard.data.formats.converters import RowConverter
 from trainyard.data.formats.shapes import SHAPES, Kind, Normaliser, detect
 from trainyard.data.paths import open_inside, suffix_of
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers import jsonl, tables
+from trainyard.data.readers import columns, delimited, jsonl, tables
 from trainyard.data.readers.chunks import Chunk, OpenedSet, nothing_to_read
+from trainyard.data.readers.encodings import WINDOWS_1252
 from trainyard.data.readers.streams import Limits, TextStream, line_blocks, open_text, peek
 from trainyard.data.rows import TextRow
+from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import DataFormat, Port
 
 PARQUET_MAGIC = b"PAR1"
-TEXT_KIND = Kind(next(shape for shape in SHAPES if shape.port is Port.TEXT), frozenset())
+BATCHES = {"parquet": columns.parquet_batches, "arrow": columns.arrow_batches}
+TEXT_KIND = Kind(next(shape for shape in SHAPES if shape.port is Port.TEXT))
 
 
 class RowFiles:
@@ -88,10 +91,11 @@ def row_set(
     """Files of rows. The first file's first rows, converted if they are to be, decide the format of all."""
     readers = [RowFile(path, label if len(paths) == 1 else path.name, roots, limits) for path in paths]
     files = RowFiles(paths, roots)
-    sample = next((rows for reader in readers if (rows := reader.sample())), [])
-    if not sample and all(reader.is_blank() for reader in readers):
-        raise nothing_to_read(label, "It has no rows.")
-    detected = detect(convert.of_sample(sample) if convert else sample, wanted, label)
+    sample = first_sample(readers)
+    if not sample.records:
+        raise nothing_to_read(label, "It has no rows.") if sample.fault is None else no_row(sample.fault)
+    records = list(sample.records)
+    detected = detect(convert.of_sample(records) if convert else records, wanted, label)
     normalise = Normaliser(detected, convert)
     facts: dict[str, Any] = {"files": len(paths)}
 
@@ -100,6 +104,45 @@ def row_set(
             yield from reader.chunks(stream, normalise, facts)
 
     return OpenedSet(label, detected.shape.port, detected.format, chunks(), files.fraction, facts)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first row of a file that cannot be read."""
+
+    name: str
+    line: int
+    reason: BadRow
+    text: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first rows of a file, unjudged, and the first that is no row at all."""
+
+    records: Sequence[Any] = ()
+    fault: Fault | None = None
+
+
+def first_sample(readers: Iterable[RowFile]) -> Sample:
+    """The sample of the first file that has one; else one without rows and the first fault of all files."""
+    fault: Fault | None = None
+    for reader in readers:
+        sample = reader.sample()
+        if sample.records:
+            return sample
+        fault = fault or sample.fault
+    return Sample((), fault)
+
+
+def no_row(fault: Fault) -> InvalidInput:
+    """The error for a file of whose first rows none can be parsed: the fault of the first, and its text."""
+    return InvalidInput(
+        f"No row of {fault.name} can be read.",
+        why=f"Line {fault.line} is bad ({fault.reason.reason}): {fault.reason.detail}. It is {fault.text[:100]!r}.",
+        do="Correct the file; docs/data-sources.md lists what makes a row bad.",
+        code="E-DATA-UNREADABLE",
+    )
 
 
 @dataclass
@@ -112,13 +155,16 @@ class RowFile:
     limits: Limits
 
     def parser(self, stream: BinaryIO) -> tuple[str, TextStream | None]:
-        """`parquet`, `csv`, `values` (a JSON array) or `jsonl`, and the text if it is text."""
-        magic = stream.read(4)
+        """`parquet`, `arrow`, `csv`, `values` (a JSON array) or `jsonl`, and the text if it is text."""
+        magic = stream.read(8)
         stream.seek(0)
-        if magic == PARQUET_MAGIC:
+        if magic.startswith(PARQUET_MAGIC):
             return "parquet", None
-        text = open_text(stream, self.name, self.limits)
-        if suffix_of(self.name) in (".csv", ".tsv"):
+        if magic.startswith((columns.ARROW_MAGIC, columns.STREAM_MAGIC)):
+            return "arrow", None
+        is_table = suffix_of(self.name) in (".csv", ".tsv")
+        text = open_text(stream, self.name, self.limits, of_windows=is_table)
+        if is_table:
             return "csv", text
         first, text.blocks = peek(text.blocks)
         head = first.lstrip()
@@ -126,41 +172,50 @@ class RowFile:
             return "values", text
         return "jsonl", text
 
-    def is_blank(self) -> bool:
-        """Whether an empty sample means an empty file, and not that every first row is broken."""
-        with open_inside(self.path, self.roots) as stream:
-            parser, text = self.parser(stream)
-            return parser != "jsonl" or text is None or not any(block.strip() for block in text.blocks)
-
-    def sample(self) -> list[Any]:
+    def sample(self) -> Sample:
         """The first rows, unjudged, to detect the format."""
         with open_inside(self.path, self.roots) as stream:
             parser, text = self.parser(stream)
-            if parser == "parquet" or text is None:
-                with closing(tables.parquet_batches(stream, self.name, self.limits)) as batches:  # type: ignore[type-var]
-                    return next(batches, [])[: jsonl.SAMPLE_ROWS]
+            if text is None:
+                with closing(BATCHES[parser](stream, self.name, self.limits)) as batches:  # type: ignore[type-var]
+                    return Sample(next(batches, [])[: jsonl.SAMPLE_ROWS])
             if parser == "jsonl":
-                blocks = (block for block in line_blocks(text.blocks, self.limits) if not block.too_long)
-                return next((rows for block in blocks if (rows := jsonl.sample(block))), [])
-            return [record for *_, record in itertools.islice(self.records(parser, text), jsonl.SAMPLE_ROWS)]
+                return self.sample_lines(text)
+            found = list(itertools.islice(self.records(parser, text, {}), jsonl.SAMPLE_ROWS))
+        good = [record for _, _, record, _ in found if not isinstance(record, BadRow)]
+        bad = next((row for row in found if isinstance(row[2], BadRow)), None)
+        return Sample(good, bad and Fault(self.name, bad[0], bad[2], bad[3]))
 
-    def records(self, parser: str, text: TextStream) -> Iterable[tuple[int, int, Any]]:
-        """(line, byte offset, record) of a CSV file or a JSON array."""
+    def sample_lines(self, text: TextStream) -> Sample:
+        """The first values of a file of lines that can be parsed, however late they come."""
+        fault: Fault | None = None
+        for block in line_blocks(text.blocks, self.limits):
+            if not block.too_long and (records := jsonl.sample(block)):
+                return Sample(records)
+            if fault is None and (bad := jsonl.first_fault(block)) is not None:
+                fault = Fault(self.name, *bad)
+        return Sample((), fault)
+
+    def records(self, parser: str, text: TextStream, facts: dict[str, Any]) -> Iterable[tuple[int, int, Any, Any]]:
+        """(line, byte offset, record, its text) of a CSV file or a JSON array."""
         if parser == "csv":
-            return tables.csv_records(line_blocks(text.blocks, self.limits), self.name, self.limits)
+            return delimited.csv_records(line_blocks(text.blocks, self.limits), self.name, self.limits, facts)
         return tables.ValueStream(text.blocks, self.name, self.limits)
 
     def chunks(self, stream: BinaryIO, normalise: Normaliser, facts: dict[str, Any]) -> Iterator[Chunk]:
         parser, text = self.parser(stream)
         if text is None:
-            yield from tables.read_parquet(stream, self.name, normalise, self.limits)
+            batches = BATCHES[parser](stream, self.name, self.limits)
+            yield from columns.read_batches(batches, self.name, normalise)
             return
         facts["encoding"] = text.encoding
         facts["compressed"] = text.compressed
+        if text.encoding == WINDOWS_1252:
+            facts["notes"] = [*facts.get("notes", ()), f"read as {text.encoding}, as it is not UTF-8"]
         if parser == "jsonl":
             yield from jsonl.read_jsonl(line_blocks(text.blocks, self.limits), self.name, normalise)
         else:
-            yield from tables.chunks_of(self.records(parser, text), self.name, normalise)
+            yield from tables.chunks_of(self.records(parser, text, facts), self.name, normalise)
 
 
 def whole_first_line(head: bytes) -> bool:

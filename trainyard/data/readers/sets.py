@@ -26,7 +26,7 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import DataFormat, Port
 
 UNREAD_FOLDERS = {"__pycache__", "node_modules", "venv", "site-packages"}
-DOCUMENT_KIND = Kind(DOCUMENT, frozenset())
+DOCUMENT_KIND = Kind(DOCUMENT)
 
 
 def walk(folder: Path, given: FileSelection) -> list[Path]:

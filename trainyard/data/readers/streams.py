@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from trainyard.data.readers.encodings import WINDOWS_1252, windows_encoding
 from trainyard.errors import InvalidInput, LimitExceeded
 
 BLOCK_BYTES = 1 << 20
@@ -122,13 +123,18 @@ def raw_blocks(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[byt
         yield block
 
 
-def open_text(stream: BinaryIO, name: str, limits: Limits) -> TextStream:
-    """The text of a file. Raises `InvalidInput` (`E-DATA-UNREADABLE`); reading `blocks` may raise as `gunzip`."""
+def open_text(stream: BinaryIO, name: str, limits: Limits, *, of_windows: bool = False) -> TextStream:
+    """The text of a file, with `of_windows` also one in the code page of Windows that is recognised as such.
+
+    Raises `InvalidInput` (`E-DATA-UNREADABLE`); reading `blocks` may raise as `gunzip`.
+    """
     first, blocks = peek(raw_blocks(stream, min(BLOCK_BYTES, limits.line)))
     compressed = first.startswith(GZIP_MAGIC)
     if compressed:
         first, blocks = peek(gunzip(blocks, name, limits))
     encoding = encoding_of(first[:SNIFFED_BYTES], name)
+    if of_windows and encoding == "utf-8":
+        encoding = windows_encoding(first) or encoding
     return TextStream(in_utf8(blocks, encoding), encoding, compressed)
 
 
@@ -214,6 +220,8 @@ def in_utf8(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
     """
     if encoding.startswith("utf-16"):
         blocks = (text.encode() for text in codecs.iterdecode(blocks, encoding, "replace"))
+    if encoding == WINDOWS_1252:  # five bytes have no letter in it; they stay, and their rows are bad
+        blocks = (block.decode("cp1252", "surrogateescape").encode("utf-8", "surrogateescape") for block in blocks)
     first = next(blocks, b"").removeprefix(codecs.BOM_UTF8)
     only_cr = b"\r" in first and b"\n" not in first
     for block in itertools.chain([first], blocks):

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainyard.data.remote.queries import bad_query, first_line, plain
+from trainyard.data.formats.cells import row_values, text_columns
+from trainyard.data.remote.queries import bad_query, first_line
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
 from trainyard.loading import load
 from trainyard.settings import Settings
@@ -81,10 +82,11 @@ def write_rows(
             for statement in READ_ONLY[engine.dialect.name]:
                 connection.exec_driver_sql(statement)
             found = connection.execution_options(stream_results=True, yield_per=BATCH_ROWS).execute(alchemy.text(query))
+            texts = text_columns(tuple(found.keys()))
             for number, row in enumerate(found.mappings()):
                 if number == max_rows:
                     break
-                stream.write(json.dumps({key: plain(value) for key, value in row.items() if value is not None}) + "\n")
+                stream.write(json.dumps(row_values(row, texts)) + "\n")
                 if number % BATCH_ROWS == 0:
                     report(number)
                     if stream.tell() > MOST_BYTES:

@@ -13,10 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainyard.data.formats.cells import row_values, text_columns
 from trainyard.data.formats.converters import RowConverter
 from trainyard.data.formats.shapes import Normaliser, detect
 from trainyard.data.paths import open_inside, suffix_of
 from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk, OpenedSet, nothing_to_read
+from trainyard.data.readers.columns import restored, restorers
 from trainyard.data.readers.jsonl import SAMPLE_ROWS
 from trainyard.data.readers.tables import chunks_of
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
@@ -58,7 +60,7 @@ def open_query(
 
     def chunks() -> Iterator[Chunk]:
         for rows in chain([first], batches):
-            numbered = ((number, 0, row) for number, row in enumerate(rows, done[0] + 1))
+            numbered = ((number, 0, row, row) for number, row in enumerate(rows, done[0] + 1))
             yield from chunks_of(numbered, "query", normalise)
             done[0] += len(rows)
 
@@ -85,9 +87,10 @@ def run_query(query: str, tables: Mapping[str, Path], roots: Sequence[Path]) -> 
         connection.execute("SET allowed_paths = $1", [[str(path.resolve()) for path in tables.values()]])
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
-        for batch in connection.execute(query).to_arrow_reader(CHUNK_ROWS):
-            rows = batch.to_pylist()
-            yield [{key: plain(value) for key, value in row.items() if value is not None} for row in rows]
+        reader = connection.execute(query).to_arrow_reader(CHUNK_ROWS)
+        texts, restore = text_columns(reader.schema.names), restorers(reader.schema)
+        for batch in reader:
+            yield [row_values(restored(row, restore), texts) for row in batch.to_pylist()]
     except duckdb.OutOfMemoryException as error:
         raise LimitExceeded(
             f"The query needs more than {MEMORY} of memory.", why=first_line(error),
@@ -103,15 +106,6 @@ def refuse_statements(duckdb: Any, query: str) -> None:
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
         raise bad_query(f"It has to be one SELECT; it is {kinds}.")
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it: dates and decimals become text."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [plain(inner) for inner in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def bad_query(why: str) -> InvalidInput:

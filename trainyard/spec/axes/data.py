@@ -15,6 +15,8 @@ class Port(StrEnum):
     SFT = "sft"
     PREFERENCE = "preference"
     LABELLED = "labelled"
+    PROMPTS = "prompts"
+    """Prompts without answers to learn, for stages that draw completions."""
     TEXT = "text"
     ADAPTER = "adapter"
     MODEL = "model"
@@ -23,7 +25,7 @@ class Port(StrEnum):
     """The adapter or model of a trainer of stage reward, where a later trainer reads its scores."""
 
 
-DATA_PORTS = frozenset({Port.DOCUMENTS, Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT})
+DATA_PORTS = frozenset({Port.DOCUMENTS, Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.PROMPTS, Port.TEXT})
 MADE_PORTS = (Port.ADAPTER, Port.MODEL, Port.REPORT, Port.REWARD)
 """Ports that no data source fills."""
 
@@ -48,6 +50,7 @@ class DataFormat(AxisValue):
     PROMPT_COMPLETION = FormatFacts("prompt_completion", (Port.SFT,))
     PREFERENCE = FormatFacts("preference", (Port.PREFERENCE,))
     LABELLED = FormatFacts("labelled", (Port.LABELLED,))
+    PROMPTS = FormatFacts("prompts", (Port.PROMPTS,))
     TOOL_CALLS = FormatFacts("tool_calls", (Port.SFT,))
     TEXT = FormatFacts("text", (Port.TEXT,))
     DOCUMENTS = FormatFacts("documents", (Port.DOCUMENTS,))

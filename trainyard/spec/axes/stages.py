@@ -403,7 +403,7 @@ class Stage(AxisValue):
     )
     PPO = StageFacts(
         "ppo",
-        ports=(Port.SFT,),
+        ports=(Port.SFT, Port.PROMPTS),
         learning_rates=(3e-6, 1e-5),
         settings=PpoSettings,
         eval_metrics=(),
@@ -433,7 +433,7 @@ class Stage(AxisValue):
     )
     GRPO = StageFacts(
         "grpo",
-        ports=(Port.SFT,),
+        ports=(Port.SFT, Port.PROMPTS),
         learning_rates=(1e-6, 1e-5),
         settings=GrpoSettings,
         eval_metrics=(),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import NODE_CONFIGS, AiGeneratorConfig
-from trainyard.spec.ports import ROW_PORTS
+from trainyard.spec.ports import EVALUATED_PORTS, ROW_PORTS
 from trainyard.spec.training import TrainerConfig
 
 PortGroup = Literal["documents", "dataset", "adapter", "model", "report"]
@@ -34,7 +34,7 @@ TAKES: dict[str, tuple[Port, ...]] = {
     "data_source": (),
     "ai_generator": (Port.DOCUMENTS,),
     "validator": (Port.DOCUMENTS, *ROW_PORTS),
-    "evaluator": (*ROW_PORTS, Port.ADAPTER, Port.MODEL),
+    "evaluator": (*EVALUATED_PORTS, Port.ADAPTER, Port.MODEL),
     "deployer": (Port.ADAPTER, Port.MODEL, Port.REPORT),
 }
 """Type -> the ports that a node of it may take; a trainer's depend on its stage."""

@@ -108,6 +108,8 @@ def mixed(places: Sequence[DataPlace]) -> dict[str, Any]:
 def fill_port(source: dict[str, Any], stage: Stage) -> dict[str, Any]:
     """The source as it is if its format says what the rows are; otherwise as the set that the stage learns from."""
     ports = stage.facts.ports
+    if stage.facts.draws_groups and source["format"] == "auto":
+        return source  # its rows may be prompts, or have answers
     known = [one for one in DataFormat if one.value == source["format"]]
     if not known or (known[0].facts.ports == ports[:1]):
         return source

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.renderers.rendering import Renderer, turn_of
-from trainyard.data.rows import SftRow
+from trainyard.data.rows import Message, PromptRow, SftRow
 from trainyard.errors import InvalidInput
+from trainyard.spec.axes.rewards import ContainsReward, ExactMatchReward, PythonReward
 from trainyard.train.tokens import TokenLedger, encode_answers, encode_rows
+
+STAND_IN = "1"
+"""An answer for rendering a prompt that has none: the text before it is the prompt."""
 
 
 def encode_prompts(
-    rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int
+    rows: Iterable[SftRow | PromptRow], tokenizer: PreTrainedTokenizerBase, max_length: int, rewards: Sequence[Any] = ()
 ) -> tuple[list[dict[str, Any]], TokenLedger]:
     """Rows as {input_ids: the prompt, answer: the text of the last turn of the assistant, question: the turn before,
-    messages: all turns before it}.
+    messages: all turns before it}. A row of prompts alone has its own answer, or none.
 
     The prompt is the text before that turn. One of more than `max_length` tokens is left out and counted: cut, it
-    would ask something else.
+    would ask something else. So is a row without an answer that one of the rewards would compare with.
     """
-    return encode_rows(rows, tokenizer, max_length, encode_prompt)
+    encode = partial(encode_prompt, compared=any(map(compares_answers, rewards)))
+    return encode_rows(rows, tokenizer, max_length, encode)
 
 
-def encode_prompt(renderer: Renderer, row: SftRow, max_length: int, ledger: TokenLedger) -> dict[str, Any] | None:
-    last = max((at for at, message in enumerate(row.messages) if message.role == "assistant"), default=0)
-    if last == 0:
-        ledger.rows["dropped_no_target"] += 1
+def compares_answers(reward: Any) -> bool:
+    """Whether a reward reads the answer of the row."""
+    if isinstance(reward, ContainsReward):
+        return reward.text is None
+    return isinstance(reward, ExactMatchReward | PythonReward)
+
+
+def encode_prompt(
+    renderer: Renderer, row: SftRow | PromptRow, max_length: int, ledger: TokenLedger, *, compared: bool = False
+) -> dict[str, Any] | None:
+    turns, answer = split_row(row)
+    if not turns or (compared and isinstance(row, PromptRow) and not answer.content):
+        ledger.rows["dropped_no_answer" if turns else "dropped_no_target"] += 1
         return None
-    prompt, _ = encode_answers(renderer, row.messages[:last], (row.messages[last : last + 1],), row.tools, ledger)
+    shown = answer if isinstance(row, SftRow) or answer.content else Message("assistant", STAND_IN)
+    prompt, _ = encode_answers(renderer, turns, ([shown],), row.tools, ledger)
     ledger.read += len(prompt)
     if len(prompt) > max_length:
         ledger.dropped += len(prompt)
@@ -40,10 +56,18 @@ def encode_prompt(renderer: Renderer, row: SftRow, max_length: int, ledger: Toke
     ledger.rows["trained"] += 1
     return {
         "input_ids": prompt,
-        "answer": row.messages[last].content,
-        "question": row.messages[last - 1].content,
-        "messages": [turn_of(message) for message in row.messages[:last]],
+        "answer": answer.content,
+        "question": turns[-1].content,
+        "messages": [turn_of(message) for message in turns],
     }
+
+
+def split_row(row: SftRow | PromptRow) -> tuple[list[Message], Message]:
+    """The turns of a prompt, and the answer that completions are compared with."""
+    if isinstance(row, PromptRow):
+        return row.prompt, Message("assistant", row.answer)
+    last = max((at for at, message in enumerate(row.messages) if message.role == "assistant"), default=0)
+    return row.messages[:last], row.messages[last]
 
 
 def require_any_prompt(ledger: TokenLedger) -> None:
@@ -54,6 +78,7 @@ def require_any_prompt(ledger: TokenLedger) -> None:
     raise InvalidInput(
         f"None of {ledger.rows['read']} rows has a prompt to answer.",
         why=f"Rows by reason: {reasons}.",
-        do="Raise max_length, or check that the rows have a turn of the user before one of the assistant.",
+        do="Raise max_length, check that the rows have a turn of the user before one of the assistant, and give "
+        "prompts a solution or an answer where a reward compares with it.",
         code="E-DATA-EMPTY",
     )

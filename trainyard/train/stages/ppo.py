@@ -34,7 +34,7 @@ def encode(
     rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
 ) -> tuple[list[Encoded], TokenLedger]:
     """Rows as prompts with their answers."""
-    return encode_prompts(rows, tokenizer, config.hyperparameters.max_length)
+    return encode_prompts(rows, tokenizer, config.hyperparameters.max_length, getattr(config.stage, "rewards", ()))
 
 
 def width(example: Encoded) -> int:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.unit.train.latent.latent_models import PLAIN_ROWS, ROWS, TOKENIZER, config_with, row_with_steps
+from trainyard.data.formats.records import Record
 from trainyard.data.formats.supervised import prompt_completion
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import SftRow
@@ -103,7 +104,7 @@ def test_borders_that_a_tokenizer_joins_are_kept_apart(kind: str) -> None:
 def read(path: Path) -> list[SftRow]:
     lines = path.read_bytes()
     records = orjson.loads(lines) if path.suffix == ".json" else [orjson.loads(line) for line in lines.splitlines()]
-    return [prompt_completion(record) for record in records]
+    return [prompt_completion(Record(record)) for record in records]
 
 
 @pytest.mark.parametrize(

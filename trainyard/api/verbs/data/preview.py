@@ -40,6 +40,7 @@ from trainyard.data.rows import (
     DocumentRow,
     LabelledRow,
     PreferenceRow,
+    PromptRow,
     Row,
     SftRow,
     TextRow,
@@ -247,8 +248,8 @@ def place_of(text: str) -> dict[str, str]:
 
 def plain(row: Row) -> dict[str, Any]:
     """A row without what reading adds to it, its origin excepted."""
-    names = {"messages", "prompt", "chosen", "rejected", "completion", "label", "text", "title", "tools", "source"}
-    values = {name: getattr(row, name) for name in row.__struct_fields__ if name in names}
+    added = {"doc_id", "split", "pair", "kind"}
+    values = {name: getattr(row, name) for name in row.__struct_fields__ if name not in added}
     return {name: spoken(value) for name, value in values.items() if value not in (None, "")}
 
 
@@ -327,11 +328,11 @@ class Lengths:
         return sides
 
     def count(self, row: Row, counted: dict[str, tuple[int, int, int]]) -> None:
-        """Add a row. A document has no loss and no greatest length: rows are made of it, or blocks.
+        """Add a row. A document or prompt has no loss, nor a greatest length: rows are made of a document.
 
         Of a pair the longer side counts; of a conversation that makes several examples the sum.
         """
-        is_document, combine = isinstance(row, DocumentRow), sum if isinstance(row, SftRow) else max
+        is_document, combine = isinstance(row, DocumentRow | PromptRow), sum if isinstance(row, SftRow) else max
         total, learned, kept = (combine(column) for column in zip(*counted.values(), strict=True))
         if not kept and total and not is_document:
             self.drop(f"nothing to learn within {self.max_length} tokens")
@@ -361,6 +362,8 @@ class Lengths:
 
     def sides(self, row: Row) -> dict[str, list[Piece]]:
         """Name of a side -> its text; a pair has two, a conversation more if turns are learned apart from it."""
+        if isinstance(row, PromptRow):
+            return {"": [Piece(self.renderer.text([turn_of(turn) for turn in row.prompt], row.tools, ask=True), False)]}
         if isinstance(row, TextRow | DocumentRow):
             return {"": [Piece(row.text, isinstance(row, TextRow))]}
         if isinstance(row, SftRow):

@@ -1,0 +1,213 @@
+"""Parquet and Arrow files as rows, 1,000 at a time, with the values that the same rows have as JSON.
+
+Arrow gives every struct all keys of its column, so nulls inside of structs are absent keys; maps are objects, decimals
+numbers, dates texts, bytes the text in them, and NaN, as pandas writes what is missing, is null.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import ipc, parquet
+
+from trainyard.data.formats.cells import plain
+from trainyard.data.formats.shapes import Normaliser
+from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
+from trainyard.data.readers.streams import Limits
+from trainyard.data.readers.tables import chunks_of
+from trainyard.errors import InvalidInput, LimitExceeded
+
+ROW_BYTES = 64
+"""What a row costs at least once it is read: its id, its place and its lists. A file repeats a letter for nothing."""
+ARROW_MAGIC, STREAM_MAGIC = b"ARROW1", b"\xff\xff\xff\xff"
+"""How Arrow's files begin, and its streams, which `datasets` writes."""
+Restore = Callable[[Any], Any]
+
+
+def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[dict[str, Any]]]:
+    """Rows of a Parquet file, 1,000 at a time; null columns are left out.
+
+    Raises `InvalidInput` (`E-DATA-UNREADABLE`), `LimitExceeded` (`E-DATA-LIMIT`).
+    """
+    try:
+        # A value that is once in a dictionary and in every row counts as often as it is repeated, and is decoded
+        # after it was counted.
+        described = parquet.ParquetFile(stream, pre_buffer=False)
+        columns = map(described.metadata.schema.column, range(described.metadata.num_columns))
+        repeated = [column.path for column in columns if is_text(column)]
+        file = parquet.ParquetFile(stream, pre_buffer=False, read_dictionary=repeated)
+        taken = stream.seek(0, 2)
+        groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
+        given = sum(group.total_byte_size for group in groups)
+        if limits.exceeded(given, taken):
+            raise column_bomb(name, given, taken)
+        batches = file.iter_batches(CHUNK_ROWS, use_threads=False)
+        yield from rows_of(batches, described.schema_arrow, name, taken, limits)
+    except MemoryError:
+        raise  # Arrow's is one of its own exceptions, too; who set the limit says what it means
+    except (pa.ArrowException, ValueError, LookupError, ArithmeticError, OSError) as error:
+        raise unreadable(name, "Parquet", error) from error
+
+
+def arrow_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[dict[str, Any]]]:
+    """Rows of an Arrow file or stream. Raises as `parquet_batches`."""
+    try:
+        is_stream = stream.read(len(STREAM_MAGIC)) == STREAM_MAGIC
+        taken = stream.seek(0, 2)
+        stream.seek(0)
+        reader = ipc.open_stream(stream) if is_stream else ipc.open_file(stream)
+        yield from rows_of(arrow_parts(reader), reader.schema, name, taken, limits)
+    except MemoryError:
+        raise
+    except (pa.ArrowException, ValueError, LookupError, ArithmeticError, OSError) as error:
+        raise unreadable(name, "Arrow", error) from error
+
+
+def arrow_parts(reader: Any) -> Iterator[pa.RecordBatch]:
+    """The batches of a reader, checked, at most 1,000 rows each."""
+    if isinstance(reader, ipc.RecordBatchFileReader):
+        batches = map(reader.get_batch, range(reader.num_record_batches))
+    else:
+        batches = iter(reader)
+    for batch in batches:
+        batch.validate(full=True)
+        for first in range(0, batch.num_rows, CHUNK_ROWS):
+            yield batch.slice(first, CHUNK_ROWS)
+
+
+def rows_of(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, name: str, taken: int, limits: Limits
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of batches, as long as they are in proportion to the `taken` bytes of the file."""
+    target = pa.schema([field.with_type(readable(field.type)) for field in schema])
+    restore = restorers(target)
+    given = 0
+    for batch in batches:
+        size = sum(map(decoded_bytes, batch.columns)) + ROW_BYTES * batch.num_rows
+        given += size
+        if limits.exceeded(given, taken):
+            raise column_bomb(name, given, taken)
+        step = max(1, batch.num_rows * CHUNK_BYTES // max(CHUNK_BYTES, size))
+        for first in range(0, batch.num_rows, step):
+            rows = pa.Table.from_batches([batch.slice(first, step)])
+            if rows.schema != target:
+                rows = cast_columns(rows, target)
+            yield [restored(row, restore) for row in rows.to_pylist()]
+
+
+def cast_columns(rows: pa.Table, target: pa.Schema) -> pa.Table:
+    """The rows with every column in the type of the target where Arrow can cast it; else it is read as it is."""
+    columns = []
+    for column, field in zip(rows.columns, target, strict=True):
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowNotImplementedError:
+            columns.append(column)
+    return pa.table(columns, names=rows.column_names)
+
+
+def restored(row: dict[str, Any], restore: dict[str, Restore]) -> dict[str, Any]:
+    found = {key: value for key, value in row.items() if value is not None}
+    if restore:
+        for key in restore.keys() & found.keys():
+            found[key] = restore[key](found[key])
+        return {key: value for key, value in found.items() if value is not None}
+    return found
+
+
+def readable(kind: pa.DataType) -> pa.DataType:
+    """A type of the same values that Arrow can cast to: no dictionaries, views or types of extensions."""
+    inner = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    if pa.types.is_dictionary(inner):
+        inner = inner.value_type
+    if pa.types.is_string_view(inner) or pa.types.is_binary_view(inner):
+        return pa.string() if pa.types.is_string_view(inner) else pa.binary()
+    if pa.types.is_struct(inner):
+        return pa.struct([field.with_type(readable(field.type)) for field in inner])
+    if pa.types.is_map(inner):
+        return pa.map_(readable(inner.key_type), readable(inner.item_type))
+    if is_list(inner):
+        make = pa.large_list if pa.types.is_large_list(inner) else pa.list_
+        return make(readable(inner.value_type))
+    return inner
+
+
+def is_list(kind: pa.DataType) -> bool:
+    tests = ("is_list", "is_large_list", "is_fixed_size_list", "is_list_view", "is_large_list_view")
+    return any(getattr(pa.types, test)(kind) for test in tests)
+
+
+def restorer(kind: pa.DataType) -> Restore | None:
+    """The function that gives a value of this type the form that JSON has; None where Python's is the same."""
+    if pa.types.is_struct(kind):
+        return struct_restorer(kind)
+    if pa.types.is_map(kind):
+        own = restorer(kind.item_type) or (lambda value: value)
+        return lambda pairs: {str(plain(key)): None if value is None else own(value) for key, value in pairs}
+    if is_list(kind):
+        inner = restorer(kind.value_type)
+        return inner and (lambda values: [None if value is None else inner(value) for value in values])
+    if pa.types.is_floating(kind):
+        return lambda value: None if math.isnan(value) else value
+    simple = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
+    return None if simple or pa.types.is_large_string(kind) else plain
+
+
+def restorers(fields: Iterable[pa.Field]) -> dict[str, Restore]:
+    """The functions of the columns, or of the fields of a struct, whose values JSON has in another form."""
+    return {field.name: function for field in fields if (function := restorer(field.type)) is not None}
+
+
+def struct_restorer(kind: pa.DataType) -> Restore:
+    inner = restorers(kind)
+    return lambda value: restored(value, inner)
+
+
+def is_text(column: parquet.ColumnSchema) -> bool:
+    """Whether a column contains texts or bytes."""
+    return column.physical_type == "BYTE_ARRAY" and column.logical_type.type in ("STRING", "NONE", "JSON")
+
+
+def decoded_bytes(column: pa.Array) -> int:
+    """Bytes of a column when each row has its own copy of a value."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        if not (pa.types.is_string(kind.value_type) or pa.types.is_binary(kind.value_type)):
+            return 8 * len(column)
+        return pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+    if pa.types.is_struct(kind):
+        return sum(map(decoded_bytes, column.flatten()))
+    if pa.types.is_map(kind):
+        return 8 * len(column) + decoded_bytes(column.keys) + decoded_bytes(column.items)
+    if is_list(kind):
+        return 8 * len(column) + decoded_bytes(column.flatten())
+    return int(column.nbytes)
+
+
+def column_bomb(name: str, given: int, taken: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"{name} expands to {given:,} bytes out of {taken:,}.",
+        why="It repeats values or rows; it looks like a decompression bomb.",
+        do="Give the rows as JSON Lines if they are meant, or set max_rows.", code="E-DATA-LIMIT",
+    )  # fmt: skip
+
+
+def unreadable(name: str, kind: str, error: BaseException) -> InvalidInput:
+    return InvalidInput(
+        f"{name} is not a readable {kind} file: {(str(error).splitlines() or [repr(error)])[0][:200]}.",
+        do="Write the file again.",
+        code="E-DATA-UNREADABLE",
+    )
+
+
+def read_batches(batches: Iterator[list[dict[str, Any]]], name: str, normalise: Normaliser) -> Iterator[Chunk]:
+    """Chunks of the rows. Rows have no line; their number counts from 1."""
+    before = 0
+    for rows in batches:
+        numbered = ((number, 0, row, row) for number, row in enumerate(rows, before + 1))
+        yield from chunks_of(numbered, name, normalise)
+        before += len(rows)
