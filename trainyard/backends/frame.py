@@ -28,8 +28,9 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import DECISIONS_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
-from trainyard.errors import TrainyardError
+from trainyard.errors import Refused, TrainyardError
 from trainyard.spec.axes.devices import Precision
+from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.stores.whole import write_folder, write_json_durably
 from trainyard.train.precision import PrecisionChoice, choose_precision, native_bf16
@@ -96,6 +97,15 @@ def require_not_stopped(stopped: bool) -> None:
 def total_steps(hyper: Hyperparameters, per_epoch: int) -> int:
     """Optimizer steps of a run."""
     return hyper.max_steps or max(1, math.ceil((hyper.epochs or DEFAULT_EPOCHS) * per_epoch))
+
+
+def require_steps(job: TrainingJob, total: int, events: Events | None = None) -> None:
+    """Raise `Refused` (`R-SCHEDULE`) where a run of so many steps has another curve than its settings say."""
+    if reasons := step_reasons(job.config, total, job.node or None):
+        raise Refused(reasons)
+    if events is not None and job.config.hyperparameters.max_steps is None:  # else `advice` has said it
+        for text in step_advice(job.config, total):
+            events.emit("warning", text=text)
 
 
 def decide_precision(

@@ -67,8 +67,10 @@ class Hyperparameters(Strict):
     )
 
     def warmup(self, total_steps: int) -> int:
-        """How many of the optimizer steps of a run the rate rises in."""
-        return math.ceil(self.warmup_ratio * total_steps) if self.warmup_steps is None else self.warmup_steps
+        """Return the optimizer steps of a run in which the rate rises; those of a share leave one step at the peak."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return min(math.ceil(self.warmup_ratio * total_steps), total_steps - 1)
 
     @field_validator("optimizer", mode="before")
     @classmethod

@@ -153,13 +153,14 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     cut = keep_layout(folder, cut)
     feed = make_feed(job, prepared, cut, device, events)
     plan = feed.plan
+    total = frame.total_steps(config.hyperparameters, plan.steps_per_epoch)
+    frame.require_steps(job, total, events)
     precision = frame.decide_precision(
         job, device, folder, first_step(policy, feed.batch(feed.plan.steps(0)[0][0]), device)
     )
     if team is None and config.stage.technique is None and (device == Device.CUDA or cut.mode == "packed"):
         dtype = AUTOCAST.get(precision.precision, torch.float32)
         policy.facts["row_attention"] = choose_row_attention(policy.model, device, dtype)
-    total = frame.total_steps(config.hyperparameters, plan.steps_per_epoch)
     decided = RunPlan(total, precision.precision, choose_head(job, policy, cut.budget))
     if team is not None:
         team.broadcast_command(PLAN, asdict(decided))

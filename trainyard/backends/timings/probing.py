@@ -19,6 +19,7 @@ from trainyard.compute.lease import claim_devices, holder, slot_lock
 from trainyard.compute.supervise import kernel_kills, read_tail
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.estimate.timing import Problem
 from trainyard.spec.training import TrainerConfig
 
@@ -26,8 +27,8 @@ STEPS, SAVE_AT = 10, 5
 
 
 def probe_config(config: TrainerConfig) -> TrainerConfig:
-    """The training, cut to ten steps with one checkpoint; it leaves nothing anywhere else."""
-    hyper = {"max_steps": STEPS, "save_steps": SAVE_AT}
+    """Return the training, cut to ten steps at its peak rate with one checkpoint; it leaves nothing anywhere else."""
+    hyper = {"max_steps": STEPS, "save_steps": SAVE_AT, "schedule": Schedule.CONSTANT, "warmup_steps": None}
     return config.model_copy(
         update={
             "hyperparameters": config.hyperparameters.model_copy(update=hyper),
