@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -32,9 +33,10 @@ from trainyard.errors import Refused, TrainyardError
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
+from trainyard.stores.tensors import has_changed
 from trainyard.stores.whole import write_folder, write_json_durably
 from trainyard.train.precision import PrecisionChoice, choose_precision, native_bf16
-from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory
+from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory, unchanged_weights
 
 if TYPE_CHECKING:
     from trainyard.train.tokens import TokenLedger
@@ -48,7 +50,10 @@ TIMED_STEPS = 4
 """One to warm up, then three of which the fastest counts."""
 WEIGHT_FILES = {True: ("adapter_config.json", "adapter_model.safetensors"), False: ("config.json",)}
 """Is it an adapter -> files without which it is not a result."""
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FIRST_FACTOR = re.compile(r"\.lora_(embedding_)?A\b")
+CRITIC_PREFIX = "critic."
+"""Where ppo keeps its critic in a policy (`train/rollouts/scoring`, which imports torch)."""
 
 
 def load(module: str) -> Any:
@@ -156,6 +161,41 @@ def require_finite_weights(model: Any) -> None:
             raise TrainyardError(**nonfinite_weights(name))
 
 
+def sum_bits(model: Any) -> dict[str, int]:
+    """Return for each trained tensor the sum of its bits as integers; of a sharded one, of its part.
+
+    The first factors of an adapter are left out where it has second ones: an adapter whose second factors are still
+    zero is the base, whatever weight decay has done to the first. So is the critic, which stays behind.
+    """
+    torch = load("torch")
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    policy = {name: value for name, value in trained.items() if not name.startswith(CRITIC_PREFIX)}
+    decisive = {name: value for name, value in policy.items() if not FIRST_FACTOR.search(name)}
+    sums = {}
+    for name, value in (decisive or policy).items():
+        own = (value.to_local() if hasattr(value, "to_local") else value).detach().contiguous()
+        integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[own.element_size()]
+        sums[name] = int(own.view(integer).sum(dtype=torch.int64))
+    return sums
+
+
+def require_moved(job: TrainingJob, model: Any, before: Mapping[str, int], why: str) -> None:
+    """Raise `TrainyardError` (`E-UNCHANGED`) where no trained weight differs from what the run began with."""
+    if before and not job.is_probe and sum_bits(model) == before:
+        raise TrainyardError(**unchanged_weights(why))
+
+
+def explain_standstill(losses: Sequence[Sequence[float]], steps: int, skipped: int, rollouts: Mapping[str, Any]) -> str:
+    """Return the likely reason why a run moved nothing."""
+    if steps and skipped == steps:
+        return "Every step was skipped: its gradients overflowed in half precision."
+    if rollouts and rollouts["constant"] == rollouts["count"]:
+        return "Every advantage was 0: all completions of each prompt had the same reward in every step."
+    if losses and not any(point[2] for point in losses):
+        return "The learning rate was 0 in every step."
+    return "No gradient reached the trained weights, or each step was below their precision."
+
+
 def job_facts(job: TrainingJob, losses: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The part of `training.json` that is known from the job and its loss curve."""
     config = job.config
@@ -193,9 +233,23 @@ def save_result(job: TrainingJob, folder: Path, record: Mapping[str, Any], write
     def fill(temporary: Path) -> None:
         target = temporary / job.output.value
         write(target)
+        require_changed_files(job, target)
         write_json_durably(target / TRAINING_FILE, record)
 
     write_folder(folder / RESULT_FOLDER, fill, at=lambda point: faultpoint(f"result.{point}"))
+
+
+def require_changed_files(job: TrainingJob, target: Path) -> None:
+    """Raise `TrainyardError` (`E-UNCHANGED`) for a written adapter that is the base, or the earlier one unchanged.
+
+    Whatever tool has written it: this is what an adapter is served from.
+    """
+    path = target / ADAPTER_WEIGHTS
+    if job.is_probe or not job.config.method.facts.adapter or not path.is_file():
+        return
+    earlier = Path(job.adapter) / ADAPTER_WEIGHTS if job.adapter is not None else None
+    if not has_changed(path, earlier if earlier is not None and earlier.is_file() else None):
+        raise TrainyardError(**unchanged_weights("The adapter that was written changes nothing of what it began with."))
 
 
 def missing_weights(job: TrainingJob, folder: Path) -> list[str]:

@@ -119,7 +119,8 @@ class EngineSettings(Strict):
     mirror: str | None = Field(
         None,
         max_length=2048,
-        description="Folder that checkpoints are copied to: file:///backup, or file:name below the working folder.",
+        description="Folder that checkpoints are copied to, that of the last step too: file:///backup, or file:name "
+        "below the working folder.",
     )
     trackers: tuple[Tracker, ...] = Field((), description="Where steps are logged.")
     template: str = Field("auto", max_length=2048, description="auto, a renderer's name, or a .jinja file.")
@@ -178,7 +179,11 @@ class EvalSettings(Strict):
     )
     min_delta: float = Field(0.0, ge=0, description="Change of the metric that counts as an improvement.")
     keep_best: int = Field(
-        1, ge=0, le=1000, description="Best checkpoints that are kept besides the newest; 0 keeps none for its metric."
+        1,
+        ge=0,
+        le=1000,
+        description="Best checkpoints that are kept besides the newest; 0 keeps none for its metric. Several stay "
+        "after the training.",
     )
     load_best: bool = Field(False, description="The result has the weights of the best checkpoint, not the last ones.")
     samples: int = Field(0, ge=0, le=50, description="Held-out prompts that are answered at each evaluation, greedily.")
@@ -196,6 +201,11 @@ class EvalSettings(Strict):
         if self.sample_tokens != DEFAULT_SAMPLE_TOKENS and not self.samples:
             raise without_effect("An evaluation without samples does not read sample_tokens", "Add samples.")
         return self
+
+    @property
+    def keeps_several(self) -> bool:
+        """Whether the best checkpoints outlive the training: one alone is there for its result."""
+        return self.keep_best > 1
 
     @property
     def held_out_share(self) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainyard.backends.base import run_training, work_folder
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import PROBE_RUN, TrainingJob
 from trainyard.backends.oom import ran_out_of_memory
 from trainyard.backends.timings.records import add_timing
 from trainyard.backends.timings.watching import TrainingClock, key_of
@@ -45,7 +45,7 @@ def run_probe(job: TrainingJob, folder: Path, settings: Settings, say: Callable[
 
     Waits for the device. Raises what `run_training` raises, but for want of memory.
     """
-    job = job.model_copy(update={"config": probe_config(job.config), "run": f"plan-{uuid.uuid4().hex[:12]}"})
+    job = job.model_copy(update={"config": probe_config(job.config), "run": f"{PROBE_RUN}{uuid.uuid4().hex[:12]}"})
     for number in device_numbers():
         if (other := holder(slot_lock(settings, number))) is not None:
             say(f"device {number} is in use by {other}; the measurement may wait for it")

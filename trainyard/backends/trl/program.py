@@ -75,6 +75,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     step = middle_step(prepared, model)
     choice = frame.decide_precision(job, device, folder, step, partial(sync_value, team))
     trainer = build_trainer(prepared, model, folder, choice.precision)
+    began_with = frame.sum_bits(trainer.model)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(trainer.model))
     curve = LossCurve.load(found.path) if found.path else LossCurve()
     trainer.events, trainer.checkpoint_root, trainer.curve = events, folder / CHECKPOINT_FOLDER, curve
@@ -87,6 +88,8 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     if trainer.state.global_step < prepared.length.total_steps:
         raise Stopped("asked to stop; a checkpoint is saved", step=trainer.state.global_step)
     frame.require_finite_weights(trainer.model)
+    points = trainer.curve.points
+    frame.require_moved(job, trainer.model, began_with, frame.explain_standstill(points, len(points), 0, {}))
     record = training_record(prepared, trainer, choice, time.monotonic() - started)
     hand_over(trainer, prepared, folder, record)
     frame.report_metrics(events, record)
