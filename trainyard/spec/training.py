@@ -34,6 +34,8 @@ NO_STEP_OF_THEIR_OWN = {
 }
 """Optimizers that people ask for and no backend can take: name -> why."""
 DEFAULT_EVAL_SHARE, DEFAULT_SAMPLE_TOKENS = 0.05, 64
+DEFAULT_MAX_LENGTH = 512
+"""Tokens of a row that nobody has chosen; a base with a shorter table of positions lowers it."""
 
 
 class Hyperparameters(Strict):
@@ -57,7 +59,7 @@ class Hyperparameters(Strict):
     weight_decay: float = Field(0.0, ge=0, le=1, description="On matrices; vectors have none.")
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Norm above which gradients are clipped.")
     max_length: int = Field(
-        512, ge=8, le=1_048_576, description="Tokens per row; longer rows are counted as truncated."
+        DEFAULT_MAX_LENGTH, ge=8, le=1_048_576, description="Tokens per row; longer rows are counted as truncated."
     )
     precision: Precision = Precision.AUTO
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")

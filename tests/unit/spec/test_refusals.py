@@ -53,12 +53,19 @@ FACTS = RunFacts(
 WITH_GPU = RunFacts(devices=frozenset({Device.CPU, Device.CUDA}), vllm_install="pip install vllm")
 T5 = BaseFacts.from_config({"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 32_128})
 PADDED = BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000}, tokens=32_001)
+GPT2 = BaseFacts.from_config({"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 128})
+LLAMA = BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 4096})
+MLX = BaseFacts.from_config({"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}})
 SMALL, LARGE = (BaseFacts.from_config({"model_type": "llama"}, tokens=tokens) for tokens in (32_000, 151_936))
 FACTS_OF = {
     "backend-setting-here": RunFacts(devices=frozenset({Device.CPU})),
     "vllm-missing": WITH_GPU,
     "rollouts-missing": WITH_GPU,
     "base-layout": RunFacts(base=lambda name: T5),
+    "base-positions": RunFacts(base=lambda name: GPT2),
+    "rope-original": RunFacts(base=lambda name: LLAMA),
+    "base-mlx": RunFacts(base=lambda name: MLX),
+    "evaluator-mlx": RunFacts(base=lambda name: MLX),
     "base-vocabulary": RunFacts(base=lambda name: PADDED),
     "teacher-vocabulary": RunFacts(base=lambda name: LARGE if name == "org/teacher" else SMALL),
 }

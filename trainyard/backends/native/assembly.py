@@ -29,6 +29,8 @@ from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.latent import LatentSettings
 from trainyard.spec.axes.stages import DistillSettings, PpoSettings
 from trainyard.spec.compat.advice import advice
+from trainyard.spec.compat.run import length_advice
+from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
 from trainyard.spec.packages import LIGER
@@ -294,7 +296,8 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     if isinstance(config.stage, PpoSettings) and config.stage.has_critic:
         attach_critic(policy.model, make_critic(policy_request(job, device), scorer_of(job)))
         policy.facts["critic"] = "the reward model" if job.reward_model else "the model itself, with values of 0"
-    for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
+    base = BaseFacts.from_config(transformers.AutoConfig.from_pretrained(job.base, trust_remote_code=False).to_dict())
+    for warning in [*advice(config, accelerator_of(device)), *length_advice(config, base), *policy.warnings]:
         events.emit("warning", text=warning)
     if config.engine.kernels == "liger":
         policy.facts["kernels"] = fuse_blocks(policy.model, device)
