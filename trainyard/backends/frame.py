@@ -248,7 +248,14 @@ def require_changed_files(job: TrainingJob, target: Path) -> None:
     if job.is_probe or not job.config.method.facts.adapter or not path.is_file():
         return
     earlier = Path(job.adapter) / ADAPTER_WEIGHTS if job.adapter is not None else None
-    if not has_changed(path, earlier if earlier is not None and earlier.is_file() else None):
+    try:
+        changed = has_changed(path, earlier if earlier is not None and earlier.is_file() else None)
+    except ValueError as error:
+        what = f"The adapter that the training has left cannot be read: {path.name} is no file of safetensors."
+        raise TrainyardError(
+            what, why=str(error), do="Look into child.log, and train again.", code="E-PROGRAM"
+        ) from error
+    if not changed:
         raise TrainyardError(**unchanged_weights("The adapter that was written changes nothing of what it began with."))
 
 

@@ -395,13 +395,14 @@ def test_loss_that_is_no_number_is_told() -> None:
 
 # The runner, with programs of a few lines in the place of the tool
 
+WRITE_WEIGHTS = """(made / "adapter_model.safetensors").write_bytes(b"\\x02" + bytes(7) + b"{}")"""
 WELL = """
 import json, pathlib, shutil, sys
 folder = pathlib.Path(sys.argv[1])
 made = folder / "made" / "weights"
 made.mkdir(parents=True)
 shutil.copy(folder / "plan" / "adapter" / "adapter_config.json", made)
-(made / "adapter_model.safetensors").write_bytes(b"")
+(made / "adapter_model.safetensors").write_bytes(b"\\x02" + bytes(7) + b"{}")
 print("the tool says hello")
 report = {"losses": [[1, 2.0, 0.1], [2, 1.0, 0.1]], "tool": {"name": "toy", "version": "7"},
           "versions": {"toy": "7"}, "precision": "fp32", "precision_why": "toy"}
@@ -508,7 +509,7 @@ def test_error_that_a_tool_leaves_keeps_its_code(plan: Path, tmp_path: Path) -> 
 
 def test_tool_without_weights_has_no_result(plan: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainyardError, match=r"E-PROGRAM: unsloth ended without adapter_model\.safetensors"):
-        led(WELL.replace('(made / "adapter_model.safetensors").write_bytes(b"")', ""), plan, tmp_path)
+        led(WELL.replace(WRITE_WEIGHTS, ""), plan, tmp_path)
     assert not (tmp_path / "result").exists()
 
 
