@@ -23,6 +23,7 @@ from trainyard.api.plans.queue import queue_seconds
 from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
 from trainyard.backends.base import probe_all
+from trainyard.backends.precisions import describe_choice
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import devices_here
 from trainyard.data.paths import data_roots, resolve_inside
@@ -269,6 +270,12 @@ def list_advice(config: Any, settings: Settings) -> list[str]:
     return [*advice(config, devices_here()[0]), *(length_advice(config, base) if base else ())]
 
 
+def list_precision(config: Any, settings: Settings) -> list[str]:
+    """What `precision: auto` of a trainer is on this machine, where a measurement decides that."""
+    folder = folder_of(config.base_model, settings) if isinstance(config, TrainerConfig) and config.base_model else None
+    return describe_choice(config, folder, devices_here()[0], settings) if folder is not None else []
+
+
 # What refuses here and now
 
 
@@ -438,7 +445,7 @@ def look_at(node: ResolvedNode, inputs: dict[Port, list[Reference]], settings: S
 def plan_node(
     node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequence[Reason], settings: Settings
 ) -> PlanNode:
-    own = list_advice(node.config, settings)
+    own = [*list_advice(node.config, settings), *list_precision(node.config, settings)]
     return PlanNode(
         id=node.id,
         type=node.type,

@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.precisions import keep_choice, read_choice
 from trainyard.backends.results import DECISIONS_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
 from trainyard.errors import Refused, TrainyardError
-from trainyard.spec.axes.devices import Precision
+from trainyard.settings import settings
+from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.stores.tensors import has_changed
@@ -120,7 +122,7 @@ def decide_precision(
     step: Callable[[bool], None],
     share: Callable[[Any], Any] = lambda value: value,
 ) -> PrecisionChoice:
-    """The precision of a job: measured at its first start, kept for every later one.
+    """The precision of a job: that of its first start, of an earlier training of its base on this CPU, or measured.
 
     `step(bf16)` runs forward and backward once; it is timed where that decides. `share` returns rank 0's value.
     """
@@ -128,20 +130,29 @@ def decide_precision(
     known = share(orjson.loads(path.read_bytes()) if path.exists() else {})
     if "precision" not in known:
         native = native_bf16(device)
-        choice = choose_precision(asked, device, native=native, seconds_per_step=lambda bf16: fastest(step, bf16))
+        measured = asked is Precision.AUTO and device == Device.CPU and native is not None
+        choice = read_choice(job.base, settings()) if measured else None
+        if choice is None:
+            choice = choose_precision(asked, device, native=native, seconds_per_step=fastest_of_both(step))
+            choice = keep_choice(job.base, choice, settings()) if measured else choice
         known = share({**known, "precision": choice.precision.value, "why": choice.why})
         write_json_durably(path, known)
     return PrecisionChoice(Precision(known["precision"]), known["why"])
 
 
-def fastest(step: Callable[[bool], None], bf16: bool) -> float:
-    """Seconds of the fastest of some steps, the first one left out."""
-    times = []
-    for _ in range(TIMED_STEPS):
-        started = time.perf_counter()
-        step(bf16)
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
+def fastest_of_both(step: Callable[[bool], None]) -> Callable[[bool], float]:
+    """Return seconds(bf16): of the fastest of some steps, taken in turn, so that both see the same load."""
+    times: dict[bool, list[float]] = {False: [], True: []}
+
+    def seconds(bf16: bool) -> float:
+        for _ in range(0 if times[bf16] else TIMED_STEPS):
+            for kind, taken in times.items():
+                started = time.perf_counter()
+                step(kind)
+                taken.append(time.perf_counter() - started)
+        return min(times[bf16][1:])
+
+    return seconds
 
 
 # The result

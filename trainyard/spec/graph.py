@@ -71,7 +71,7 @@ def examine(chain: ChainSpec | Any, base_model: str) -> tuple[list[Reason], Reso
 
 
 RUNGS = (Method.FULL, Method.LORA, Method.QLORA, Method.FREEZE)
-"""What `method: auto` chooses from, the one that changes most weights first; last what makes a whole model of a part."""
+"""What `method: auto` chooses from, what changes most weights first; last, a model of which only a part was trained."""
 
 
 def auto_trainers(chain: ChainSpec) -> list[int]:

@@ -22,7 +22,15 @@ from trainyard.spec.axes.methods import (
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import AnyStage, EvalMetric, SftSettings, Stage, StageSettings
+from trainyard.spec.axes.stages import (
+    DEFAULT_GROUP,
+    AnyStage,
+    EvalMetric,
+    GrpoSettings,
+    SftSettings,
+    Stage,
+    StageSettings,
+)
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.migrate import device_word, named_gpu, trainer_words
 
@@ -34,6 +42,7 @@ NO_STEP_OF_THEIR_OWN = {
 }
 """Optimizers that people ask for and no backend can take: name -> why."""
 DEFAULT_EVAL_SHARE, DEFAULT_SAMPLE_TOKENS = 0.05, 64
+DEFAULT_BATCH = 4
 DEFAULT_MAX_LENGTH = 512
 """Tokens of a row that nobody has chosen; a base with a shorter table of positions lowers it."""
 
@@ -43,7 +52,12 @@ class Hyperparameters(Strict):
 
     epochs: float | None = Field(None, gt=0, le=10_000, description="Passes over the rows; default 3.")
     max_steps: int | None = Field(None, ge=1, le=10_000_000, description="Optimizer steps; wins over epochs.")
-    batch_size: int = Field(4, ge=1, le=4096, description="Rows per micro-batch and device.")
+    batch_size: int = Field(
+        DEFAULT_BATCH,
+        ge=1,
+        le=4096,
+        description="Rows per micro-batch and device; of grpo with its default of 8 completions, 8.",
+    )
     gradient_accumulation: int = Field(1, ge=1, le=4096, description="Micro-batches per optimizer step.")
     learning_rate: float | None = Field(None, gt=0, le=1, description="Peak; default by stage and method.")
     schedule: Schedule = Schedule.LINEAR
@@ -334,6 +348,14 @@ def resolve_stage(config: TrainerConfig) -> StageSettings:
     return stage.model_copy(update={"latent": stage.latent.model_copy(update={"feedback": False})})
 
 
+def draws_part_of_group(config: TrainerConfig) -> bool:
+    """Return whether a step of grpo with default sizes draws half a group: then a micro-batch is a whole one."""
+    hyper, stage = config.hyperparameters, config.stage
+    sizes = (hyper.batch_size, hyper.gradient_accumulation, config.launch.processes)
+    whole = isinstance(stage, GrpoSettings) and stage.num_generations == DEFAULT_GROUP
+    return whole and sizes == (DEFAULT_BATCH, 1, 1)
+
+
 def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
     """The trainer's config with every None that has a vetted value filled, as it is stored next to the result."""
     hyper = config.hyperparameters
@@ -343,6 +365,8 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     if hyper.epochs is None and hyper.max_steps is None:
         technique = config.stage.technique
         updates["epochs"] = (technique.usual_epochs if technique is not None else None) or 3.0
+    if draws_part_of_group(config):
+        updates["batch_size"] = DEFAULT_GROUP
     return config.model_copy(
         update={
             "stage": resolve_stage(config),

@@ -104,10 +104,6 @@ RATES: list[tuple[dict[str, Any], list[str], dict[str, float | None]]] = [
         ["sft", "dpo"],
         {"sft": 1e-3, "dpo": 1e-6},
     ),
-        {"training": {"learning_rate": 1e-3}, "learning_rates": {"dpo": 1e-6}},
-        ["sft", "dpo"],
-        {"sft": 1e-3, "dpo": 1e-6},
-    ),
 ]
 
 

@@ -168,6 +168,8 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
         team.broadcast_command(PLAN, asdict(decided))
     session = open_session(job, policy, prepared.tokenizer, decided, place=(device, folder / "session"), team=team)
     held_out = hold_out(job, feed, prepared, total)
+    if held_out is not None and (text := held_out.postponed):
+        events.emit("warning", text=text)
     began = time.perf_counter()
     if stage.needs_reference(config) and stage.reference_per_example:
         for each in (feed, held_out.feed) if held_out else (feed,):
@@ -264,10 +266,13 @@ def hold_out(job: TrainingJob, feed: Feed, prepared: PreparedData, total_steps: 
     plan = make_plan(examples, feed.plan.cut, stage)
     trained_rows = round(total_steps / per_epoch * len(feed.examples))
     every = default_interval(total_steps, trained_rows, len(examples)) if asked.steps is None else asked.steps
+    hyper = job.config.hyperparameters
     return HeldOut(
         Feed(examples, plan, stage, feed.pad_id),
         [prompt_of(example, prepared.tokenizer) for example in examples[: asked.samples]],
         per_epoch if every == "epoch" else every,
+        first=hyper.warmup(total_steps) + 1 if hyper.schedule.facts.warms_up else 1,
+        until=job.until,
     )
 
 
