@@ -38,6 +38,7 @@ from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.run import length_advice
+from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.estimate.cascade import with_hyper
@@ -270,6 +271,14 @@ def list_advice(config: Any, settings: Settings) -> list[str]:
     return [*advice(config, devices_here()[0]), *(length_advice(config, base) if base else ())]
 
 
+def list_step_advice(config: Any, steps: int | None) -> list[str]:
+    """What a run of about so many steps would not be, where its number of steps is that of its rows."""
+    if not isinstance(config, TrainerConfig) or config.hyperparameters.max_steps is not None or steps is None:
+        return []
+    refused = [f"With these rows: {reason.because}" for reason in step_reasons(config, steps, None)]
+    return refused + step_advice(config, steps)
+
+
 def list_precision(config: Any, settings: Settings) -> list[str]:
     """What `precision: auto` of a trainer is on this machine, where a measurement decides that."""
     folder = folder_of(config.base_model, settings) if isinstance(config, TrainerConfig) and config.base_model else None
@@ -446,6 +455,7 @@ def plan_node(
     node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequence[Reason], settings: Settings
 ) -> PlanNode:
     own = [*list_advice(node.config, settings), *list_precision(node.config, settings)]
+    own += list_step_advice(node.config, estimated.steps)
     return PlanNode(
         id=node.id,
         type=node.type,

@@ -56,7 +56,7 @@ def cosine_with_restarts(step: int, total: int, warmup: int) -> float:
 def polynomial(step: int, total: int, warmup: int) -> float:
     if step < warmup:
         return rising(step, warmup)
-    return max(0.0, 1.0 - passed(step, total, warmup)) ** POLYNOMIAL_POWER
+    return float(max(0.0, 1.0 - passed(step, total, warmup)) ** POLYNOMIAL_POWER)
 
 
 def warmup_stable_decay(step: int, total: int, warmup: int) -> float:

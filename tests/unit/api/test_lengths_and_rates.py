@@ -158,5 +158,5 @@ def test_the_defaults_of_grpo_agree(here: Settings, bases: dict[str, Path]) -> N
 
 def test_an_interval_above_the_run_is_reported_by_check(here: Settings, bases: dict[str, Path]) -> None:
     chain = chain_of(bases["llama"], hyperparameters={"max_steps": 10, "save_steps": 500, "max_length": 64})
-    note = "trainer: save_steps is 500 and the run has 10 steps: its one checkpoint is that of the last step."
+    note = "trainer: save_steps is 500 and the run has 10 steps: no checkpoint is made before its end."
     assert note in checked(here, chain).notes

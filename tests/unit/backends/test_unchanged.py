@@ -91,6 +91,7 @@ def test_a_short_run_leaves_its_last_checkpoint_and_its_best_ones(jobs: Jobs, tm
     best = sorted(path.name for path in (work / BEST_FOLDER).iterdir())
     assert len(best) == 2
     assert not (work / "checkpoints").exists()
+    assert "gemm_4bit" not in (work / "child.log").read_text()
     mirrored = {path.name for path in (tmp_path / "mirror" / job.digest).iterdir()}
     assert mirrored >= {"step-0000000005", *best}
 

@@ -233,7 +233,9 @@ class CommittedCheckpoints(Trainer):
         return self.order
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
-        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.multiplier)
+        chosen = optimizer or self.optimizer
+        assert chosen is not None, "made before its schedule"
+        self.lr_scheduler = LambdaLR(chosen, self.multiplier)
         return self.lr_scheduler
 
     def new_order(self) -> ShuffledOrder:

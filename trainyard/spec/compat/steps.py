@@ -83,4 +83,4 @@ def step_advice(config: TrainerConfig, total: int) -> list[str]:
     save = config.hyperparameters.save_steps
     if save is None or save <= total:
         return []
-    return [f"save_steps is {save} and the run has {total} steps: its one checkpoint is that of the last step."]
+    return [f"save_steps is {save} and the run has {total} steps: no checkpoint is made before its end."]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeGuard
 
 
 class ModelLayout(StrEnum):
@@ -79,7 +79,7 @@ class Context:
         return cls(found, str(text.get("model_type", "")) in TABLES, window_of(text))
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
@@ -90,7 +90,7 @@ def window_of(text: Mapping[str, Any]) -> int | None:
         return None
     everywhere = all(kind == "sliding_attention" for kind in layers) if isinstance(layers, list) else True
     mixed = any(key in text for key in ("sliding_window_pattern", "max_window_layers"))
-    return int(window) if everywhere and not (mixed and layers is None) else None
+    return window if everywhere and not (mixed and layers is None) else None
 
 
 @dataclass(frozen=True)
