@@ -101,7 +101,7 @@ def shuffled(count: int, seed: int, epoch: int) -> list[int]:
 def multiplier(step: int, total: int, warmup: int) -> float:
     """Factor of the peak learning rate for the step after `step` steps."""
     if step < warmup:
-        return step / warmup
+        return (step + 1) / (warmup + 1)
     return max(0.0, 1.0 - (step - warmup) / max(1, total - warmup))
 
 

@@ -48,9 +48,9 @@ RECIPES = {
     "schedule": Recipe(
         (
             Edit("spec/axes/schedules.py", "    LINEAR = ", '    TOY = ScheduleFacts("toy", constant=True)\n'),
-            Edit("train/schedules.py", "    Schedule.LINEAR: ", "    Schedule.TOY: constant,\n"),
+            Edit("spec/rates.py", "    Schedule.LINEAR: ", "    Schedule.TOY: constant,\n"),
         ),
-        "from trainyard.train.schedules import SCHEDULES; toy = Config(hyperparameters={'schedule': 'toy'})\n"
+        "from trainyard.spec.rates import SCHEDULES; toy = Config(hyperparameters={'schedule': 'toy'})\n"
         "assert refused_settings(toy) == {} and SCHEDULES[toy.hyperparameters.schedule](1, 2, 0) == 1.0\n",
     ),
     "latent": Recipe(

@@ -23,6 +23,7 @@ from trainyard.api.plans.queue import queue_seconds
 from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
 from trainyard.backends.base import probe_all
+from trainyard.backends.precisions import describe_choice
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import devices_here
 from trainyard.data.paths import data_roots, resolve_inside
@@ -36,18 +37,21 @@ from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.compat.context import RunFacts
+from trainyard.spec.compat.run import length_advice
+from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.estimate.bases import BaseFacts
+from trainyard.spec.estimate.cascade import with_hyper
 from trainyard.spec.estimate.estimate import Estimate, Known, estimate
 from trainyard.spec.estimate.heldout import tiny_sets
 from trainyard.spec.estimate.shape import ModelShape
-from trainyard.spec.graph import check, resolve
+from trainyard.spec.graph import check, resolve, with_method
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.migrate import list_deprecated, spell_out
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.spec.templates import TEMPLATES
-from trainyard.spec.training import TrainerConfig
+from trainyard.spec.training import DEFAULT_MAX_LENGTH, TrainerConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
 from trainyard.stores.models import base_facts
 
@@ -236,6 +240,7 @@ def decided(
     """The complete chain, and how each `method: auto` was decided here."""
     default = acceptance.locate_model(settings.default_base_model, settings)
     located_spec = take_recorded(acceptance.locate_models(spec, settings), recorded)
+    located_spec = fit_lengths(located_spec, default, settings)
     known: list[RunFacts] = []
 
     def refused(chain: ResolvedChain) -> list[Reason]:
@@ -244,6 +249,40 @@ def decided(
 
     chosen, decisions = decide_methods(located_spec, settings, default, refused)
     return resolve(chosen, default), decisions
+
+
+def fit_lengths(spec: ChainSpec, default: str, settings: Settings) -> ChainSpec:
+    """The chain whose trainers with the default `max_length` have that of their base, where it has fewer positions."""
+    for at, node in enumerate(spec.nodes):
+        config = node.config
+        if not isinstance(config, TrainerConfig) or config.hyperparameters.max_length != DEFAULT_MAX_LENGTH:
+            continue
+        found = facts_of(config.base_model or default, settings)
+        if found is not None and (most := found.context.most_tokens(config.stage.drawn_tokens)) is not None:
+            spec = with_method(spec, at, with_hyper(config, max_length=min(DEFAULT_MAX_LENGTH, most)))
+    return spec
+
+
+def list_advice(config: Any, settings: Settings) -> list[str]:
+    """What is allowed and rarely intended about a node, as `check` and `plan` report it."""
+    if not isinstance(config, TrainerConfig):
+        return []
+    base = facts_of(config.base_model, settings) if config.base_model else None
+    return [*advice(config, devices_here()[0]), *(length_advice(config, base) if base else ())]
+
+
+def list_step_advice(config: Any, steps: int | None) -> list[str]:
+    """What a run of about so many steps would not be, where its number of steps is that of its rows."""
+    if not isinstance(config, TrainerConfig) or config.hyperparameters.max_steps is not None or steps is None:
+        return []
+    refused = [f"With these rows: {reason.because}" for reason in step_reasons(config, steps, None)]
+    return refused + step_advice(config, steps)
+
+
+def list_precision(config: Any, settings: Settings) -> list[str]:
+    """What `precision: auto` of a trainer is on this machine, where a measurement decides that."""
+    folder = folder_of(config.base_model, settings) if isinstance(config, TrainerConfig) and config.base_model else None
+    return describe_choice(config, folder, devices_here()[0], settings) if folder is not None else []
 
 
 # What refuses here and now
@@ -358,7 +397,8 @@ def plan(
         digest=chain.digest,
         order=chain.order,
         nodes=tuple(
-            plan_node(chain.node(one), looks[one], noted(estimates[one], problems), reasons) for one in chain.order
+            plan_node(chain.node(one), looks[one], noted(estimates[one], problems), reasons, settings)
+            for one in chain.order
         ),
         decisions=decisions,
         backends={name.value: "available" if why is None else why for name, why in backends(settings).items()},
@@ -411,8 +451,11 @@ def look_at(node: ResolvedNode, inputs: dict[Port, list[Reference]], settings: S
         return Look()  # what is missing is among the reasons of `examine`
 
 
-def plan_node(node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequence[Reason]) -> PlanNode:
-    own = advice(node.config, devices_here()[0]) if isinstance(node.config, TrainerConfig) else []
+def plan_node(
+    node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequence[Reason], settings: Settings
+) -> PlanNode:
+    own = [*list_advice(node.config, settings), *list_precision(node.config, settings)]
+    own += list_step_advice(node.config, estimated.steps)
     return PlanNode(
         id=node.id,
         type=node.type,

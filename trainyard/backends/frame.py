@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,15 +26,19 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.precisions import keep_choice, read_choice
 from trainyard.backends.results import DECISIONS_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
-from trainyard.errors import TrainyardError
-from trainyard.spec.axes.devices import Precision
+from trainyard.errors import Refused, TrainyardError
+from trainyard.settings import settings
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
+from trainyard.stores.tensors import has_changed
 from trainyard.stores.whole import write_folder, write_json_durably
 from trainyard.train.precision import PrecisionChoice, choose_precision, native_bf16
-from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory
+from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory, unchanged_weights
 
 if TYPE_CHECKING:
     from trainyard.train.tokens import TokenLedger
@@ -47,7 +52,10 @@ TIMED_STEPS = 4
 """One to warm up, then three of which the fastest counts."""
 WEIGHT_FILES = {True: ("adapter_config.json", "adapter_model.safetensors"), False: ("config.json",)}
 """Is it an adapter -> files without which it is not a result."""
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FIRST_FACTOR = re.compile(r"\.lora_(embedding_)?A\b")
+CRITIC_PREFIX = "critic."
+"""Where ppo keeps its critic in a policy (`train/rollouts/scoring`, which imports torch)."""
 
 
 def load(module: str) -> Any:
@@ -98,6 +106,15 @@ def total_steps(hyper: Hyperparameters, per_epoch: int) -> int:
     return hyper.max_steps or max(1, math.ceil((hyper.epochs or DEFAULT_EPOCHS) * per_epoch))
 
 
+def require_steps(job: TrainingJob, total: int, events: Events | None = None) -> None:
+    """Raise `Refused` (`R-SCHEDULE`) where a run of so many steps has another curve than its settings say."""
+    if reasons := step_reasons(job.config, total, job.node or None):
+        raise Refused(reasons)
+    if events is not None and job.config.hyperparameters.max_steps is None:  # else `advice` has said it
+        for text in step_advice(job.config, total):
+            events.emit("warning", text=text)
+
+
 def decide_precision(
     job: TrainingJob,
     device: str,
@@ -105,7 +122,7 @@ def decide_precision(
     step: Callable[[bool], None],
     share: Callable[[Any], Any] = lambda value: value,
 ) -> PrecisionChoice:
-    """The precision of a job: measured at its first start, kept for every later one.
+    """The precision of a job: that of its first start, of an earlier training of its base on this CPU, or measured.
 
     `step(bf16)` runs forward and backward once; it is timed where that decides. `share` returns rank 0's value.
     """
@@ -113,20 +130,29 @@ def decide_precision(
     known = share(orjson.loads(path.read_bytes()) if path.exists() else {})
     if "precision" not in known:
         native = native_bf16(device)
-        choice = choose_precision(asked, device, native=native, seconds_per_step=lambda bf16: fastest(step, bf16))
+        measured = asked is Precision.AUTO and device == Device.CPU and native is not None
+        choice = read_choice(job.base, settings()) if measured else None
+        if choice is None:
+            choice = choose_precision(asked, device, native=native, seconds_per_step=fastest_of_both(step))
+            choice = keep_choice(job.base, choice, settings()) if measured else choice
         known = share({**known, "precision": choice.precision.value, "why": choice.why})
         write_json_durably(path, known)
     return PrecisionChoice(Precision(known["precision"]), known["why"])
 
 
-def fastest(step: Callable[[bool], None], bf16: bool) -> float:
-    """Seconds of the fastest of some steps, the first one left out."""
-    times = []
-    for _ in range(TIMED_STEPS):
-        started = time.perf_counter()
-        step(bf16)
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
+def fastest_of_both(step: Callable[[bool], None]) -> Callable[[bool], float]:
+    """Return seconds(bf16): of the fastest of some steps, taken in turn, so that both see the same load."""
+    times: dict[bool, list[float]] = {False: [], True: []}
+
+    def seconds(bf16: bool) -> float:
+        for _ in range(0 if times[bf16] else TIMED_STEPS):
+            for kind, taken in times.items():
+                started = time.perf_counter()
+                step(kind)
+                taken.append(time.perf_counter() - started)
+        return min(times[bf16][1:])
+
+    return seconds
 
 
 # The result
@@ -144,6 +170,41 @@ def require_finite_weights(model: Any) -> None:
         own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         if parameter.requires_grad and not torch.isfinite(own).all():
             raise TrainyardError(**nonfinite_weights(name))
+
+
+def sum_bits(model: Any) -> dict[str, int]:
+    """Return for each trained tensor the sum of its bits as integers; of a sharded one, of its part.
+
+    The first factors of an adapter are left out where it has second ones: an adapter whose second factors are still
+    zero is the base, whatever weight decay has done to the first. So is the critic, which stays behind.
+    """
+    torch = load("torch")
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    policy = {name: value for name, value in trained.items() if not name.startswith(CRITIC_PREFIX)}
+    decisive = {name: value for name, value in policy.items() if not FIRST_FACTOR.search(name)}
+    sums = {}
+    for name, value in (decisive or policy).items():
+        own = (value.to_local() if hasattr(value, "to_local") else value).detach().contiguous()
+        integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[own.element_size()]
+        sums[name] = int(own.view(integer).sum(dtype=torch.int64))
+    return sums
+
+
+def require_moved(job: TrainingJob, model: Any, before: Mapping[str, int], why: str) -> None:
+    """Raise `TrainyardError` (`E-UNCHANGED`) where no trained weight differs from what the run began with."""
+    if before and not job.is_probe and sum_bits(model) == before:
+        raise TrainyardError(**unchanged_weights(why))
+
+
+def explain_standstill(losses: Sequence[Sequence[float]], steps: int, skipped: int, rollouts: Mapping[str, Any]) -> str:
+    """Return the likely reason why a run moved nothing."""
+    if steps and skipped == steps:
+        return "Every step was skipped: its gradients overflowed in half precision."
+    if rollouts and rollouts["constant"] == rollouts["count"]:
+        return "Every advantage was 0: all completions of each prompt had the same reward in every step."
+    if losses and not any(point[2] for point in losses):
+        return "The learning rate was 0 in every step."
+    return "No gradient reached the trained weights, or each step was below their precision."
 
 
 def job_facts(job: TrainingJob, losses: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -183,9 +244,30 @@ def save_result(job: TrainingJob, folder: Path, record: Mapping[str, Any], write
     def fill(temporary: Path) -> None:
         target = temporary / job.output.value
         write(target)
+        require_changed_files(job, target)
         write_json_durably(target / TRAINING_FILE, record)
 
     write_folder(folder / RESULT_FOLDER, fill, at=lambda point: faultpoint(f"result.{point}"))
+
+
+def require_changed_files(job: TrainingJob, target: Path) -> None:
+    """Raise `TrainyardError` (`E-UNCHANGED`) for a written adapter that is the base, or the earlier one unchanged.
+
+    Whatever tool has written it: this is what an adapter is served from.
+    """
+    path = target / ADAPTER_WEIGHTS
+    if job.is_probe or not job.config.method.facts.adapter or not path.is_file():
+        return
+    earlier = Path(job.adapter) / ADAPTER_WEIGHTS if job.adapter is not None else None
+    try:
+        changed = has_changed(path, earlier if earlier is not None and earlier.is_file() else None)
+    except ValueError as error:
+        what = f"The adapter that the training has left cannot be read: {path.name} is no file of safetensors."
+        raise TrainyardError(
+            what, why=str(error), do="Look into child.log, and train again.", code="E-PROGRAM"
+        ) from error
+    if not changed:
+        raise TrainyardError(**unchanged_weights("The adapter that was written changes nothing of what it began with."))
 
 
 def missing_weights(job: TrainingJob, folder: Path) -> list[str]:

@@ -97,6 +97,11 @@ class TrainingJob(OtherModels):
         return Port.ADAPTER if self.config.method.facts.adapter else Port.MODEL
 
     @property
+    def is_probe(self) -> bool:
+        """Whether a few steps are trained for their time and memory alone."""
+        return self.run.startswith(PROBE_RUN)
+
+    @property
     def digest(self) -> str:
         """Names the work folder: the same job in a restarted run finds its checkpoints, another job never does.
 
@@ -162,6 +167,20 @@ def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
     return config.model_copy(update={"engine": config.engine.model_copy(update={"mirror": place})})
 
 
+def mirror_address(job: TrainingJob) -> str | None:
+    """The job's own folder in the object store: another job must never continue from it."""
+    address = job.config.engine.mirror
+    return f"{address.rstrip('/')}/{job.digest}" if address else None
+
+
+def mirror_folder(job: TrainingJob) -> Path | None:
+    """The folder of this machine to which the checkpoints of a job are copied; None for none, or a bucket."""
+    parts = urlsplit(mirror_address(job) or "")
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+PROBE_RUN = "plan-"
+"""Begins the name of the run of a measurement."""
 PLACES = {
     "threads",
     "locks",

@@ -1,7 +1,7 @@
 """The end of a training: its result with a record, the error that explains why there is none, or a restart.
 
 The work folder `runs/training/<job digest>` outlives a killed run: it contains the checkpoints that a restarted trainer
-resumes from. A finished job leaves only its log and events there.
+resumes from. A finished job leaves only its log and events there, and its best checkpoints where it asks for several.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from trainyard.compute.supervise import LOG_HEADER, DesiredState, Outcome, Statu
 from trainyard.errors import Conflict, TrainyardError, from_fields
 from trainyard.stores.artifacts import Produced, ProducedSet
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.checkpoints import FoundCheckpoint
+from trainyard.train.checkpoints import FoundCheckpoint, checkpoints
+from trainyard.train.evaluation.history import choose_by
+from trainyard.train.resume.retention import list_best, metric_of
 
 Claimed = TypeVar("Claimed")
 TRAINING_FILE = "training.json"
-RESULT_FOLDER, CHECKPOINT_FOLDER = "result", "checkpoints"
+RESULT_FOLDER, CHECKPOINT_FOLDER, BEST_FOLDER = "result", "checkpoints", "best"
+"""The last one has the best checkpoints of a finished training that asks for more than one; no restart reads it."""
 RUNG = "rung"
 """Reason of a training that stopped after the step that it was asked for (`TrainingJob.until`)."""
 DECISIONS_FILE, FITTED_FILE = "decisions.json", "fitted.json"
@@ -150,6 +153,7 @@ def collect_result(
     target = folder / port.value
     folder.mkdir(parents=True, exist_ok=True)
     move(made, target)
+    keep_best_checkpoints(job, work)
     for name in (RESULT_FOLDER, CHECKPOINT_FOLDER):
         shutil.rmtree(work / name, ignore_errors=True)
     for name in (DECISIONS_FILE, FITTED_FILE):
@@ -166,6 +170,19 @@ def collect_result(
     if job.config.control:
         facts["control"] = job.config.control
     return Produced(outputs={port: ProducedSet(folder=port.value, facts=facts)}, facts=facts)
+
+
+def keep_best_checkpoints(job: TrainingJob, work: Path) -> None:
+    """Move the best checkpoints to a folder that outlives the training, where `eval.keep_best` asks for several."""
+    asked = job.config.eval
+    shutil.rmtree(work / BEST_FOLDER, ignore_errors=True)
+    if asked is None or not asked.keeps_several:
+        return
+    found = {step: path for path, step in checkpoints(work / CHECKPOINT_FOLDER)}
+    measured = {step: metric for step, path in found.items() if (metric := metric_of(path)) is not None}
+    (work / BEST_FOLDER).mkdir()
+    for step in list_best(measured, choose_by(asked.metric))[: asked.keep_best]:
+        found[step].rename(work / BEST_FOLDER / found[step].name)
 
 
 def early_stop_text(facts: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ which enters the contract before the first slow import.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -57,6 +58,8 @@ ORPHAN_GRACE_S = 45
 ERROR_RESERVE, RESERVED_BYTES = f".{ERROR_FILE}.reserved", 4096
 """A file that is reserved from the start, and how many bytes of `error.json` fit into it."""
 
+BITSANDBYTES_CPU, MISSING_KERNEL = "bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward"
+"""Its import on a CPU warns of a kernel that it downloads; the usual one computes the same (bitsandbytes 0.50)."""
 MOST_KILLS = 10
 """Rounds of killing a tree, each up to 1 s; a process in an uninterruptible wait must not block the caller for ever."""
 
@@ -94,6 +97,11 @@ class Events(EventWriter):
         self._stop = True
         if orphaned(self.parent):
             signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_S)
+
+
+def is_of_use(record: logging.LogRecord) -> bool:
+    """Return whether a log line is more than that an optional kernel is not here."""
+    return not str(record.msg).startswith(MISSING_KERNEL)
 
 
 def orphaned(parent: int | None) -> bool:
@@ -202,6 +210,7 @@ def child_contract(folder: Path) -> Iterator[Events]:
     Writes `error.json` for every exception but `Stopped`; the traceback goes to stderr, which is the log file.
     """
     parent = tie_to_parent()
+    logging.getLogger(BITSANDBYTES_CPU).addFilter(is_of_use)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     events = Events(folder / EVENTS_FILE, parent)
     for number in (signal.SIGTERM, signal.SIGINT):

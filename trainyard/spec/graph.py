@@ -70,8 +70,8 @@ def examine(chain: ChainSpec | Any, base_model: str) -> tuple[list[Reason], Reso
 # Method auto
 
 
-RUNGS = (Method.FULL, Method.FREEZE, Method.LORA, Method.QLORA)
-"""What `method: auto` chooses from, the one that changes most weights first."""
+RUNGS = (Method.FULL, Method.LORA, Method.QLORA, Method.FREEZE)
+"""What `method: auto` chooses from, what changes most weights first; last, a model of which only a part was trained."""
 
 
 def auto_trainers(chain: ChainSpec) -> list[int]:

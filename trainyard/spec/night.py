@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
-from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.axis import Strict, left_out
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
@@ -174,6 +174,11 @@ class Phase2(Strict):
         description="The stage is the bucket's method: what is written there are settings of the buckets of that "
         "method. `budget_s` bounds one training, within the budget of phase 2.",
     )
+    learning_rates: dict[BucketMethod, Annotated[float, Field(gt=0, le=1)]] = left_out(
+        {},
+        description="Peak by the method of a bucket. A `learning_rate` of `training` is that of the SFT buckets where "
+        "there are any; other buckets have their stage's default.",
+    )
     gate: Literal["better", "none"] = Field("better", description="none: deploy without an evaluation.")
     targets: tuple[Target, ...] = Field(
         (), max_length=16, description="Servers that answer with what was published, besides the registry."
@@ -266,6 +271,7 @@ def require_trainable(config: NightConfig) -> NightConfig:
     """
     chains, reasons = [night_chain(config, method) for method in config.methods], []
     method, stage = config.phase2.training.method.type, config.phase2.training.stage
+    general = config.phase2.training.hyperparameters.learning_rate
     if not method.facts.adapter:  # which is all that a night can publish
         makes = "may make" if method is Method.AUTO else "makes"
         because = f"A night publishes adapters, and method {method} {makes} a whole model."
@@ -273,6 +279,14 @@ def require_trainable(config: NightConfig) -> NightConfig:
     if stage.type not in config.methods and stage != stage.type.settings():
         because = f"No bucket has method {stage}, so the settings of this stage would be ignored."
         reasons.append(Reason("R-NIGHT", None, f"{TRAINING}.stage", because, "Remove `stage`, or add such a bucket."))
+    for unused in (method for method in config.phase2.learning_rates if method not in config.methods):
+        because = f"No bucket has method {unused}, so its learning rate would be ignored."
+        where = f"phase2.learning_rates.{unused}"
+        reasons.append(Reason("R-NIGHT", None, where, because, "Remove it, or add such a bucket."))
+    if general is not None and (own := [one for one in config.methods[:1] if one in config.phase2.learning_rates]):
+        because = f"The buckets of method {own[0]} have a learning rate of their own, and this one no bucket."
+        where = f"{TRAINING}.hyperparameters.learning_rate"
+        reasons.append(Reason("R-NIGHT", None, where, because, "Remove one of the two."))
     if reasons := [*reasons, *locate_reasons(reason for chain in chains for reason in check(chain))]:
         raise Refused(reasons, "A training of this night is refused.")
     return config
@@ -295,7 +309,19 @@ def night_trainer(config: NightConfig, method: BucketMethod) -> TrainerConfig:
     """The trainer of a bucket. The settings of a stage are those of the buckets of that method."""
     training = config.phase2.training
     stage = training.stage if training.stage.type == method else Stage(method).settings()
-    return training.model_copy(update={"stage": stage})
+    rate = night_rate(config, method)
+    hyper = training.hyperparameters.model_copy(update={"learning_rate": rate})
+    return training.model_copy(update={"stage": stage, "hyperparameters": hyper})
+
+
+def night_rate(config: NightConfig, method: BucketMethod) -> float | None:
+    """The learning rate of the buckets of a method; None for the default of its stage.
+
+    A general one is meant for SFT, whose usual rates are a hundred times those of DPO. It is that of another method
+    only where all buckets have that method.
+    """
+    general = config.phase2.training.hyperparameters.learning_rate
+    return config.phase2.learning_rates.get(method, general if method in config.methods[:1] else None)
 
 
 def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:

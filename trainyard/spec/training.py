@@ -22,7 +22,15 @@ from trainyard.spec.axes.methods import (
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import AnyStage, EvalMetric, SftSettings, Stage, StageSettings
+from trainyard.spec.axes.stages import (
+    DEFAULT_GROUP,
+    AnyStage,
+    EvalMetric,
+    GrpoSettings,
+    SftSettings,
+    Stage,
+    StageSettings,
+)
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.migrate import device_word, named_gpu, trainer_words
 
@@ -34,6 +42,9 @@ NO_STEP_OF_THEIR_OWN = {
 }
 """Optimizers that people ask for and no backend can take: name -> why."""
 DEFAULT_EVAL_SHARE, DEFAULT_SAMPLE_TOKENS = 0.05, 64
+DEFAULT_BATCH = 4
+DEFAULT_MAX_LENGTH = 512
+"""Tokens of a row that nobody has chosen; a base with a shorter table of positions lowers it."""
 
 
 class Hyperparameters(Strict):
@@ -41,7 +52,12 @@ class Hyperparameters(Strict):
 
     epochs: float | None = Field(None, gt=0, le=10_000, description="Passes over the rows; default 3.")
     max_steps: int | None = Field(None, ge=1, le=10_000_000, description="Optimizer steps; wins over epochs.")
-    batch_size: int = Field(4, ge=1, le=4096, description="Rows per micro-batch and device.")
+    batch_size: int = Field(
+        DEFAULT_BATCH,
+        ge=1,
+        le=4096,
+        description="Rows per micro-batch and device; of grpo with its default of 8 completions, 8.",
+    )
     gradient_accumulation: int = Field(1, ge=1, le=4096, description="Micro-batches per optimizer step.")
     learning_rate: float | None = Field(None, gt=0, le=1, description="Peak; default by stage and method.")
     schedule: Schedule = Schedule.LINEAR
@@ -57,7 +73,7 @@ class Hyperparameters(Strict):
     weight_decay: float = Field(0.0, ge=0, le=1, description="On matrices; vectors have none.")
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Norm above which gradients are clipped.")
     max_length: int = Field(
-        512, ge=8, le=1_048_576, description="Tokens per row; longer rows are counted as truncated."
+        DEFAULT_MAX_LENGTH, ge=8, le=1_048_576, description="Tokens per row; longer rows are counted as truncated."
     )
     precision: Precision = Precision.AUTO
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
@@ -67,8 +83,10 @@ class Hyperparameters(Strict):
     )
 
     def warmup(self, total_steps: int) -> int:
-        """How many of the optimizer steps of a run the rate rises in."""
-        return math.ceil(self.warmup_ratio * total_steps) if self.warmup_steps is None else self.warmup_steps
+        """Return the optimizer steps of a run in which the rate rises; those of a share leave one step at the peak."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return min(math.ceil(self.warmup_ratio * total_steps), total_steps - 1)
 
     @field_validator("optimizer", mode="before")
     @classmethod
@@ -117,7 +135,8 @@ class EngineSettings(Strict):
     mirror: str | None = Field(
         None,
         max_length=2048,
-        description="Folder that checkpoints are copied to: file:///backup, or file:name below the working folder.",
+        description="Folder that checkpoints are copied to, that of the last step too: file:///backup, or file:name "
+        "below the working folder.",
     )
     trackers: tuple[Tracker, ...] = Field((), description="Where steps are logged.")
     template: str = Field("auto", max_length=2048, description="auto, a renderer's name, or a .jinja file.")
@@ -176,7 +195,11 @@ class EvalSettings(Strict):
     )
     min_delta: float = Field(0.0, ge=0, description="Change of the metric that counts as an improvement.")
     keep_best: int = Field(
-        1, ge=0, le=1000, description="Best checkpoints that are kept besides the newest; 0 keeps none for its metric."
+        1,
+        ge=0,
+        le=1000,
+        description="Best checkpoints that are kept besides the newest; 0 keeps none for its metric. Several stay "
+        "after the training.",
     )
     load_best: bool = Field(False, description="The result has the weights of the best checkpoint, not the last ones.")
     samples: int = Field(0, ge=0, le=50, description="Held-out prompts that are answered at each evaluation, greedily.")
@@ -194,6 +217,11 @@ class EvalSettings(Strict):
         if self.sample_tokens != DEFAULT_SAMPLE_TOKENS and not self.samples:
             raise without_effect("An evaluation without samples does not read sample_tokens", "Add samples.")
         return self
+
+    @property
+    def keeps_several(self) -> bool:
+        """Whether the best checkpoints outlive the training: one alone is there for its result."""
+        return self.keep_best > 1
 
     @property
     def held_out_share(self) -> float:
@@ -320,6 +348,14 @@ def resolve_stage(config: TrainerConfig) -> StageSettings:
     return stage.model_copy(update={"latent": stage.latent.model_copy(update={"feedback": False})})
 
 
+def draws_part_of_group(config: TrainerConfig) -> bool:
+    """Return whether a step of grpo with default sizes draws half a group: then a micro-batch is a whole one."""
+    hyper, stage = config.hyperparameters, config.stage
+    sizes = (hyper.batch_size, hyper.gradient_accumulation, config.launch.processes)
+    whole = isinstance(stage, GrpoSettings) and stage.num_generations == DEFAULT_GROUP
+    return whole and sizes == (DEFAULT_BATCH, 1, 1)
+
+
 def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
     """The trainer's config with every None that has a vetted value filled, as it is stored next to the result."""
     hyper = config.hyperparameters
@@ -329,6 +365,8 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     if hyper.epochs is None and hyper.max_steps is None:
         technique = config.stage.technique
         updates["epochs"] = (technique.usual_epochs if technique is not None else None) or 3.0
+    if draws_part_of_group(config):
+        updates["batch_size"] = DEFAULT_GROUP
     return config.model_copy(
         update={
             "stage": resolve_stage(config),

@@ -15,6 +15,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,13 @@ def read_digests(path: Path | None) -> dict[str, str]:
 
 def base_facts(folder: Path) -> BaseFacts:
     """What a model folder's config and tokenizer say. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
+    stamps = ((folder / name).stat() for name in ("config.json", "tokenizer.json") if (folder / name).is_file())
+    return read_base_facts(folder, tuple((stamp.st_mtime_ns, stamp.st_size) for stamp in stamps))
+
+
+@lru_cache(maxsize=64)
+def read_base_facts(folder: Path, _stamps: tuple[tuple[int, int], ...]) -> BaseFacts:
+    """The facts of a folder with files of these times and sizes: a large tokenizer is read once."""
     return BaseFacts.from_config(read_json(folder / "config.json", "E-MODEL-INVALID"), tokenizer_size(folder))
 
 

@@ -57,17 +57,19 @@ def decide(here: Settings, memory_gb: float, **config: Any) -> tuple[TrainerConf
     return found, decision
 
 
-def test_less_memory_is_never_a_method_further_up(here: Settings) -> None:
-    order = [Method.FULL, Method.FREEZE, Method.LORA, Method.QLORA]
-    found = [order.index(decide(here, size)[0].method.type) for size in (9, 0.75, 0.64)]
-    assert found == sorted(found)
-    assert found == [0, 1, 3]
+def test_a_part_of_the_model_is_trained_only_where_no_adapter_fits(here: Settings) -> None:
+    """Of a model as small as this one an adapter takes more than two blocks."""
+    found = [decide(here, size) for size in (9, 0.75, 0.64)]
+    assert [config.method.type for config, _ in found] == [Method.FULL, Method.FREEZE, Method.QLORA]
+    for config, decision in found:
+        tried = [rung.method for rung in decision.rungs if not rung.knobs]
+        assert config.method.type is not Method.FREEZE or tried == ["full", "lora", "qlora", "freeze"]
 
 
 def test_each_rung_says_what_it_needs(here: Settings) -> None:
     config, decision = decide(here, 0.64)
     assert config.method.type is Method.QLORA
-    assert [rung.method for rung in decision.rungs][:4] == ["full", "freeze", "lora", "qlora"]
+    assert [rung.method for rung in decision.rungs][:4] == ["full", "lora", "qlora", "freeze"]
     assert all("are missing" in rung.line() for rung in decision.rungs[:-1])
     assert [rung.fits for rung in decision.rungs] == [False] * (len(decision.rungs) - 1) + [True]
     needs = [rung.needed_bytes or 0 for rung in decision.rungs]
@@ -112,9 +114,8 @@ def test_what_a_backend_or_the_chain_refuses_is_left_out_with_its_reason(here: S
         {"nodes": [source, {"type": "validator"}, trainer, {"type": "evaluator"}, deployer]}
     )
     (decision,) = planning.decided(spec, here)[1]
-    full, freeze, lora = decision.rungs
+    full, lora = decision.rungs
     assert "is left out: " in full.why
-    assert "is left out: " in freeze.why
     assert (full.needed_bytes, lora.method, lora.fits) == (None, Method.LORA, True)
 
 
@@ -123,7 +124,7 @@ def test_a_measured_lack_of_memory_counts(here: Settings) -> None:
     key = timing_key(config, Path(here.default_base_model), Device.CPU, here)
     add_timing(key, Problem(time=1.0, max_length=512, rows_per_batch=4, why="ten steps ran out of memory"), here)
     config, decision = decide(here, 9)
-    assert config.method.type is Method.FREEZE
+    assert config.method.type is Method.LORA
     assert decision.rungs[0].why == "and did not fit: ten steps ran out of memory"
 
 

@@ -71,6 +71,16 @@ def test_rungs_are_where_the_trainer_is_evaluated(context: Context) -> None:
     assert build_sweep(asked(parameters=given), context).levels == (5, 15, 36)
 
 
+def test_the_first_rung_is_behind_the_warm_up(context: Context, said: list[str]) -> None:
+    warm = {"trainer": {**RATE["trainer"], "warmup_steps": 10}}
+    assert build_sweep(asked(parameters=warm), context).levels == (11, 33, 36)
+    assert said[-1] == "trainer: the first rung is step 11, behind the warm-up"
+    with pytest.raises(InvalidInput, match="E-PARAMETER: The first rung is step 4, inside the warm-up of 10 steps"):
+        build_sweep(asked(parameters=warm, first_rung=4), context)
+    evaluated = {"trainer": {**warm["trainer"], "eval": {"steps": 5}}}
+    assert build_sweep(asked(parameters=evaluated), context).levels == (15, 36)
+
+
 def test_one_value_is_that_of_every_trial(context: Context) -> None:
     spec = build_sweep(asked(parameters={"trainer": {**RATE["trainer"], "max_steps": 90}}), context)
     assert spec.steps == 90

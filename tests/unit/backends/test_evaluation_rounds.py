@@ -59,6 +59,19 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_evaluations_begin_behind_the_warm_up(jobs: Jobs, memorable: Path, tmp_path: Path) -> None:
+    hyper = {"max_steps": 8, "warmup_steps": 3}
+    job = jobs(**NATIVE, hyperparameters=hyper, eval={"set": "unseen_documents", "steps": 1})
+    job = job.model_copy(update={"data": {Port.SFT: str(memorable)}})
+    ran = train_here(job, tmp_path / "whole")
+    assert [event["step"] for event in ran.of("evaluation")] == [4, 5, 6, 7, 8]
+    assert "Evaluations begin at step 4: the warm-up ends with step 3." in [one["text"] for one in ran.of("warning")]
+    with pytest.raises(Stopped):
+        train_here(job.model_copy(update={"until": 2}), tmp_path / "rung")
+    lines = (tmp_path / "rung" / "events.jsonl").read_text().splitlines()
+    assert [one["step"] for one in map(json.loads, lines) if one["event"] == "evaluation"] == [2]
+
+
 def test_a_training_that_overfits_ends_early_with_its_best_weights(jobs: Jobs, memorable: Path, tmp_path: Path) -> None:
     ran = train_here(overfitting(jobs, memorable, patience=4, load_best=True), tmp_path / "best")
     found = ran.record["evaluation"]

@@ -114,7 +114,8 @@ def test_each_method_trains(method: str, jobs: Jobs, tmp_path: Path) -> None:
 
 def test_dpo_continues_the_adapter_against_its_frozen_start(native_run: Ran, jobs: Jobs, tmp_path: Path) -> None:
     before = load_file(native_run.folder / "adapter_model.safetensors")
-    ran = train_here(jobs(Port.PREFERENCE, **NATIVE, adapter=native_run.folder), tmp_path)
+    hyper = {"learning_rate": 2e-3, "epochs": 4}
+    ran = train_here(jobs(Port.PREFERENCE, **NATIVE, adapter=native_run.folder, hyperparameters=hyper), tmp_path)
     assert ran.record["first_loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert ran.record["final_loss"] < 0.6
     after = load_file(ran.folder / "adapter_model.safetensors")

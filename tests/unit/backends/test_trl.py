@@ -22,6 +22,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.rates import SCHEDULES
 from trainyard.train.tokens import IGNORED, encode_sft
 
 
@@ -248,10 +249,12 @@ def test_every_optimizer_of_the_table_trains(jobs: Jobs, tmp_path: Path, optimiz
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", list(BackendName.TRL.facts.schedules))
 def test_every_schedule_of_the_table_trains(jobs: Jobs, tmp_path: Path, schedule: Schedule) -> None:
-    job = jobs(hyperparameters={"schedule": schedule, "max_steps": 10, "warmup_ratio": 0.2})
+    total, warmup = 20, 4
+    job = jobs(hyperparameters={"schedule": schedule, "max_steps": total, "warmup_ratio": warmup / total})
     rates = [rate for _, _, rate in train_here(job, tmp_path).record["losses"]]
+    assert rates == pytest.approx([1e-2 * SCHEDULES[schedule](step, total, warmup) for step in range(total)])
     assert max(rates) == pytest.approx(1e-2)
-    assert (rates[0] == 0.0) == (schedule is not Schedule.CONSTANT)
+    assert rates[0] > 0
 
 
 @pytest.mark.slow

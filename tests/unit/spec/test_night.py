@@ -93,6 +93,47 @@ def test_preference_settings_are_those_of_the_dpo_buckets() -> None:
         read_night({"buckets": only_sft, "phase2": {"training": training}})
 
 
+RATES: list[tuple[dict[str, Any], list[str], dict[str, float | None]]] = [
+    ({}, ["sft", "dpo"], {"sft": None, "dpo": None}),
+    ({"training": {"learning_rate": 1e-3}}, ["sft", "dpo"], {"sft": 1e-3, "dpo": None}),
+    ({"training": {"learning_rate": 1e-3}}, ["dpo", "sft"], {"sft": 1e-3, "dpo": None}),
+    ({"training": {"learning_rate": 1e-6}}, ["dpo"], {"dpo": 1e-6}),
+    ({"learning_rates": {"dpo": 1e-6}}, ["sft", "dpo"], {"sft": None, "dpo": 1e-6}),
+    (
+        {"training": {"learning_rate": 1e-3}, "learning_rates": {"dpo": 1e-6}},
+        ["sft", "dpo"],
+        {"sft": 1e-3, "dpo": 1e-6},
+    ),
+]
+
+
+@pytest.mark.parametrize(("phase2", "methods", "rates"), RATES)
+def test_a_learning_rate_reaches_the_buckets_it_was_given_for(
+    phase2: dict[str, Any], methods: list[str], rates: dict[str, float | None]
+) -> None:
+    training = {"hyperparameters": phase2["training"]} if "training" in phase2 else {}
+    buckets = [{"name": f"bucket-{method}", "method": method} for method in methods]
+    config = read_night({"buckets": buckets, "phase2": {**phase2, "training": training}})
+    found = {method: night_trainer(config, method).hyperparameters.learning_rate for method in config.methods}
+    assert found == rates
+
+
+@pytest.mark.parametrize(
+    ("phase2", "field"),
+    [
+        ({"learning_rates": {"dpo": 1e-6}}, "phase2.learning_rates.dpo"),
+        (
+            {"learning_rates": {"sft": 1e-4}, "training": {"hyperparameters": {"learning_rate": 1e-3}}},
+            "phase2.training.hyperparameters.learning_rate",
+        ),
+    ],
+)
+def test_a_learning_rate_of_no_bucket_is_refused(phase2: dict[str, Any], field: str) -> None:
+    with pytest.raises(Refused, match="R-NIGHT") as caught:
+        read_night({"buckets": [{"name": "one", "method": "sft"}], "phase2": phase2})
+    assert [reason.field for reason in caught.value.reasons] == [field]
+
+
 def test_a_form_refuses_what_the_night_decides_itself() -> None:
     """Prefect's form makes the config without `read_night`; one that was stored whole is read again."""
     with pytest.raises(ValidationError, match="the stage is the bucket's `method`"):

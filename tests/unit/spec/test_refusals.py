@@ -53,12 +53,19 @@ FACTS = RunFacts(
 WITH_GPU = RunFacts(devices=frozenset({Device.CPU, Device.CUDA}), vllm_install="pip install vllm")
 T5 = BaseFacts.from_config({"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 32_128})
 PADDED = BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000}, tokens=32_001)
+GPT2 = BaseFacts.from_config({"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 128})
+LLAMA = BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 4096})
+MLX = BaseFacts.from_config({"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}})
 SMALL, LARGE = (BaseFacts.from_config({"model_type": "llama"}, tokens=tokens) for tokens in (32_000, 151_936))
 FACTS_OF = {
     "backend-setting-here": RunFacts(devices=frozenset({Device.CPU})),
     "vllm-missing": WITH_GPU,
     "rollouts-missing": WITH_GPU,
     "base-layout": RunFacts(base=lambda name: T5),
+    "base-positions": RunFacts(base=lambda name: GPT2),
+    "rope-original": RunFacts(base=lambda name: LLAMA),
+    "base-mlx": RunFacts(base=lambda name: MLX),
+    "evaluator-mlx": RunFacts(base=lambda name: MLX),
     "base-vocabulary": RunFacts(base=lambda name: PADDED),
     "teacher-vocabulary": RunFacts(base=lambda name: LARGE if name == "org/teacher" else SMALL),
 }
@@ -341,6 +348,13 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("schedule-free", "constant", [("1.config.hyperparameters.schedule", "constant")]),
     ("schedule-free", "warmup", [("1.config.hyperparameters.schedule", "constant_with_warmup")]),
     ("schedule-free", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
+    ("schedule-steps", "longer", [("1.config.hyperparameters.max_steps", 20)]),
+    ("schedule-steps", "linear", [("1.config.hyperparameters.schedule", "linear")]),
+    ("warmup-steps", "shorter", [("1.config.hyperparameters.warmup_steps", 9)]),
+    ("warmup-steps", "longer", [("1.config.hyperparameters.max_steps", 1001)]),
+    ("warmup-steps", "share", [("1.config.hyperparameters", {"max_steps": 10, "warmup_ratio": 1.0})]),
+    ("warmup-unused", "warmed", [("1.config.hyperparameters.schedule", "constant_with_warmup")]),
+    ("warmup-unused", "none", [("1.config.hyperparameters.warmup_steps", 0)]),
     ("galore-method", "full", [("1.config.method", "full")]),
     ("galore-method", "freeze", [("1.config.method", "freeze")]),
     ("galore-method", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),

@@ -35,7 +35,8 @@ def test_trl_carries_out_grpo_with_rewards_and_whole_groups() -> None:
     assert trl(stage={"type": "grpo", **EXACT}, hyperparameters={"batch_size": 8}) == []
     assert trl(method="grpo", stage={"type": "grpo", **EXACT, "num_generations": 2}) == []
     assert trl(stage="grpo") == ["grpo-reward"]
-    assert trl(stage={"type": "grpo", **EXACT}) == ["grpo-batch"]
+    assert trl(stage={"type": "grpo", **EXACT}) == []
+    assert trl(stage={"type": "grpo", **EXACT}, hyperparameters={"batch_size": 6}) == ["grpo-batch"]
     lora = {"target_modules": ["q_proj", "lm_head"]}
     assert trl(stage={"type": "grpo", **EXACT, "num_generations": 4}, method={"type": "lora", **lora}) == [
         "backend-setting"

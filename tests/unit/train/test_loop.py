@@ -82,7 +82,7 @@ def test_it_takes_as_many_steps_as_asked_for_and_tells_each(tmp_path: Path) -> N
     assert not kept.saved
     rates = [record.learning_rate for record in kept.records]
     # Of six steps in the schedule three warm up.
-    assert rates == pytest.approx([0, 1e-3 / 3, 2e-3 / 3, 1e-3, 2e-3 / 3])
+    assert rates == pytest.approx([1e-3 / 4, 2e-3 / 4, 3e-3 / 4, 1e-3, 2e-3 / 3])
     tokens = sum(map(len, (example["input_ids"] for example in feed.examples)))
     targets = sum(label != -100 for example in feed.examples for label in example["labels"])
     for record in kept.records:

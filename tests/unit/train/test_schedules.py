@@ -9,21 +9,23 @@ from hypothesis import strategies as st
 
 from trainyard.errors import Corrupt
 from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.compat.steps import step_reasons
+from trainyard.spec.rates import SCHEDULES, highest_rate
 from trainyard.spec.training import Hyperparameters, TrainerConfig
-from trainyard.train.schedules import SCHEDULES, LearningRate, Plateau
+from trainyard.train.schedules import LearningRate, Plateau
 
 TOTAL, WARMUP = 100, 10
 COUNTED = (0, 1, WARMUP, 55, 99, TOTAL)
 GOLDEN = {
-    Schedule.LINEAR: (0.0, 0.1, 1.0, 0.5, 1 / 90, 0.0),
-    Schedule.COSINE: (0.0, 0.1, 1.0, 0.5, 3.045_9e-4, 0.0),
+    Schedule.LINEAR: (1 / 11, 2 / 11, 1.0, 0.5, 1 / 90, 0.0),
+    Schedule.COSINE: (1 / 11, 2 / 11, 1.0, 0.5, 3.045_9e-4, 0.0),
     Schedule.CONSTANT: (1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
-    Schedule.CONSTANT_WITH_WARMUP: (0.0, 0.1, 1.0, 1.0, 1.0, 1.0),
-    Schedule.COSINE_WITH_RESTARTS: (0.0, 0.1, 1.0, 1.0, 1.217_97e-3, 0.0),
-    Schedule.POLYNOMIAL: (0.0, 0.1, 1.0, 0.25, 1 / 8100, 0.0),
+    Schedule.CONSTANT_WITH_WARMUP: (1 / 11, 2 / 11, 1.0, 1.0, 1.0, 1.0),
+    Schedule.COSINE_WITH_RESTARTS: (1 / 11, 2 / 11, 1.0, 1.0, 1.217_97e-3, 0.0),
+    Schedule.POLYNOMIAL: (1 / 11, 2 / 11, 1.0, 0.25, 1 / 8100, 0.0),
     Schedule.REDUCE_ON_PLATEAU: (1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
-    Schedule.WSD: (0.0, 0.1, 1.0, 1.0, 0.024_471_7, 0.0),
-    Schedule.INVERSE_SQRT: (0.0, 0.1, 1.0, (10 / 55) ** 0.5, (10 / 99) ** 0.5, 10**-0.5),
+    Schedule.WSD: (1 / 11, 2 / 11, 1.0, 1.0, 0.024_471_7, 0.0),
+    Schedule.INVERSE_SQRT: (1 / 11, 2 / 11, 1.0, (10 / 55) ** 0.5, (10 / 99) ** 0.5, 10**-0.5),
     Schedule.ONE_CYCLE: (0.04, 0.068_949_1, 0.999_695_4, 0.482_550_3, 4e-6, 4e-6),
 }
 
@@ -64,7 +66,7 @@ def test_steps_of_warmup_win_over_the_share() -> None:
     for _ in range(5):
         found.append(weights.param_groups[0]["lr"])
         rate.step()
-    assert found == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0, 1 - 1 / 97])
+    assert found == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1.0, 1 - 1 / 97])
 
 
 def test_restarts_really_restart() -> None:
@@ -162,3 +164,44 @@ def test_a_metric_that_is_no_number_is_no_improvement() -> None:
     for _ in range(11):
         plateau.see(float("nan"))
     assert (plateau.best, plateau.factor) == (1.0, 0.1)
+
+
+@given(schedule=st.sampled_from(Schedule), total=st.integers(1, 400), ratio=st.floats(0.0, 1.0))
+def test_a_run_with_a_share_of_warm_up_reaches_its_peak(schedule: Schedule, total: int, ratio: float) -> None:
+    """From its first step on, which has a rate above zero, however short the run is."""
+    hyper = Hyperparameters(schedule=schedule, warmup_ratio=ratio, max_steps=total)
+    if total >= schedule.facts.least_steps:
+        warmup = hyper.warmup(total)
+        assert SCHEDULES[schedule](0, total, warmup) > 0.0
+        assert highest_rate(schedule, total, warmup) == pytest.approx(1.0, abs=0.1)
+    found = step_reasons(TrainerConfig(hyperparameters=hyper), total, None)
+    assert [reason.row for reason in found] == (["schedule-steps"] if total < schedule.facts.least_steps else [])
+
+
+@pytest.mark.parametrize(("warmup", "refused"), [(0, False), (9, False), (10, True), (1000, True)])
+def test_a_warm_up_that_the_run_does_not_end_is_refused(warmup: int, refused: bool) -> None:
+    given = TrainerConfig(hyperparameters=Hyperparameters(warmup_steps=warmup))
+    assert [reason.code for reason in step_reasons(given, 10, "trainer")] == (["R-SCHEDULE"] if refused else [])
+
+
+def test_the_highest_rate_of_a_long_run_is_found() -> None:
+    assert highest_rate(Schedule.LINEAR, 10_000_000, 9_876_543) == 1.0
+    assert highest_rate(Schedule.LINEAR, 10, 1000) == pytest.approx(10 / 1001)
+
+
+def test_a_checkpoint_of_an_earlier_release_keeps_its_warm_up() -> None:
+    """It counted from zero; its rates go on as they began."""
+    saved = LearningRate(optimizer(1.0), config(Schedule.LINEAR), TOTAL).state_dict()
+    del saved["first"]
+    weights = optimizer(1.0)
+    resumed = LearningRate(weights, config(Schedule.LINEAR), TOTAL)
+    resumed.load_state_dict({**saved, "steps": 4})
+    assert resumed.last == [4 / WARMUP]
+    again = LearningRate(optimizer(1.0), config(Schedule.LINEAR), TOTAL)
+    again.load_state_dict(resumed.state_dict())
+    resumed.step()
+    again.step()
+    assert resumed.last == again.last == [5 / WARMUP]
+    whole = LearningRate(optimizer(1.0), config(Schedule.LINEAR, 1.0), TOTAL)
+    whole.load_state_dict({**whole.state_dict(), "first": 0, "warmup_steps": TOTAL - 1, "steps": 2})
+    assert whole.last == [2 / (TOTAL - 1)]

@@ -1,7 +1,9 @@
 """`method: auto`: the first method that fits the memory of the device, and every one that did not, with its numbers.
 
-    full → freeze → lora → qlora      as asked for
-    of the last of them that can run: smaller micro-batches, gradient checkpointing, shorter rows
+    full → lora → qlora → freeze      as asked for
+    of the last adapter that can run: smaller micro-batches, gradient checkpointing, shorter rows
+
+`freeze` is last: it trains a few blocks and leaves a whole model, which a user who has an adapter in mind cannot use.
 
 A method that the chain, the backend or this machine refuses is left out, for the reason that the table of refusals
 gives. One that ran out of memory in a measurement is left out for that. The chain is resolved to what was chosen, so
@@ -130,7 +132,8 @@ def decide_one(
         rungs.append(look_at_memory(shape, resolved, budget, settings, ""))
         if rungs[-1].fits:
             return with_method(spec, at, candidate), decision_of(node, budget, rungs, config, candidate)
-        smallest = (candidate, method)
+        if smallest is None or method.facts.adapter:
+            smallest = (candidate, method)
     if smallest is None or budget is None or shape is None:
         raise Refused(min(reasons, key=len))
     for knobs, candidate in turn_knobs(smallest[0], config):

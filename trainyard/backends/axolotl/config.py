@@ -75,9 +75,7 @@ def config_of(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
         "optimizer": job.config.backend.facts.optimizers[hyper.optimizer],
         "lr_scheduler": job.config.backend.facts.schedules[hyper.schedule],
         "learning_rate": hyper.learning_rate,
-        **(
-            {"warmup_ratio": hyper.warmup_ratio} if hyper.warmup_steps is None else {"warmup_steps": hyper.warmup_steps}
-        ),
+        "warmup_steps": hyper.warmup(facts.total_steps),
         "weight_decay": hyper.weight_decay,
         "max_grad_norm": hyper.max_grad_norm,
         "bf16": precision is Precision.BF16,

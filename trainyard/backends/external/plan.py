@@ -30,13 +30,13 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import adapter_settings
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.estimate.timing import save_steps
+from trainyard.spec.rates import SCHEDULES
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.batching import BatchPlan, Cut
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, require_same_base
 from trainyard.train.methods.lora import adapter_shape, list_adapted, targets
 from trainyard.train.reporting.counts import Counted, Origin, account_fields
-from trainyard.train.schedules import SCHEDULES
 from trainyard.train.stages import kto, pairs, sft
 from trainyard.train.stages.lengths import TokenShare
 from trainyard.train.stages.table import STAGES
@@ -59,6 +59,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
         widths = [1] * len(shares)
     plan = plan_of(job, widths)
     total = frame.total_steps(job.config.hyperparameters, plan.steps_per_epoch)
+    frame.require_steps(job, total)
     lines, planned = list(islice(steps(job, plan, total), total)), Counted()
     write_lines(place / names.STEPS_FILE, lines)
     for row in (row for line in lines for rows in line["rows"] for row in rows):

@@ -26,9 +26,9 @@ from trainyard.errors import TrainyardError
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.rates import SCHEDULES
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import commit, newest_valid, require_space
-from trainyard.train.schedules import SCHEDULES
 from trainyard.train.session.finite import require_finite_loss
 from trainyard.workers.trainyard_worker import names
 from trainyard.workers.trainyard_worker.files import WorkerFiles

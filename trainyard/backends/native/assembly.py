@@ -29,6 +29,8 @@ from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.latent import LatentSettings
 from trainyard.spec.axes.stages import DistillSettings, PpoSettings, Stage
 from trainyard.spec.compat.advice import advice
+from trainyard.spec.compat.run import length_advice
+from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.estimate.evaluations import default_interval
 from trainyard.spec.estimate.timing import save_steps
 from trainyard.spec.packages import LIGER
@@ -154,18 +156,21 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     cut = keep_layout(folder, cut)
     feed = make_feed(job, prepared, cut, device, events)
     plan = feed.plan
+    total = frame.total_steps(config.hyperparameters, plan.steps_per_epoch)
+    frame.require_steps(job, total, events)
     precision = frame.decide_precision(
         job, device, folder, first_step(policy, feed.batch(feed.plan.steps(0)[0][0]), device)
     )
     if team is None and config.stage.technique is None and (device == Device.CUDA or cut.mode == "packed"):
         dtype = AUTOCAST.get(precision.precision, torch.float32)
         policy.facts["row_attention"] = choose_row_attention(policy.model, device, dtype)
-    total = frame.total_steps(config.hyperparameters, plan.steps_per_epoch)
     decided = RunPlan(total, precision.precision, choose_head(job, policy, cut.budget))
     if team is not None:
         team.broadcast_command(PLAN, asdict(decided))
     session = open_session(job, policy, prepared.tokenizer, decided, place=(device, folder / "session"), team=team)
     held_out = hold_out(job, feed, prepared, total)
+    if held_out is not None and (text := held_out.postponed):
+        events.emit("warning", text=text)
     began = time.perf_counter()
     if stage.needs_reference(config) and stage.reference_per_example:
         for each in (feed, held_out.feed) if held_out else (feed,):
@@ -264,10 +269,13 @@ def hold_out(job: TrainingJob, feed: Feed, prepared: PreparedData, total_steps: 
     plan = make_plan(examples, feed.plan.cut, stage)
     trained_rows = round(total_steps / per_epoch * len(feed.examples))
     every = default_interval(total_steps, trained_rows, len(examples)) if asked.steps is None else asked.steps
+    hyper = job.config.hyperparameters
     return HeldOut(
         Feed(examples, plan, stage, feed.pad_id),
         [prompt_of(example, prepared.tokenizer) for example in examples[: asked.samples]],
         per_epoch if every == "epoch" else every,
+        first=hyper.warmup(total_steps) + 1 if hyper.schedule.facts.warms_up else 1,
+        until=job.until,
     )
 
 
@@ -296,7 +304,8 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     if isinstance(config.stage, PpoSettings) and config.stage.has_critic:
         attach_critic(policy.model, make_critic(policy_request(job, device), scorer_of(job)))
         policy.facts["critic"] = "the reward model" if job.reward_model else "the model itself, with values of 0"
-    for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
+    base = BaseFacts.from_config(transformers.AutoConfig.from_pretrained(job.base, trust_remote_code=False).to_dict())
+    for warning in [*advice(config, accelerator_of(device)), *length_advice(config, base), *policy.warnings]:
         events.emit("warning", text=warning)
     if config.engine.kernels == "liger":
         policy.facts["kernels"] = fuse_blocks(policy.model, device)

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig
 
 from trainyard.backends import frame
-from trainyard.backends.job import TrainingJob, earlier_configs
+from trainyard.backends.job import TrainingJob, earlier_configs, mirror_address
 from trainyard.backends.native.assembly import (
     JOB,
     NativeRun,
@@ -146,13 +146,14 @@ def train_on(
     team: Team | None = None,
     server: Any = None,
 ) -> None:
-    mirror = mirror_of(job)
+    mirror = mirror_address(job)
     found = find_newest(folder / CHECKPOINT_FOLDER, mirror)
     restarted_from = log_restart(folder / DECISIONS_FILE, found, events)
     run = assemble(job, folder, events, device, team)
     if server is not None:
         draw_by(run, server, folder / SERVER_FOLDER)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(run.policy.model))
+    began_with = frame.sum_bits(run.policy.model)  # as at its very first step, also where it continues
     if found.path is not None:
         resume(run, found.path, events)
     events.emit("begin", restarted_from=restarted_from, **begin_facts(run))
@@ -185,12 +186,15 @@ def train_on(
             stop=lambda: events.stop_requested() or reached(run),
             hooks=[*evaluation_of(run, save, events), StepReporter(run, report), ConstantRewards(events.emit)],
         )
+        if finished and outlives(job):
+            save(run.session, run.progress)
     if not finished:
         reason = RUNG if reached(run) else "asked to stop; a checkpoint is saved"
         raise Stopped(reason, step=count_done(run.session))
     if asked and asked.load_best:
         take_best(run, folder / CHECKPOINT_FOLDER, mirror)
     run.session.show_served()
+    frame.require_moved(job, run.policy.model, began_with, standstill_of(run))
     run.policy = served_policy(run)
     record = training_record(run, time.monotonic() - started)
     frame.require_finite_weights(run.policy.model)
@@ -198,16 +202,15 @@ def train_on(
     frame.report_metrics(events, record)
 
 
+def outlives(job: TrainingJob) -> bool:
+    """Return whether checkpoints of a job stay after its end, where that of its last step belongs then."""
+    return job.config.engine.mirror is not None or (job.config.eval is not None and job.config.eval.keeps_several)
+
+
 def reached(run: NativeRun) -> bool:
     """Return whether the step is done after which this execution stops."""
     until = run.job.until
     return until is not None and count_done(run.session) >= until
-
-
-def mirror_of(job: TrainingJob) -> str | None:
-    """The job's own folder in the object store: another job must never continue from it."""
-    address = job.config.engine.mirror
-    return f"{address.rstrip('/')}/{job.digest}" if address else None
 
 
 def save_checkpoint(
@@ -356,6 +359,12 @@ def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "versions": frame.library_versions(run.job.config, "torch", "transformers", "peft", *run.policy.packages),
     }
+
+
+def standstill_of(run: NativeRun) -> str:
+    """Return why a run has moved nothing, if it has not."""
+    done, drawn = count_done(run.session), summarize_rollouts(run.progress.kept)
+    return frame.explain_standstill(run.progress.losses, done, run.session.skipped, drawn)
 
 
 def evaluation_record(run: NativeRun) -> dict[str, Any]:

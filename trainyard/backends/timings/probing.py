@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainyard.backends.base import run_training, work_folder
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import PROBE_RUN, TrainingJob
 from trainyard.backends.oom import ran_out_of_memory
 from trainyard.backends.timings.records import add_timing
 from trainyard.backends.timings.watching import TrainingClock, key_of
@@ -19,6 +19,7 @@ from trainyard.compute.lease import claim_devices, holder, slot_lock
 from trainyard.compute.supervise import kernel_kills, read_tail
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.estimate.timing import Problem
 from trainyard.spec.training import TrainerConfig
 
@@ -26,8 +27,8 @@ STEPS, SAVE_AT = 10, 5
 
 
 def probe_config(config: TrainerConfig) -> TrainerConfig:
-    """The training, cut to ten steps with one checkpoint; it leaves nothing anywhere else."""
-    hyper = {"max_steps": STEPS, "save_steps": SAVE_AT}
+    """Return the training, cut to ten steps at its peak rate with one checkpoint; it leaves nothing anywhere else."""
+    hyper = {"max_steps": STEPS, "save_steps": SAVE_AT, "schedule": Schedule.CONSTANT, "warmup_steps": None}
     return config.model_copy(
         update={
             "hyperparameters": config.hyperparameters.model_copy(update=hyper),
@@ -44,7 +45,7 @@ def run_probe(job: TrainingJob, folder: Path, settings: Settings, say: Callable[
 
     Waits for the device. Raises what `run_training` raises, but for want of memory.
     """
-    job = job.model_copy(update={"config": probe_config(job.config), "run": f"plan-{uuid.uuid4().hex[:12]}"})
+    job = job.model_copy(update={"config": probe_config(job.config), "run": f"{PROBE_RUN}{uuid.uuid4().hex[:12]}"})
     for number in device_numbers():
         if (other := holder(slot_lock(settings, number))) is not None:
             say(f"device {number} is in use by {other}; the measurement may wait for it")

@@ -17,10 +17,8 @@ from trl.trainer.kto_config import KTOConfig
 from trainyard.backends.frame import total_steps
 from trainyard.backends.job import TrainingJob
 from trainyard.spec.axes.devices import Precision
-from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import DpoSettings, GrpoSettings, KtoSettings, PreferenceLoss, SftSettings
 from trainyard.spec.estimate.timing import save_steps
-from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, STABLE_DECAY
 
 MOST_LOSSES = 1000
 """Points of the loss curve that are logged: every step of a short run, fewer of a long one."""
@@ -70,16 +68,6 @@ def run_length(job: TrainingJob, rows: int) -> Length:
     return Length(total, total / per_epoch, save, max(1, total // MOST_LOSSES), whole)
 
 
-def schedule_arguments(schedule: Schedule, total_steps: int) -> dict[str, Any]:
-    """Return the arguments with which transformers' schedule equals the native engine's."""
-    arguments: dict[Schedule, dict[str, Any]] = {
-        Schedule.WSD: {"num_decay_steps": max(1, total_steps // STABLE_DECAY)},
-        Schedule.COSINE_WITH_RESTARTS: {"num_cycles": RESTART_CYCLES},
-        Schedule.POLYNOMIAL: {"power": POLYNOMIAL_POWER, "lr_end": 0.0},
-    }
-    return arguments.get(schedule, {})
-
-
 def common_arguments(
     job: TrainingJob, length: Length, folder: Path, device: str, precision: Precision
 ) -> dict[str, Any]:
@@ -91,9 +79,7 @@ def common_arguments(
         "gradient_accumulation_steps": hyper.gradient_accumulation,
         "max_steps": length.total_steps,
         "learning_rate": hyper.learning_rate,
-        "lr_scheduler_type": job.config.backend.facts.schedules[hyper.schedule],
-        "lr_scheduler_kwargs": schedule_arguments(hyper.schedule, length.total_steps),
-        "warmup_steps": hyper.warmup(length.total_steps),
+        "lr_scheduler_type": "constant",  # `CommittedCheckpoints` replaces it by our curve
         "optim": job.config.backend.facts.optimizers[hyper.optimizer],
         "weight_decay": hyper.weight_decay,
         "max_grad_norm": hyper.max_grad_norm,

@@ -39,6 +39,7 @@ from trainyard.compute.child import Events, Stopped
 from trainyard.data.renderers.choice import choose_template
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.strategies import Strategy
+from trainyard.spec.rates import SCHEDULES
 from trainyard.train.bases.initialization import initialize_adapter
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space
 from trainyard.train.methods.adapters import write_difference
@@ -66,6 +67,7 @@ def train(folder: Path, events: Events) -> None:
 def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
     found, restarted_from = start_of(folder, events, team)
     prepared = prepare(job, device, events)
+    frame.require_steps(job, prepared.length.total_steps, events)
     frame.require_not_stopped(sync_value(team, events.stop_requested()))
     set_seed(job.config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
     model = shared_model(job, found.path) if is_sharded(job) else make_model(job, device)
@@ -73,6 +75,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     step = middle_step(prepared, model)
     choice = frame.decide_precision(job, device, folder, step, partial(sync_value, team))
     trainer = build_trainer(prepared, model, folder, choice.precision)
+    began_with = frame.sum_bits(trainer.model)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(trainer.model))
     curve = LossCurve.load(found.path) if found.path else LossCurve()
     trainer.events, trainer.checkpoint_root, trainer.curve = events, folder / CHECKPOINT_FOLDER, curve
@@ -85,6 +88,8 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     if trainer.state.global_step < prepared.length.total_steps:
         raise Stopped("asked to stop; a checkpoint is saved", step=trainer.state.global_step)
     frame.require_finite_weights(trainer.model)
+    points = trainer.curve.points
+    frame.require_moved(job, trainer.model, began_with, frame.explain_standstill(points, len(points), 0, {}))
     record = training_record(prepared, trainer, choice, time.monotonic() - started)
     hand_over(trainer, prepared, folder, record)
     frame.report_metrics(events, record)
@@ -131,6 +136,9 @@ def build_trainer(
             model.get_parameter(name).data = data
     trainer.lengths = [len(sequence(example)) for example in prepared.examples]
     trainer.count_batches()
+    hyper, total = job.config.hyperparameters, prepared.length.total_steps
+    warmup, curve = hyper.warmup(total), SCHEDULES[hyper.schedule]
+    trainer.multiplier = lambda step: curve(step, total, warmup)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

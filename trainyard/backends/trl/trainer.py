@@ -1,6 +1,7 @@
 """TRL's trainers with our checkpoints, our order of rows and our events (torch; imported in the child only).
 
-Nothing is added to the maths: loss, optimiser and schedule are TRL's and transformers' own.
+Nothing is added to the maths: loss and optimiser are TRL's and torch's own. The learning rate follows `spec/rates`, as
+in every backend: the schedules of transformers begin a warm-up with a step at zero.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import SCHEDULER_NAME
@@ -199,6 +201,8 @@ class CommittedCheckpoints(Trainer):
     """What a new adapter began with, where that was not zero."""
     seen: Counted
     """What this process has trained on since its start."""
+    multiplier: Callable[[int], float]
+    """Step, counted from 0 -> factor of the learning rate."""
 
     def facts(self) -> dict[str, Any]:
         """What else the trainer has decided, for the record."""
@@ -232,6 +236,12 @@ class CommittedCheckpoints(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> ShuffledOrder:
         self.order = self.new_order()
         return self.order
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        chosen = optimizer or self.optimizer
+        assert chosen is not None, "made before its schedule"
+        self.lr_scheduler = LambdaLR(chosen, self.multiplier)
+        return self.lr_scheduler
 
     def new_order(self) -> ShuffledOrder:
         """Batches of all processes together; accelerate deals each out to them."""

@@ -52,6 +52,8 @@ class EvalMetric(AxisValue):
     REWARD_MARGIN = MetricFacts("reward_margin", best="max")
 
 
+DEFAULT_GROUP = 8
+"""Completions of a prompt in grpo, and then the rows of a micro-batch, where neither was chosen."""
 PREFERENCE_METRICS = (EvalMetric.LOSS, EvalMetric.REWARD_ACCURACY, EvalMetric.REWARD_MARGIN)
 
 
@@ -243,7 +245,9 @@ class GrpoSettings(DrawnSettings, AnswersSettings):
     """How completions are drawn, and what they are worth (Shao et al. 2024, arXiv 2402.03300)."""
 
     rewards: tuple[Reward, ...] = Field((), max_length=32, description="Added, each times its weight; at least one.")
-    num_generations: int = Field(8, ge=2, le=1024, description="Completions of each prompt, compared with each other.")
+    num_generations: int = Field(
+        DEFAULT_GROUP, ge=2, le=1024, description="Completions of each prompt, compared with each other."
+    )
     max_completion_length: int = Field(512, ge=1, le=1_048_576, description="Tokens of a completion.")
     temperature: float = Field(1.0, gt=0, le=100, description="Of the sampling.")
     beta: float = Field(0.0, ge=0, le=100, description="Weight of the distance from the model as it was; 0: none.")

@@ -10,6 +10,7 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import trained_rank
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.stages import DpoSettings
+from trainyard.spec.compat.steps import step_advice
 from trainyard.spec.training import TrainerConfig
 
 USUAL_RANKS = (8, 64)
@@ -62,4 +63,6 @@ ADVICE = (
 def advice(config: TrainerConfig, here: Device | None = None) -> list[str]:
     """The sentences for a resolved trainer; `here` is the device that `device: auto` takes, if it is known."""
     device = here if config.device is Device.AUTO else config.device
-    return [row.says.format(config=config) for row in ADVICE if row.device in (None, device) and row.when(config)]
+    usual = [row.says.format(config=config) for row in ADVICE if row.device in (None, device) and row.when(config)]
+    total = config.hyperparameters.max_steps
+    return [*usual, *(step_advice(config, total) if total is not None else ())]

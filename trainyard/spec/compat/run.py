@@ -16,7 +16,7 @@ from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, f
 from trainyard.spec.compat.engine import GPUS, unfit_kernels
 from trainyard.spec.compat.evaluator_deployer import each_target
 from trainyard.spec.compat.training import draws_by_vllm
-from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
+from trainyard.spec.estimate.bases import LEAST_LENGTH, BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.packages import GCS, LIGER, Package
 from trainyard.spec.training import TrainerConfig
@@ -164,6 +164,40 @@ def unknown_ids(_: TrainerConfig, base: BaseFacts) -> Match:
     return {"highest": base.tokens - 1, "tokens": base.tokens, "vocabulary": base.vocabulary}
 
 
+def beyond_table(config: TrainerConfig, base: BaseFacts) -> Match:
+    """Rows, with what is drawn after them, for which a table of positions has no entries."""
+    context, drawn = base.context, config.stage.drawn_tokens
+    if not context.is_table or context.positions is None:
+        return False
+    length = config.hyperparameters.max_length
+    if length + drawn <= context.positions:
+        return False
+    most = context.positions - drawn
+    return {
+        "positions": context.positions,
+        "drawn": f" and completions of up to {drawn}" if drawn else "",
+        "use": f"a max_length of at most {most}" if most >= LEAST_LENGTH else "a shorter max_completion_length",
+    }
+
+
+def scaled_beyond(config: TrainerConfig, base: BaseFacts) -> Match:
+    """A scaling of positions that the base does not have."""
+    rope, positions = config.rope, base.context.positions
+    original = rope.original_length if rope is not None else None
+    return None not in (original, positions) and original > positions and {"positions": positions}  # type: ignore[operator]
+
+
+def packed_for_mlx(config: TrainerConfig, base: BaseFacts) -> Match:
+    return base.made_for_mlx and config.backend is not BackendName.MLX
+
+
+def evaluates_mlx(_: EvaluatorConfig, at: NodeView) -> Match:
+    """A trained model whose base the evaluator cannot load."""
+    before = at.trainer()
+    found = at.facts.base(before.base_model) if before and before.base_model and at.facts.base else None
+    return found is not None and found.made_for_mlx and {"base": before.base_model if before else ""}
+
+
 def of_base(judge: Judge) -> When:
     """The same about the base model's files, where this machine has them."""
 
@@ -174,7 +208,13 @@ def of_base(judge: Judge) -> When:
     return when
 
 
-JUDGES: dict[str, Judge] = {"base-layout": other_layout, "base-vocabulary": unknown_ids}
+JUDGES: dict[str, Judge] = {
+    "base-layout": other_layout,
+    "base-vocabulary": unknown_ids,
+    "base-positions": beyond_table,
+    "rope-original": scaled_beyond,
+    "base-mlx": packed_for_mlx,
+}
 
 BASE_ROWS = (
     Row(
@@ -189,6 +229,24 @@ BASE_ROWS = (
         "Put the tokenizer that the model was trained with into its folder, or save the model after "
         "`resize_token_embeddings({tokens})`.",
         scope="run",
+    ),
+    Row(
+        "base-positions", "R-LENGTH", "trainer", "config.hyperparameters.max_length",
+        of_base(JUDGES["base-positions"]),
+        "The base {config.base_model!r} has {positions} positions, and rows of up to "
+        "{config.hyperparameters.max_length} tokens{drawn} would be trained.",
+        "Use {use}, or another base.", scope="run",
+    ),
+    Row(
+        "rope-original", "R-LENGTH", "trainer", "config.rope.original_length", of_base(JUDGES["rope-original"]),
+        "The positions of {config.base_model!r} would be scaled from {config.rope.original_length}, and it has "
+        "{positions}.",
+        "Remove original_length, or write at most {positions}.", scope="run",
+    ),
+    Row(
+        "base-mlx", "R-QUANTIZATION", "trainer", "config.base_model", of_base(JUDGES["base-mlx"]),
+        "The base {config.base_model!r} is quantized for MLX, and backend {config.backend} cannot read such weights.",
+        "Use the base in full precision, with method qlora where memory is short, or backend mlx.", scope="run",
     ),
 )  # fmt: skip
 """A plan reads them from the files of the base, a training child from the base that it is about to load."""
@@ -217,9 +275,33 @@ def switched_off(config: TrainerConfig, at: NodeView) -> Match:
     return config.backend.facts.runs_scripts and why is not None and {"why": why}
 
 
+def length_advice(config: TrainerConfig, base: BaseFacts) -> list[str]:
+    """Return what a base does with rows of this length that is allowed and rarely intended."""
+    context, length = base.context, config.hyperparameters.max_length + config.stage.drawn_tokens
+    positions, window = context.positions, context.window
+    if config.rope is not None and positions is not None:
+        positions = int((config.rope.original_length or positions) * config.rope.factor)
+    found = []
+    if positions is not None and context.is_table and length == positions:
+        found.append(f"max_length is {config.hyperparameters.max_length}: the base has {positions} positions.")
+    if positions is not None and not context.is_table and length > positions:
+        found.append(
+            f"Rows of up to {length} tokens are longer than the {positions} positions of the base: what lies beyond "
+            "them it has never seen. Lower max_length, or scale its positions with `rope`."
+        )
+    if window is not None and length > window:
+        found.append(f"Each token sees the {window} tokens before it in this base, and rows have up to {length}.")
+    return found
+
+
 NEEDS_EMBEDDED = each_target(lambda one: one.type is TargetType.EMBEDDED and one.url is None)
 RUN_ROWS = (
     *BASE_ROWS,
+    Row(
+        "evaluator-mlx", "R-QUANTIZATION", "evaluator", "config.benchmarks", evaluates_mlx,
+        "The base {base!r} is quantized for MLX, and the evaluator cannot read such weights.",
+        "Train on the base in full precision, or remove the evaluator.", scope="run",
+    ),
     Row(
         "teacher-vocabulary", "R-BASE-MISMATCH", "trainer", "config.stage.teacher", other_vocabulary,
         "The tokenizer of the teacher {config.stage.teacher!r} has {teacher} tokens, that of the student {student}: "

@@ -14,6 +14,7 @@ from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_RO
 from trainyard.spec.compat.latent import LATENT_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
 from trainyard.spec.compat.session import SESSION_ROWS
+from trainyard.spec.compat.steps import STEP_ROWS, UNUSED_WARMUP
 from trainyard.spec.compat.training import CHANGING_ROWS, ROLLOUT_ROWS, TEACHER_ROWS, TRAINER_ROWS
 from trainyard.spec.compat.words import WORD_ROWS
 from trainyard.spec.ports import Wiring
@@ -21,7 +22,7 @@ from trainyard.spec.ports import Wiring
 ROWS: tuple[Row, ...] = (
     *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *BACKEND_ROWS, *TRAINER_ROWS, *CHANGING_ROWS, *ENGINE_ROWS,
     *LAUNCH_ROWS, *ROLLOUT_ROWS, *TEACHER_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
-    *SESSION_ROWS, *LATENT_ROWS,
+    *SESSION_ROWS, *LATENT_ROWS, *STEP_ROWS, UNUSED_WARMUP,
 )  # fmt: skip
 """Every refused combination."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainyard.spec.estimate.bases import Context
 from trainyard.spec.estimate.shape import ModelShape
 
 TOKENS = 4096
@@ -23,11 +24,11 @@ def answering_bytes(config: Mapping[str, Any], parameters: int, width: int) -> i
     """Return the bytes of a base with this `config.json`; of an unknown layout only the weights are counted."""
     text = config.get("text_config")
     given = text if isinstance(text, Mapping) else config
-    shape, context = ModelShape.from_config(given), given.get("max_position_embeddings")
+    shape, context = ModelShape.from_config(given), Context.from_config(given).positions
     weights = parameters * width
     if shape is None:
         return weights
-    tokens = min(TOKENS, context) if isinstance(context, int) and context > 0 else TOKENS
+    tokens = min(TOKENS, context or TOKENS)
     cache = 2 * shape.layers * shape.key_value_heads * shape.head_size
     temporaries = 8 * shape.hidden + 3 * shape.feed_forward
     return weights + (cache + temporaries) * width * tokens

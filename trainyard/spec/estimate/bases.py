@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeGuard
 
 
 class ModelLayout(StrEnum):
@@ -35,6 +35,64 @@ Source: the masked-language models of transformers that have no decoder (`MODEL_
 """
 
 
+TABLES = frozenset({
+    "biogpt", "codegen", "cpmant", "ctrl", "git", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "openai-gpt", "opt",
+    "trocr",
+})  # fmt: skip
+"""Decoders with one row of a table for each position, learned or computed: a longer row ends in an IndexError.
+
+Source: the causal models of transformers whose positions are an `nn.Embedding`, or a buffer of `n_positions` rows.
+"""
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")
+"""Where a config has its positions; the first one counts."""
+LEAST_LENGTH = 8
+"""The smallest max_length that a spec may have."""
+BY_FACTOR = ("linear", "dynamic")
+"""Kinds of scaling whose config names the positions before it."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """How many tokens a base can see at once, as its config.json says; None: it does not say."""
+
+    positions: int | None = None
+    is_table: bool = False
+    """Whether there is nothing beyond them; a rotary base goes on, with angles that it has never seen."""
+    window: int | None = None
+    """Tokens that each token sees, where no layer of the base sees more."""
+
+    def most_tokens(self, drawn: int) -> int | None:
+        """Return the longest rows of a table of positions, less what is drawn; None where there is no limit."""
+        if not self.is_table or self.positions is None or self.positions - drawn < LEAST_LENGTH:
+            return None
+        return self.positions - drawn
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Context:
+        inner = config.get("text_config")
+        text = inner if isinstance(inner, Mapping) else config
+        found = next((text[key] for key in POSITION_KEYS if is_count(text.get(key))), None)
+        rope = text.get("rope_parameters") or text.get("rope_scaling")
+        if found is not None and isinstance(rope, Mapping):
+            kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+            found = int(found * factor) if kind in BY_FACTOR and isinstance(factor, int | float) else found
+        return cls(found, str(text.get("model_type", "")) in TABLES, window_of(text))
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def window_of(text: Mapping[str, Any]) -> int | None:
+    """The sliding window of a base without a layer that sees everything."""
+    window, layers = text.get("sliding_window"), text.get("layer_types")
+    if not is_count(window) or text.get("use_sliding_window") is False:
+        return None
+    everywhere = all(kind == "sliding_attention" for kind in layers) if isinstance(layers, list) else True
+    mixed = any(key in text for key in ("sliding_window_pattern", "max_window_layers"))
+    return window if everywhere and not (mixed and layers is None) else None
+
+
 @dataclass(frozen=True)
 class BaseFacts:
     """The type of a model, its layout, and how many tokens it and its tokenizer know; None: not known."""
@@ -45,13 +103,25 @@ class BaseFacts:
     """Rows of the embedding. None for a multimodal model, whose text part may have its own rows for images."""
     tokens: int | None = None
     """One more than the highest id that the tokenizer gives."""
+    context: Context = Context()
+    """How far it reads."""
+    made_for_mlx: bool = False
+    """Whether its weights are packed as MLX packs them, which transformers cannot read."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], tokens: int | None = None) -> BaseFacts:
         """The facts in a model's `config.json`."""
         model_type, rows = str(config.get("model_type", "")), config.get("vocab_size")
         whole = isinstance(rows, int) and "text_config" not in config
-        return cls(model_type, layout_of(model_type, config), rows if whole else None, tokens)
+        layout = layout_of(model_type, config)
+        return cls(model_type, layout, rows if whole else None, tokens, Context.from_config(config), is_of_mlx(config))
+
+
+def is_of_mlx(config: Mapping[str, Any]) -> bool:
+    """Whether a config is that of weights quantized by mlx_lm: {group_size, bits}, and no method that loads them."""
+    packed, known = config.get("quantization"), config.get("quantization_config")
+    has_method = isinstance(known, Mapping) and "quant_method" in known
+    return isinstance(packed, Mapping) and {"group_size", "bits"} <= packed.keys() and not has_method
 
 
 def layout_of(model_type: str, config: Mapping[str, Any]) -> ModelLayout:

@@ -55,6 +55,24 @@ class HeldOut:
     prompts: Sequence[Prompt]
     every: int
     """Steps between two evaluations; the last step has one of its own."""
+    first: int = 1
+    """Step before which nothing is evaluated: in the warm-up a training is not yet what its rate makes of it."""
+    until: int | None = None
+    """Step at which this execution stops to be compared; it is always evaluated."""
+
+    @property
+    def postponed(self) -> str:
+        """Say which evaluations are left out because of the warm-up; empty for none."""
+        if self.every >= self.first:
+            return ""
+        begins = -(-self.first // self.every) * self.every
+        return f"Evaluations begin at step {begins}: the warm-up ends with step {self.first - 1}."
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        """Whether there is an evaluation after a step."""
+        if step in (total_steps, self.until):
+            return True
+        return step % self.every == 0 and step >= self.first
 
     @property
     def rows(self) -> int:
@@ -94,7 +112,7 @@ class PeriodicEvaluation:
 
     def on_step(self, record: StepRecord) -> None:
         step = record.step
-        if step % self.held_out.every and step < self.total_steps:
+        if step < self.total_steps and not self.held_out.is_due(step, self.total_steps):
             return
         started = time.perf_counter()
         generators = random_state()

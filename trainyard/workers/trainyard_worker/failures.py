@@ -61,6 +61,16 @@ def nonfinite_weights(name: str) -> dict[str, str]:
     }
 
 
+def unchanged_weights(why: str) -> dict[str, str]:
+    """A training after which no weight is another one."""
+    return {
+        "what": "The training has ended and moved no weight: its result would be what it began with.",
+        "why": why,
+        "do": "Look at learning_rate, precision, rewards and the rows that are learned, and train again.",
+        "code": "E-UNCHANGED",
+    }
+
+
 def crash(error: BaseException) -> dict[str, str]:
     """An unforeseen exception; the traceback is in the log."""
     last_line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]

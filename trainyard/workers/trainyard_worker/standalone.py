@@ -384,7 +384,7 @@ def parameter_groups(spec: dict[str, Any], model: Any) -> Iterator[dict[str, Any
 def rate_factor(name: str, step: int, total: int, warmup: int) -> float:
     """What the peak learning rate is multiplied with at a step, counted from 0."""
     if name != "constant" and step < warmup:
-        return step / max(1, warmup)
+        return (step + 1) / (warmup + 1)
     part = (step - warmup) / max(1, total - warmup)
     return {"linear": 1 - part, "cosine": 0.5 * (1 + math.cos(math.pi * part))}.get(name, 1.0)
 
@@ -407,7 +407,7 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
     torch.manual_seed(hyper["seed"])  # what is dropped out depends on nothing that was drawn before
     at, losses = resume(spec, model, optimizer)
     asked = hyper.get("warmup_steps")
-    warmup = math.ceil(hyper["warmup_ratio"] * total) if asked is None else asked
+    warmup = min(math.ceil(hyper["warmup_ratio"] * total), total - 1) if asked is None else asked
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
     emit("begin", total_steps=total, total_epochs=total / per_epoch, device=device, precision="fp32",
          threads=torch.get_num_threads(), restarted_from={"step": at} if at else None)  # fmt: skip

@@ -190,7 +190,7 @@ def test_step_moves_the_weights_and_leaves_stale_gradients(session: Session) -> 
     accumulate(session, batch_of())
     first = session.step()
     assert (first.skipped, first.global_step, session.accumulated) == (False, 1, 0)
-    assert first.learning_rate == 0.0  # a warm-up starts at nothing
+    assert first.learning_rate == 1e-3 / 2  # a warm-up of one step is half of the way
     assert gradients_of(session)
     session.zero_grad()
     assert not gradients_of(session)

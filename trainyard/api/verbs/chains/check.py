@@ -23,7 +23,8 @@ class FileCheck(Response):
     digest: str | None = None
     nodes: int = 0
     notes: tuple[str, ...] = ()
-    """What the machine that runs the chain decides, and how it would be decided here."""
+    """What the machine that runs the chain decides, and how it would be decided here; settings that are allowed and
+    rarely intended."""
     reasons: tuple[dict[str, Any], ...] = ()
     """As `trainyard.errors.Reason`, with its line."""
 
@@ -62,4 +63,5 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
         row = {**reason_of(error, None, "").as_dict(), "line": str(error)}
         return FileCheck(file=str(path), ok=False, reasons=(row,))
     notes = tuple(f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions)
+    notes += tuple(f"{one.id}: {text}" for one in chain.nodes for text in planning.list_advice(one.config, settings))
     return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from trainyard.api.live import found
 from trainyard.api.live.trainings import trainings_of
 from trainyard.api.requests import jobs as requests
 from trainyard.api.responses import Response
-from trainyard.backends.results import CHECKPOINT_FOLDER
+from trainyard.backends.job import TrainingJob, mirror_folder
+from trainyard.backends.results import BEST_FOLDER, CHECKPOINT_FOLDER
+from trainyard.compute.child import SPEC_FILE
 from trainyard.errors import Corrupt, NotFound
 from trainyard.stores.live.job_index import Row
 from trainyard.stores.whole import MANIFEST, file_sha256
@@ -39,7 +42,8 @@ class Checkpoint(Response):
 class CheckpointList(Response):
     id: str
     checkpoints: tuple[Checkpoint, ...]
-    """Of each trainer the newest first. A training that has finished keeps its result, and no checkpoints."""
+    """Of each trainer the newest first. Of a training that has finished, those in its `checkpoint_dir`
+    (`engine.mirror`), and its best ones where `eval.keep_best` is above 1."""
 
 
 class VerifiedCheckpoint(Response):
@@ -93,7 +97,23 @@ def folders_of(row: Row, node: str | None) -> Iterator[tuple[str, Path, int]]:
     """(trainer, folder, step) of each checkpoint of a job, or of one trainer of it."""
     for work in trainings_of(row):
         if node in (None, work.node):
-            yield from ((work.node, path, step) for path, step in checkpoints(work.folder / CHECKPOINT_FOLDER))
+            yield from ((work.node, path, step) for path, step in checkpoints_below(work.folder))
+
+
+def checkpoints_below(work: Path) -> list[tuple[Path, int]]:
+    """The checkpoints of a training, the newest first: in its work folder, and those of its mirror that it has not."""
+    found = {step: path for root in checkpoint_roots(work) for path, step in checkpoints(root)}
+    return [(found[step], step) for step in sorted(found, reverse=True)]
+
+
+def checkpoint_roots(work: Path) -> Iterator[Path]:
+    """The folders that may contain checkpoints of a training; the last one with a step is the one that counts."""
+    with suppress(OSError, ValueError):  # no job was written, or one of another release
+        job = TrainingJob.model_validate_json((work / SPEC_FILE).read_bytes())
+        if (mirror := mirror_folder(job)) is not None:
+            yield mirror
+    yield work / BEST_FOLDER
+    yield work / CHECKPOINT_FOLDER
 
 
 def describe_checkpoint(node: str, path: Path, step: int) -> Checkpoint | None:

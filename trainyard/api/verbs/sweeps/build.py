@@ -130,9 +130,27 @@ def with_evaluation(
                 do=f"Add -p {trainer}.max_steps=N, or --scheduler none.",
                 code="E-PARAMETER",
             )
-        values[f"{trainer}.eval.steps"] = rung_steps(steps, given.reduction, given.first_rung)[:1] or (steps,)
-        values[f"{trainer}.eval.steps"] = values[f"{trainer}.eval.steps"][0]
+        first = first_rung(given, config, steps)
+        if given.first_rung is None and first > math.ceil(steps / given.reduction**2):
+            context.say(f"{trainer}: the first rung is step {first}, behind the warm-up")
+        values[f"{trainer}.eval.steps"] = min(first, steps)
     return apply_values(written, ids, values)
+
+
+def first_rung(given: SweepInput, config: TrainerConfig, steps: int) -> int:
+    """Return the step of the first rung, behind the warm-up of the trainer: in it a rate is not yet what it is called.
+
+    Raises `InvalidInput` (`E-PARAMETER`) for a `first_rung` inside the warm-up.
+    """
+    warmup = config.hyperparameters.warmup(steps) if config.hyperparameters.schedule.facts.warms_up else 0
+    if given.first_rung is not None and given.first_rung <= warmup:
+        raise InvalidInput(
+            f"The first rung is step {given.first_rung}, inside the warm-up of {warmup} steps.",
+            why="Trials would be compared at rates that they have not reached.",
+            do=f"Use a first rung of at least {warmup + 1}, or a shorter warm-up.",
+            code="E-PARAMETER",
+        )
+    return given.first_rung or max(math.ceil(steps / given.reduction**2), warmup + 1)
 
 
 def rungs_of(given: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
@@ -146,7 +164,7 @@ def rungs_of(given: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
             do="Give max_steps, and a number in eval.steps or none.",
             code="E-PARAMETER",
         )
-    first = given.first_rung or math.ceil(steps / given.reduction**2)
+    first = first_rung(given, config, steps)
     return rung_steps(steps, given.reduction, math.ceil(first / every) * every)
 
 
