@@ -33,7 +33,7 @@ from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.remote.pins import pin_sources
-from trainyard.data.renderers.rendering import Cut, Piece, Renderer
+from trainyard.data.renderers.rendering import Cut, Piece, Renderer, turn_of
 from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.data.rows import (
     ROWS_FILE,
