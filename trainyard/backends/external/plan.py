@@ -35,7 +35,8 @@ from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.batching import BatchPlan, Cut
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, require_same_base
-from trainyard.train.methods.lora import adapter_shape, list_adapted, targets
+from trainyard.train.methods.lora import adapter_shape
+from trainyard.train.methods.targets import list_adapted, targets
 from trainyard.train.reporting.counts import Counted, Origin, account_fields
 from trainyard.train.stages import kto, pairs, sft
 from trainyard.train.stages.lengths import TokenShare
@@ -180,7 +181,7 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
             shape = AutoConfig.from_pretrained(job.base, trust_remote_code=False)
             model = AutoModelForCausalLM.from_config(shape, attn_implementation="eager")
         named = targets(model, adapter_settings(job.config.method))
-        modules = sorted({name.rpartition(".")[2] for name, _ in list_adapted(model, named)})
+        modules = sorted({name.rpartition(".")[2] for name, _ in list_adapted(model, named.modules)})
         config = adapter_shape(job.config, TaskType.CAUSAL_LM, named)
         config.base_model_name_or_path = job.base
         config.save_pretrained(str(place / names.ADAPTER_FOLDER))

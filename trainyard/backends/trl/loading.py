@@ -26,8 +26,9 @@ from trainyard.train.bases.vocabulary import add_tokens, grow_vocabulary
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.methods.loading import load_model, require_same_base
-from trainyard.train.methods.lora import TASKS, adapter_shape, targets
+from trainyard.train.methods.lora import TASKS, adapter_shape
 from trainyard.train.methods.qlora import load_quantised
+from trainyard.train.methods.targets import targets
 from trainyard.train.precision import accelerator_of, frozen_dtype
 
 

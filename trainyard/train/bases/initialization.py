@@ -24,9 +24,10 @@ from transformers.pytorch_utils import Conv1D
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import LOFTQ, LowRankSettings
-from trainyard.train.methods.adapters import NEW, PREFIX, Weights
+from trainyard.train.methods.adapters import NEW
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import load_model, require_memory
+from trainyard.train.methods.sums import PREFIX, Weights
 
 
 def initialize_adapter(model: Any, request: PolicyRequest) -> Weights | None:

@@ -5,15 +5,13 @@ Names in a saved adapter: `base_model.model.<module>.lora_A.weight` (rank, in) a
 
 from __future__ import annotations
 
-import math
 import warnings
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel
-from safetensors.torch import load_file, save_file
+from peft import PeftConfig, PeftModel
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.stores.models import check_adapter_folder
@@ -22,13 +20,12 @@ from trainyard.train.methods.contract import Head
 from trainyard.train.methods.guarding import base_digests, require_unchanged_base
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS
 from trainyard.train.methods.lora import TASKS
+from trainyard.train.methods.sums import Weights
+from trainyard.train.methods.targets import full_parameters
 
 NEW, EARLIER, REFERENCE = "default", "earlier", "reference"
 """Names of the adapters in a model; PEFT saves `default` without a folder of its own."""
-Weights = dict[str, torch.Tensor]
 EMBEDDINGS = ("embed_tokens", "lm_head", "wte", "base_layer")
-PREFIX = "base_model.model."
-FACTORS = (".lora_A.weight", ".lora_B.weight")
 TOLERANCE = 1e-3
 """Most that a logit may move in float32; sums in another order move logits of usual size by some 1e-5."""
 PROBE_SHAPE = (4, 64)
@@ -86,13 +83,24 @@ def load_adapter(model: Any, folder: Path, config: Any, name: str, device: str) 
     A module that the adapter never had, such as the score of a reward model, keeps its first values. Raises
     `TrainyardError` (`E-BASE-CHANGED`) when loading changed a weight of the base: 0.1 s a gigabyte to find out.
     """
-    before = base_digests(model)
-    known = set(config.modules_to_save or ())
+    before, whole = base_digests(model), set(config.modules_to_save or ())
     check_adapter_folder(folder, [module for module, _ in model.named_modules()])
+    if getattr(config, "target_parameters", None):  # adapters that compute together have to name them alike
+        config.target_parameters = full_parameters(model, config.target_parameters)
     model = inject(model, config, name)
+    fill_adapter(model, folder, whole, name, device)
+    require_unchanged_base(before, model, folder.name)
+    return model
+
+
+def fill_adapter(model: PeftModel, folder: Path, whole: set[str], name: str, device: str) -> None:
+    """Set the weights of an adapter that is in the model to the saved ones, which contain the modules of `whole`.
+
+    Raises `Corrupt` (`E-ADAPTER-INVALID`).
+    """
     saved = peft.load_peft_weights(str(folder), device=device)
     wanted = peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    new = {key: value for key, value in wanted.items() if key not in saved and is_new_module(key, known, model)}
+    new = {key: value for key, value in wanted.items() if key not in saved and is_new_module(key, whole, model)}
     wrong = [key for key in wanted if key not in new and shape_of(saved, key) != shape_of(wanted, key)]
     # PEFT writes weights of the base along when an adapter sits on an embedding.
     wrong += [key for key in saved if key not in wanted and key.split(".")[-2] not in EMBEDDINGS]
@@ -104,8 +112,6 @@ def load_adapter(model: Any, folder: Path, config: Any, name: str, device: str) 
             code="E-ADAPTER-INVALID",
         )
     peft.set_peft_model_state_dict(model, {**new, **saved}, adapter_name=name)
-    require_unchanged_base(before, model, folder.name)
-    return model
 
 
 def shape_of(weights: Weights, key: str) -> torch.Size | None:
@@ -142,10 +148,10 @@ def written_in(model: PeftModel) -> Any:
     return whole
 
 
-def probe_logits(model: Any) -> torch.Tensor:
+def probe_logits(model: Any, shape: tuple[int, int] = PROBE_SHAPE) -> torch.Tensor:
     """Logits of fixed token ids, spread over the vocabulary."""
     vocabulary = model.config.get_text_config().vocab_size
-    ids_BT = torch.randint(vocabulary, PROBE_SHAPE, generator=torch.Generator().manual_seed(0))
+    ids_BT = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0)).to(model.device)
     with evaluating(model):
         logits: torch.Tensor = model(input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT)).logits
     return logits.float()
@@ -192,6 +198,7 @@ def require_sum(*configs: Any) -> None:
     Raises `InvalidInput` (`E-ADAPTER-MISMATCH`).
     """
     other = [kind(config) for config in configs if kind(config) != "lora"]
+    other += [f"lora with bias {config.bias}" for config in configs if getattr(config, "bias", "none") != "none"]
     if other:
         raise InvalidInput(
             f"An adapter of kind {other[0]} and another one cannot be written as one adapter.",
@@ -213,89 +220,10 @@ def require_sum(*configs: Any) -> None:
 # Writing
 
 
-def save_adapter(model: PeftModel, base: str, earlier: Path | None, folder: Path) -> None:
-    """Write the trained adapter; with `earlier`, the sum of both as one adapter."""
+def save_adapter(model: PeftModel, base: str, folder: Path) -> None:
+    """Write the trained adapter."""
     config: Any = model.peft_config[NEW]
     config.base_model_name_or_path = base
     # The vocabulary never grows here, so the base's embeddings are not part of an adapter.
     model.save_pretrained(str(folder), safe_serialization=True, selected_adapters=[NEW], save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
-    if earlier is not None:
-        write_sum(earlier, folder, base)
-
-
-def write_sum(earlier: Path, folder: Path, base: str) -> None:
-    """Replace the adapter of `folder` by one that does what both do: ranks side by side, scales inside B.
-
-    B A = [s1 B1, s2 B2] [A1; A2]; a module that only one of them adapts gets zeros for the other, so that every module
-    has the same rank, as servers expect.
-    """
-    configs = [LoraConfig.from_pretrained(str(place)) for place in (earlier, folder)]
-    parts = [load_file(place / ADAPTER_WEIGHTS) for place in (earlier, folder)]
-    modules = sorted({name for part in parts for name in factors(part)})
-    ranks = [config.r for config in configs]
-    weights = {name: value for part in parts for name, value in part.items() if not name.endswith(FACTORS)}
-    for module in modules:
-        given = [factors(part).get(module) for part in parts]
-        ends = next(pair for pair in given if pair is not None)
-        pairs = [
-            scaled(pair, config, module) if pair is not None else zeros(ends, rank)
-            for pair, config, rank in zip(given, configs, ranks, strict=True)
-        ]
-        weights[f"{module}.lora_A.weight"] = torch.cat([a for a, _ in pairs], dim=0).contiguous()
-        weights[f"{module}.lora_B.weight"] = torch.cat([b for _, b in pairs], dim=1).contiguous()
-    save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    sum_config(configs, modules, base).save_pretrained(str(folder))
-
-
-def write_difference(initial: Weights, folder: Path, base: str) -> None:
-    """Replace the adapter of `folder` by what it learned: the trained factors and, subtracted, those it began with.
-
-    B A - B0 A0 = [s B, -s B0] [A; A0], of twice the rank. While it trained, the base was W - s B0 A0 (PiSSA) or its
-    quantised form, which B0 A0 corrects (LoftQ); with this adapter it is the base as its files have it.
-    """
-    config = LoraConfig.from_pretrained(str(folder))
-    weights = load_file(folder / ADAPTER_WEIGHTS)
-    trained, begun = factors(weights), factors(initial)
-    for module, pair in trained.items():
-        a, b = scaled(pair, config, module)
-        a0, b0 = scaled(begun[module], config, module)
-        weights[f"{module}.lora_A.weight"] = torch.cat([a, a0]).contiguous()
-        weights[f"{module}.lora_B.weight"] = torch.cat([b, -b0], dim=1).contiguous()
-    save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    sum_config([config, config], sorted(trained), base).save_pretrained(str(folder))
-
-
-def factors(part: Weights) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Module -> (A, B)."""
-    names = [name.removesuffix(".lora_A.weight") for name in part if name.endswith(".lora_A.weight")]
-    return {name: (part[f"{name}.lora_A.weight"], part[f"{name}.lora_B.weight"]) for name in names}
-
-
-def scaled(
-    pair: tuple[torch.Tensor, torch.Tensor], config: LoraConfig, module: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(A, scale x B)"""
-    rank = pair[0].shape[0]
-    scale = config.lora_alpha / (math.sqrt(rank) if config.use_rslora else rank)
-    return pair[0].float(), pair[1].float() * scale
-
-
-def zeros(like: tuple[torch.Tensor, torch.Tensor], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(rank, like[0].shape[1]), torch.zeros(like[1].shape[0], rank)
-
-
-def sum_config(configs: list[LoraConfig], modules: list[str], base: str) -> LoraConfig:
-    """The config of the summed adapter, with a scale of 1; modules by their full names, as PEFT writes `all-linear`."""
-    rank = sum(config.r for config in configs)
-    whole = sorted({module for config in configs for module in config.modules_to_save or ()})
-    return LoraConfig(
-        task_type=configs[-1].task_type,
-        base_model_name_or_path=base,
-        r=rank,
-        lora_alpha=rank,
-        lora_dropout=configs[-1].lora_dropout,
-        target_modules=[module.removeprefix(PREFIX) for module in modules],
-        modules_to_save=whole or None,
-        inference_mode=True,
-    )

@@ -32,7 +32,10 @@ from trainyard.train.bases.vocabulary import grow_vocabulary
 from trainyard.train.methods import adapters
 from trainyard.train.methods.adapters import EARLIER, NEW, REFERENCE
 from trainyard.train.methods.contract import MethodSpec, Policy, PolicyRequest
+from trainyard.train.methods.coverage import measure_coverage
 from trainyard.train.methods.loading import base_dtype, lineage, load_model, load_options, require_same_base
+from trainyard.train.methods.sums import Layers, adapted_layers, require_same_experts
+from trainyard.train.methods.targets import full_parameters
 
 # Policies
 
@@ -41,13 +44,13 @@ def adapter_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: 
     """The policy of a method with an adapter."""
     warnings: list[str] = []
     if request.adapter is None:
-        model, active = with_new(spec.load(request, request.base), request, spec), None
+        model, active, layers = with_new(spec.load(request, request.base), request, spec), None, None
     else:
         require_same_base(request.adapter, request.base_sha256)
-        model, active = COMPOSITIONS[request.config.adapter](request, spec, with_reference, warnings)
+        model, active, layers = COMPOSITIONS[request.config.adapter](request, spec, with_reference, warnings)
     reference = partial(adapter_reference, model, active) if with_reference else None
     initial = initialize_adapter(model, request) if request.adapter is None else None
-    return Policy(model, reference, adapter_facts(model, request), lineage(request), warnings, initial)
+    return Policy(model, reference, adapter_facts(model, request), lineage(request), warnings, initial, layers)
 
 
 def whole_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bool) -> Policy:
@@ -58,7 +61,7 @@ def whole_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bo
         model = spec.load(request, request.base)
     else:
         require_same_base(request.adapter, request.base_sha256)
-        model, facts["earlier"] = merged_base(request, spec), "merge"
+        (model, _), facts["earlier"] = merged_base(request, spec), "merge"
     model.requires_grad_(False)
     warnings = spec.choose(model, request)
     rotation = spec.rotate(model, request) if spec.rotate is not None else None
@@ -90,13 +93,13 @@ def with_earlier(model: Any, request: PolicyRequest, name: str, device: str, *, 
     return adapters.load_adapter(model, request.adapter, config, name, device)
 
 
-Way = Callable[[PolicyRequest, MethodSpec, bool, list[str]], tuple[PeftModel, list[str] | None]]
-"""-> the model and the adapters that are on in its reference (None: none of them)."""
+Composed = tuple[PeftModel, list[str] | None, Layers | None]
+"""The model, the adapters that are on in its reference (None: none of them), and the layers of an earlier adapter that
+is saved together with the new one."""
+Way = Callable[[PolicyRequest, MethodSpec, bool, list[str]], Composed]
 
 
-def continued(
-    request: PolicyRequest, spec: MethodSpec, with_reference: bool, warnings: list[str]
-) -> tuple[PeftModel, list[str] | None]:
+def continued(request: PolicyRequest, spec: MethodSpec, with_reference: bool, warnings: list[str]) -> Composed:
     model = spec.load(request, request.base)
     wanted, config = wanted_config(model, request, spec), earlier_config(request, trainable=True)
     adapters.require_same_kind(config, wanted)
@@ -105,43 +108,51 @@ def continued(
     if with_reference:
         model = with_earlier(model, request, REFERENCE, request.device)
         adapters.tuner(model).set_adapter(NEW)
-    return model, [REFERENCE]
+    return model, [REFERENCE], None
 
 
-def stacked(
-    request: PolicyRequest, spec: MethodSpec, _: bool, warnings: list[str]
-) -> tuple[PeftModel, list[str] | None]:
+def stacked(request: PolicyRequest, spec: MethodSpec, _: bool, warnings: list[str]) -> Composed:
     base = spec.load(request, request.base)
-    adapters.require_sum(earlier_config(request), wanted_config(base, request, spec))
+    require_one_adapter(base, request, spec)
     model = with_earlier(with_new(base, request, spec), request, EARLIER, request.device)
     adapters.tuner(model).set_adapter([EARLIER, NEW])
     adapters.tuner(model).set_requires_grad(EARLIER, requires_grad=False)
-    return model, [EARLIER]
+    return model, [EARLIER], adapted_layers(model, EARLIER)
 
 
-def merged(
-    request: PolicyRequest, spec: MethodSpec, _: bool, warnings: list[str]
-) -> tuple[PeftModel, list[str] | None]:
-    base = merged_base(request, spec)
-    adapters.require_sum(earlier_config(request), wanted_config(base, request, spec))
-    return with_new(base, request, spec), None
+def merged(request: PolicyRequest, spec: MethodSpec, _: bool, warnings: list[str]) -> Composed:
+    base, layers = merged_base(request, spec)
+    require_one_adapter(base, request, spec)
+    return with_new(base, request, spec), None, layers
+
+
+def require_one_adapter(base: Any, request: PolicyRequest, spec: MethodSpec) -> None:
+    """Raise `InvalidInput` (`E-ADAPTER-MISMATCH`) where the earlier and the new adapter cannot be written as one."""
+    earlier, new = earlier_config(request), wanted_config(base, request, spec)
+    adapters.require_sum(earlier, new)
+    if earlier.target_parameters and new.target_parameters:
+        earlier.target_parameters = full_parameters(base, earlier.target_parameters)
+        require_same_experts(earlier, new)
 
 
 COMPOSITIONS: dict[str, Way] = {"continue": continued, "stack": stacked, "merge": merged}
 
 
-def merged_base(request: PolicyRequest, spec: MethodSpec) -> Any:
-    """Return base plus earlier adapter as one model: summed in float32, then cast to the dtype of the method."""
+def merged_base(request: PolicyRequest, spec: MethodSpec) -> tuple[Any, Layers]:
+    """Return base plus earlier adapter as one model, summed in float32, then cast to the dtype of the method; and the
+    layers that the adapter was on."""
     model = load_model(request.base, request.head, load_options(request, torch.float32))
-    model = adapters.written_in(with_earlier(model, request, EARLIER, "cpu"))
+    model = with_earlier(model, request, EARLIER, "cpu")
+    layers = adapted_layers(model, EARLIER)
+    model = adapters.written_in(model)
     model = grow_vocabulary(model, request.base, request.config.added_tokens)
     if request.config.method.facts.quantised:
         with TemporaryDirectory(prefix="trainyard-merged-") as folder:
             model.save_pretrained(folder)
-            return spec.load(request, folder)
+            return spec.load(request, folder), layers
     for parameter in model.parameters():  # not `model.to(dtype)`: it would round the angles of the rotary embedding
         parameter.data = parameter.data.to(base_dtype(request))
-    return model.to(request.device)
+    return model.to(request.device), layers
 
 
 # References
@@ -198,13 +209,20 @@ def adapter_facts(model: PeftModel, request: PolicyRequest) -> dict[str, Any]:
         "saved_rank": saved_rank(model, request),
         "alpha": getattr(config, "lora_alpha", None),
         "dropout": getattr(config, "lora_dropout", getattr(config, "module_dropout", None)),
-        "target_modules": sorted({name.rpartition(".")[2] for name in model.targeted_module_names}),
+        "target_modules": target_names(model),
         "modules_to_save": sorted(config.modules_to_save or []),
         "layers": config.layers_to_transform,
         "dora": getattr(config, "use_dora", False),
         "rslora": getattr(config, "use_rslora", False),
+        "coverage": measure_coverage(model, NEW),
         **({"init": method.init} if isinstance(method, LowRankSettings) and method.changes_base else {}),
     }
+
+
+def target_names(model: PeftModel) -> list[str]:
+    """Last names of everything that has an adapter."""
+    names = [*model.targeted_module_names, *model.targeted_parameter_names]
+    return sorted({name.removesuffix(".weight").rpartition(".")[2] for name in names})
 
 
 def saved_rank(model: PeftModel, request: PolicyRequest) -> int:

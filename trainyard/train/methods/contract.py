@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,8 @@ class Policy:
     warnings: list[str] = field(default_factory=list)
     initial: dict[str, torch.Tensor] | None = None
     """What a new adapter began with, by the names of a saved one, where that was not zero."""
+    earlier_layers: Mapping[str, Any] | None = None
+    """Layers of an earlier adapter that is saved together with the new one (`sums.Layers`)."""
     rotation: BlockRotation | None = None
     """Draws the blocks that are trainable, where they change while it trains."""
     packages: list[str] = field(default_factory=list)

@@ -13,7 +13,8 @@ from peft import OFTConfig
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import OftSettings
 from trainyard.train.methods.contract import PolicyRequest
-from trainyard.train.methods.lora import TASKS, list_adapted, targets
+from trainyard.train.methods.lora import TASKS
+from trainyard.train.methods.targets import list_adapted, targets
 
 
 def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
@@ -21,8 +22,8 @@ def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
     PEFT would quietly take another size."""
     oft = request.config.method
     assert isinstance(oft, OftSettings), oft
-    wanted = targets(model, oft)
-    for name, inputs in list_adapted(model, wanted):
+    modules = targets(model, oft, low_rank=False).modules
+    for name, inputs in list_adapted(model, modules):
         if inputs % oft.block_size:
             raise InvalidInput(
                 f"method.block_size is {oft.block_size}, and {name} has {inputs} inputs.",
@@ -35,7 +36,7 @@ def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
         r=0,
         oft_block_size=oft.block_size,
         module_dropout=oft.dropout or 0.0,
-        target_modules=wanted,
+        target_modules=modules,
         modules_to_save=list(oft.modules_to_save) or None,
         layers_to_transform=list(oft.layers) if oft.layers is not None else None,
     )

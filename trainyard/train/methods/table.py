@@ -10,7 +10,7 @@ from peft import PeftModel
 
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.methods.adapters import save_adapter, write_difference
+from trainyard.train.methods.adapters import NEW, save_adapter
 from trainyard.train.methods.composition import adapter_policy, summed, whole_policy
 from trainyard.train.methods.contract import Groups, MethodSpec, Policy, PolicyRequest
 from trainyard.train.methods.freeze import chosen_blocks, rotation_of
@@ -19,6 +19,8 @@ from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.lora import lora_config, lora_plus_groups
 from trainyard.train.methods.oft import oft_config
 from trainyard.train.methods.qlora import load_quantised
+from trainyard.train.methods.reloading import require_reloaded
+from trainyard.train.methods.sums import adapted_layers, write_difference, write_sum
 
 METHODS: dict[Method, MethodSpec] = {
     Method.FULL: MethodSpec(load_base, plain_groups, choose=all_weights),
@@ -65,12 +67,23 @@ def parameter_groups(policy: Policy, config: TrainerConfig) -> Groups:
 def save(policy: Policy, request: PolicyRequest, folder: Path) -> None:
     """Write the adapter (one that works on `request.base` alone) or the whole model, as safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(policy.model, PeftModel):
-        save_adapter(policy.model, request.base, summed(request), folder)
-        if policy.initial is not None:
-            write_difference(policy.initial, folder, request.base)
-    else:
+    if not isinstance(policy.model, PeftModel):
         policy.model.save_pretrained(folder)
+        return
+    save_adapter(policy.model, request.base, folder)
+    layers, earlier = adapted_layers(policy.model, NEW), summed(request)
+    if earlier is not None:
+        assert policy.earlier_layers is not None, "an adapter that is stacked or merged"
+        write_sum((earlier, folder), (policy.earlier_layers, layers), request.base, folder)
+    if policy.initial is not None:
+        write_difference(policy.initial, layers, folder, request.base)
+
+
+def verify_saved(policy: Policy, request: PolicyRequest, folder: Path) -> None:
+    """Load a written adapter again and run it once next to the trained one. Raises as `require_reloaded`."""
+    if isinstance(policy.model, PeftModel):
+        merged = request.adapter if request.config.adapter == "merge" else None
+        require_reloaded(policy.model, folder, request.head, merged=merged, initial=policy.initial)
 
 
 def counts(model: torch.nn.Module) -> dict[str, Any]:

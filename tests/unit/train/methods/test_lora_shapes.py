@@ -15,8 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.unit.train.methods.conftest import IDS_BT, Request, logits
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import Method
-from trainyard.train.methods.lora import attention_modules
 from trainyard.train.methods.table import build, parameter_groups
+from trainyard.train.methods.targets import attention_modules
 
 SEVEN = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 

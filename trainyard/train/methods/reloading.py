@@ -1,0 +1,140 @@
+"""Load a written adapter again and run it once, before anything says that it is there.
+
+The reloaded adapter is put into the model that trained it, under a name of its own: the base is in memory already, so
+this costs the adapter's files and two passes over a few tokens. Where that base is another one than that of the files,
+an offset makes up for it:
+
+| trained on              | reloaded adapter and             |
+|---|---|
+| the base                | nothing                          |
+| base + earlier (merge)  | the earlier adapter, subtracted  |
+| base - initial (PiSSA)  | what the adapter began with      |
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+
+from trainyard.errors import TrainyardError
+from trainyard.train.head import evaluating
+from trainyard.train.methods.adapters import NEW, Weights, fill_adapter, inject, probe_logits, read_config, tuner
+from trainyard.train.methods.contract import Head
+from trainyard.train.methods.targets import full_parameters
+
+RELOADED, OFFSET = "reloaded", "offset"
+SHAPE = (1, 8)
+"""Rows and tokens of the comparison."""
+TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+"""Most that a logit may differ, as a share of the largest: the sums are the same in another order."""
+
+
+def require_reloaded(
+    model: Any, folder: Path, head: Head, *, merged: Path | None = None, initial: Weights | None = None
+) -> float:
+    """Load the adapter of `folder` next to the trained one and compare their logits; returns the largest difference.
+
+    `merged` is an earlier adapter that is summed into the model's weights, `initial` what a new one began with. Raises
+    `TrainyardError` (`E-ADAPTER-INVALID`) for other logits, and what loading raises.
+    """
+    expected_BTV = run_once(model)
+    with unchanged(model):
+        config = read_config(folder, head, trainable=False)
+        add_copy(model, config, RELOADED)
+        fill_adapter(model, folder, set(config.modules_to_save or ()), RELOADED, str(model.device))
+        active = [RELOADED]
+        if merged is not None:
+            subtract_earlier(model, merged, head)
+            active.append(OFFSET)
+        elif initial is not None:
+            add_initial(model, initial)
+            active.append(OFFSET)
+        tuner(model).set_adapter(active, inference_mode=True)
+        reloaded_BTV = run_once(model)
+    return compare_logits(expected_BTV, reloaded_BTV, tolerance_of(model), folder)
+
+
+def compare_logits(expected_BTV: torch.Tensor, reloaded_BTV: torch.Tensor, tolerance: float, folder: Path) -> float:
+    """The largest difference of a logit. Raises as `require_reloaded`; logits that were no numbers before are no
+    fault of the files."""
+    if not expected_BTV.isfinite().all():
+        return 0.0
+    difference = float((expected_BTV - reloaded_BTV).abs().max())
+    allowed = tolerance * max(1.0, float(expected_BTV.abs().max()))
+    if not difference <= allowed:  # also when it is not a number
+        raise TrainyardError(
+            f"The adapter was written, and loaded again it answers differently: a logit differs by {difference:.3g}.",
+            why=f"At most {allowed:.3g} is allowed; the files in {folder.name} are not the adapter that was trained.",
+            do="Train with method lora and without settings of its shape, and report this base and these settings.",
+            code="E-ADAPTER-INVALID",
+        )
+    return difference
+
+
+def tolerance_of(model: Any) -> float:
+    dtypes = {weight.dtype for weight in model.parameters()}
+    return max((TOLERANCES[dtype] for dtype in dtypes if dtype in TOLERANCES), default=TOLERANCES[torch.float32])
+
+
+def run_once(model: Any) -> torch.Tensor:
+    with torch.compiler.set_stance("force_eager"):
+        return probe_logits(model, SHAPE)
+
+
+def add_copy(model: PeftModel, config: Any, name: str) -> None:
+    """Add an adapter for the comparison, with layers as this model calls them."""
+    if getattr(config, "target_parameters", None):
+        config.target_parameters = full_parameters(model, config.target_parameters)
+    inject(model, config, name)
+
+
+def subtract_earlier(model: PeftModel, folder: Path, head: Head) -> None:
+    """Add the earlier adapter with the opposite sign; its whole modules are in the sum already."""
+    config = read_config(folder, head, trainable=False)
+    config.modules_to_save = None
+    add_copy(model, config, OFFSET)
+    saved = peft.load_peft_weights(str(folder), device=str(model.device))
+    fill_factors(model, {name: value for name, value in saved.items() if ".lora_" in name})
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer) and OFFSET in layer.scaling:
+            layer.scaling[OFFSET] = -layer.scaling[OFFSET]
+
+
+def add_initial(model: PeftModel, initial: Weights) -> None:
+    """Add what the adapter began with."""
+    config: Any = copy.deepcopy(model.peft_config[NEW])
+    config.modules_to_save, config.inference_mode = None, True
+    config.init_lora_weights = True  # its own word would change the base
+    add_copy(model, config, OFFSET)
+    fill_factors(model, initial)
+
+
+def fill_factors(model: PeftModel, weights: Weights) -> None:
+    peft.set_peft_model_state_dict(model, weights, adapter_name=OFFSET)
+
+
+@contextmanager
+def unchanged(model: PeftModel) -> Iterator[None]:
+    """Put back which adapters are there and active, what is trainable, and the state of the random numbers."""
+    active = list(tuner(model).active_adapters)
+    trainable = {name: value.requires_grad for name, value in model.named_parameters()}
+    devices = [model.device] if model.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices), evaluating(model):
+            yield
+    finally:
+        for name in (RELOADED, OFFSET):
+            if name in model.peft_config:
+                model.delete_adapter(name)
+        tuner(model).set_adapter(active)
+        for name, value in model.named_parameters():
+            if name in trainable and value.requires_grad != trainable[name]:
+                value.requires_grad_(trainable[name])
