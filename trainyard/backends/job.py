@@ -53,14 +53,21 @@ class OtherModels(BaseModel):
     """What a reward's judge is known by -> where it answers."""
 
 
-class TrainingJob(OtherModels):
+class JobData(OtherModels):
+    """The rows that a training reads."""
+
+    data: dict[Port, str]
+    """Port -> folder with `rows.arrow`."""
+    data_sha256: dict[Port, str] = {}
+    max_bad_fraction: float = Field(BAD_FRACTION, exclude_if=lambda share: share == BAD_FRACTION)
+    """Share of the rows that the chat template may refuse: the setting of the data source."""
+
+
+class TrainingJob(JobData):
     """One training execution, resolved: nothing in it needs a lookup any more."""
 
     config: TrainerConfig
     """Stage, method, backend and settings, as `resolve_trainer` returns them."""
-    data: dict[Port, str]
-    """Port -> folder with `rows.arrow`."""
-    data_sha256: dict[Port, str] = {}
     base: str
     """Folder of the base model, or its name on the Hub."""
     base_sha256: str = ""
@@ -79,8 +86,6 @@ class TrainingJob(OtherModels):
     """The devices of this host that it has, by NVML's numbers; of a machine without a GPU the CPU is 0."""
     run: str = ""
     node: str = ""
-    max_bad_fraction: float = Field(BAD_FRACTION, exclude_if=lambda share: share == BAD_FRACTION)
-    """Share of the rows that the chat template may refuse: the setting of the data source."""
     until: int | None = None
     """Step after which this execution saves and stops; the same job continues from there. None: its last step."""
 

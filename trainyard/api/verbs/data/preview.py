@@ -127,6 +127,8 @@ class LengthStatistics(Response):
     truncated: int
     """Rows that are longer than the longest allowed."""
     duplicates: int
+    refused_share: float
+    """Share of the rows that the template refuses; above `max_bad_fraction` of the data source a training fails."""
 
 
 class DataPreview(Response):
@@ -146,8 +148,6 @@ class DataPreview(Response):
     hidden: dict[str, int]
     """Part (system, turn, tool_calls, tools, …) -> rows of which the chat template does not show it, as a trainer
     counts them; empty_turns and unlearned_turns: turns of the assistant that are not learned."""
-    refused_share: float
-    """Share of the rows that the template refuses; above `max_bad_fraction` of the data source a training fails."""
     unreadable: tuple[UnreadableRow, ...]
     """The first of the unreadable ones, at most as many as `rows`."""
     lengths: LengthStatistics
@@ -189,7 +189,6 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
         complete=complete,
         dropped={**{reason: n for reason, n in facts["dropped"].items() if reason != "duplicate"}, **lengths.dropped},
         hidden=dict(sorted(lengths.hidden.items())),
-        refused_share=round(lengths.refused / max(1, lengths.rows), 4),
         unreadable=facts["bad_rows"],
         lengths=lengths.statistics(),
         estimated_rows=estimated_rows,
@@ -358,6 +357,7 @@ class Lengths:
             learned_share=round(self.learned / max(int(tokens.sum()), 1), 4),
             truncated=self.truncated,
             duplicates=self.duplicates,
+            refused_share=round(self.refused / max(1, self.rows), 4),
         )
 
     def sides(self, row: Row) -> dict[str, list[Piece]]:
