@@ -16,6 +16,7 @@ import orjson
 from jinja2.exceptions import TemplateError
 
 from trainyard.data.renderers.contract import Tools, Turn
+from trainyard.data.renderers.turns import read_arguments
 
 SYSTEM, TURN, CALLS, RESULT, TOOLS, SCHEMA = "system", "turn", "tool_calls", "tool_result", "tools", "tool_schema"
 REASONING, NAME = "reasoning_content", "name"
@@ -156,8 +157,8 @@ def list_parts(turn: Turn) -> Iterator[Part]:
     for function in functions_of(turn):
         if function.get("name"):
             yield CALLS, str(function["name"])
-        arguments = function.get("arguments")
-        yield from ((CALLS, text) for text in list_texts(parse_text(arguments)))
+        arguments = read_arguments(function.get("arguments"), str(function.get("name")))
+        yield from ((CALLS, text) for text in list_texts(arguments))
 
 
 def list_tool_parts(tools: Sequence[Any]) -> Iterator[Part]:
@@ -176,16 +177,6 @@ def list_tool_parts(tools: Sequence[Any]) -> Iterator[Part]:
             described = field.get("description") if isinstance(field, Mapping) else None
             if isinstance(described, str) and described.strip():
                 yield SCHEMA, described.strip()
-
-
-def parse_text(value: Any) -> Any:
-    """Arguments as an object, where they are the JSON text of one."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return value
 
 
 def list_texts(value: Any) -> Iterator[str]:
