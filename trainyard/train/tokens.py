@@ -210,10 +210,11 @@ def encode_conversation(
 ) -> list[Encoded] | None:
     """The examples of a conversation, each with a turn that is learned."""
     cut = renderer.cut(row.messages, row.tools)
-    conversations = only_last_turn(cut.examples) if last_turn else cut.examples
+    last = last_learned(cut.examples) if last_turn else None
+    conversations = [own for own in cut.examples if last is None or any(map(last.__eq__, own))]
     ledger.enter_cut(replace(cut, empty=0, unlearned=0) if last_turn else cut)
-    taught = [pieces for pieces in conversations if any(piece.learned for piece in pieces)] or conversations[:1]
-    encoded = [encode_pieces(renderer, pieces) for pieces in taught]
+    taught = [pieces for pieces in conversations if any(piece.learned for piece in pieces)] or cut.examples[:1]
+    encoded = [encode_pieces(renderer, pieces, only=last) for pieces in taught]
     examples = [{name: ids[:max_length] for name, ids in example.items()} for example in encoded]
     counts = [sum(label != IGNORED for label in example["labels"]) for example in examples]
     kept = [example for example, count in zip(examples, counts, strict=True) if count]
@@ -225,23 +226,25 @@ def encode_conversation(
     return kept or None
 
 
-def only_last_turn(conversations: list[list[Piece]]) -> list[list[Piece]]:
-    """The example with the last of the turns that would be learned, which alone is."""
-    last = max((piece.message for pieces in conversations for piece in pieces if piece.learned), default=0)
-    chosen = next((own for own in conversations if any(one.learned and one.message == last for one in own)), None)
-    if chosen is None:
-        return conversations[:1]
-    return [[replace(piece, learned=piece.learned and piece.message == last) for piece in chosen]]
+def last_learned(conversations: list[list[Piece]]) -> Piece | None:
+    """The last of the turns that would be learned."""
+    learned = (piece for pieces in conversations for piece in pieces if piece.learned)
+    return max(learned, key=lambda piece: piece.message, default=None)
 
 
-def encode_pieces(renderer: Renderer, pieces: Sequence[Piece], *, start: bool = True) -> Encoded:
-    """Pieces as {input_ids, labels}; the first token of a sequence has no predecessor and is never labelled."""
+def encode_pieces(
+    renderer: Renderer, pieces: Sequence[Piece], *, start: bool = True, only: Piece | None = None
+) -> Encoded:
+    """Pieces as {input_ids, labels}; the first token of a sequence has no predecessor and is never labelled.
+
+    With `only`, no other piece is learned; a turn has the ids that it has where it is learned.
+    """
     ids: list[int] = []
     labels: list[int] = []
     for number, piece in enumerate(pieces):
         own = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=start and number == 0)
         ids += own
-        labels += own if piece.learned else [IGNORED] * len(own)
+        labels += own if piece.learned and only in (None, piece) else [IGNORED] * len(own)
     if start:
         labels[:1] = [IGNORED] * len(labels[:1])
     return {"input_ids": ids, "labels": labels}

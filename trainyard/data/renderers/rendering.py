@@ -144,9 +144,12 @@ class Renderer(TemplateText):
 
         A template without calls writes a turn of calls as an empty answer: learned, it would teach silence.
         """
+        content = str(turn.get("content") or "").strip()
+        if content and content in said:
+            return True
         if not self.control.anyone.sub("", said).strip():
             return False
-        if str(turn.get("content") or "").strip():
+        if content:
             return True
         texts = [str(turn.get(REASONING) or "").strip(), *names_of_calls(turn)]
         shown = remove_marks(said)

@@ -112,7 +112,7 @@ def pattern(tokens: set[str]) -> re.Pattern[str]:
 
 
 def remove_marks(text: str) -> str:
-    return MARKERS.sub("", text)
+    return MARKERS.sub("", text) if OPEN in text or CLOSE in text else text
 
 
 class TemplateText:
