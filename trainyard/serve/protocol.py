@@ -92,7 +92,8 @@ class CalledFunction(ApiRequest):
 
 
 class ToolCall(ApiRequest):
-    id: str
+    id: str | None = None
+    """What the result of this call names; rows of a training may have none."""
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -141,7 +142,7 @@ class ChatMessage(ApiRequest):
         text = "".join(part.text for part in parts) if parts else self.content or ""
         turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
-            turn["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            turn["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
         if self.thoughts:
             turn["reasoning_content"] = self.thoughts
         return turn | {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
@@ -261,7 +262,7 @@ def require_known_calls(turns: list[dict[str, Any]]) -> None:
     calls: list[str] = []
     for index, turn in enumerate(turns):
         if turn["role"] != "tool":
-            calls = [call["id"] for call in turn.get("tool_calls") or []]
+            calls = [call["id"] for call in turn.get("tool_calls") or [] if "id" in call]
         elif calls and turn.get("tool_call_id", calls[0]) not in calls:
             path = f"messages.{index}.tool_call_id"
             raise ApiError(400, f"{path} is {turn['tool_call_id']!r}; the calls are {', '.join(calls)}.", param=path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tests.small_jobs import Jobs, train_here
-from trainyard.backends.script.templates import BUILT_IN
+from trainyard.backends.script.files import plain_spec
 from trainyard.backends.trl.loading import load_tokenizer
+from trainyard.data.renderers.choice import choose_template
 from trainyard.data.rows import Message, SftRow
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.evals.model import load_tokenizer as load_evaluated
@@ -89,20 +89,15 @@ def test_training_and_server_put_bos_first_once(
     assert saved.apply_chat_template(turns, add_generation_prompt=True, return_dict=False) == prompt
 
 
-def test_every_reader_of_a_base_chooses_the_same_template(base: Path, jobs: Jobs) -> None:
+def test_every_reader_of_a_base_chooses_the_same_template(base: Path, jobs: Jobs, home: Path) -> None:
     """TRL and the other tools, the evaluator of a base alone, and the script that needs nothing of this package."""
-    script_spec = importlib.util.spec_from_file_location("ejected", BUILT_IN)
-    assert script_spec is not None
-    assert script_spec.loader is not None
-    script = importlib.util.module_from_spec(script_spec)
-    script_spec.loader.exec_module(script)
     alone = EvaluationJob(base_model="base", base_path=str(base), candidate=Participant(name="base"))
     texts = {
         load_tokenizer(jobs(base=base)).chat_template,
         load_evaluated(alone).chat_template,
-        script.load_tokenizer({"base": str(base), "chat_template": None}).chat_template,
+        plain_spec(jobs(base=base, backend="script"))["chat_template"],
     }
     (text,) = texts
     assert text.startswith("{{ bos_token }}{% for")
-    own = script.load_tokenizer({"base": str(base), "chat_template": "{{ bos_token }}{{ messages[0].content }}"})
-    assert own.chat_template == "{{ bos_token }}{{ messages[0].content }}"
+    named = plain_spec(jobs(base=base, backend="script", engine={"template": "chatml"}))["chat_template"]
+    assert named == "{{ bos_token }}" + choose_template("chatml").text

@@ -23,7 +23,9 @@ from trainyard.backends.script.templates import BUILT_IN, template_path
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO, choose_template
 from trainyard.data.renderers.limited import is_known, open_limited
+from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.errors import InvalidInput
+from trainyard.loading import load
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.migrate import in_groups
@@ -44,7 +46,7 @@ def plain_spec(job: TrainingJob) -> dict[str, Any]:
         **{name: config[name] for name in names},
         "base": job.base,
         "adapter": job.adapter,
-        "chat_template": chat_template(job.config.engine.template),
+        "chat_template": chat_template(job),
         "processes": job.config.launch.processes,
         "threads": job.threads,
         "rows": CHAT_FILE,
@@ -54,9 +56,20 @@ def plain_spec(job: TrainingJob) -> dict[str, Any]:
     }
 
 
-def chat_template(name: str) -> str | None:
-    """The text of a template that was asked for; None where the tokenizer's own is used. Raises as `choose` does."""
-    return None if name == AUTO else choose_template(name, roots=data_roots(current_settings())).text
+def chat_template(job: TrainingJob) -> str | None:
+    """The text of the chosen template, with what the tokenizer puts first; None where the tokenizer's own is used.
+
+    Raises as `choose_template`.
+    """
+    name, roots, base = job.config.engine.template, data_roots(current_settings()), Path(job.base)
+    if name == AUTO and (job.config.stage.type is Stage.CPT or (base.is_dir() and own_template(base))):
+        return None
+    try:
+        tokenizer = load("transformers:AutoTokenizer").from_pretrained(job.base, trust_remote_code=False)
+    except (OSError, ValueError):  # the script says so when it reads the tokenizer
+        return None if name == AUTO else choose_template(name, roots=roots).text
+    text = choose_for_tokenizer(tokenizer, name, roots=roots).text
+    return None if text == tokenizer.chat_template else text
 
 
 def write(job: TrainingJob, place: Path, *, keep_work: bool) -> dict[str, int]:
@@ -93,7 +106,7 @@ def try_template(job: TrainingJob, rows: Path) -> None:
     The script runs without this package, so it renders without limits. Raises `TemplateLimit` (`E-CHAT-TEMPLATE`).
     """
     base = Path(job.base)
-    text = chat_template(job.config.engine.template) or (own_template(base) if base.is_dir() else None)
+    text = chat_template(job) or (own_template(base) if base.is_dir() else None)
     if text is None or is_known(text) or job.config.stage.type is Stage.CPT:
         return
     child = open_limited(text)

@@ -2,11 +2,11 @@
 
 `tokenizer("hi")` begins with BOS where its post-processor or `add_bos_token` adds one, and a base that has only seen
 such texts is far off without it. Rendered chats are encoded without special tokens, here as by transformers and vLLM,
-so the token has to be in the template's text: a template of ours, or one that a user names, gets it as its first
-expression. That text is used and saved, so each server writes what training showed.
+so the token has to be in the template's text: a template of the table, or a file, gets it as its first expression.
+That text is used and saved, so each server writes what training showed.
 
-The base's own template stays as it is. Without BOS in it every server asks without BOS, and training does the same; the
-note says so.
+The base's own template stays as it is. Without BOS in it transformers, vLLM and the embedded server ask without BOS,
+and training does the same; the note says so. (llama.cpp and ollama add BOS by the file of the model.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainyard.data.renderers.choice import AUTO, ChosenTemplate, choose_templat
 from trainyard.data.renderers.limited import is_known, open_limited
 from trainyard.data.template_child import MARGIN_CHARS, answer, environment
 
-if TYPE_CHECKING:  # heavy, and whoever has a tokenizer has it
+if TYPE_CHECKING:  # heavy, and imported already where there is a tokenizer
     from transformers import PreTrainedTokenizerBase
 
 PROBE, QUESTION = "a", "melon"

@@ -98,15 +98,7 @@ def pick_device(asked: str) -> str:
 def load_tokenizer(spec: dict[str, Any]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(spec["base"], trust_remote_code=False)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    own, whole = tokenizer.chat_template, list(tokenizer("a")["input_ids"])
-    template = spec["chat_template"] or own or PLAIN_TEMPLATE
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    start = "".join(tokenizer.convert_ids_to_tokens(whole[: whole.index(plain[0])]))  # such as BOS
-    options = {"chat_template": template, "tokenize": False}
-    if template != own and start not in tokenizer.apply_chat_template([{"role": "user", "content": "a"}], **options):
-        first = "bos_token" if start == tokenizer.bos_token else json.dumps(start, ensure_ascii=False)
-        template = f"{{{{ {first} }}}}{template}"  # servers encode chats without special tokens
-    tokenizer.chat_template = template
+    tokenizer.chat_template = spec["chat_template"] or tokenizer.chat_template or PLAIN_TEMPLATE
     return tokenizer
 
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import orjson
 import safetensors.torch
 import torch
 from jinja2.exceptions import TemplateError
@@ -26,6 +27,8 @@ from trainyard.data.quarantine import BadRow
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import PreferenceRow, TextRow, chosen_side
 from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.serve.prompt_fields import find_hidden_field
+from trainyard.serve.protocol import ApiError, ChatRequest, parse
 from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.train.head import IGNORED
 from trainyard.train.session.session import Session
@@ -195,13 +198,28 @@ class Encoder:
             return ids
         if "text" in one:
             return self.renderer.ids(str(one["text"]))
+        return self.renderer.ids(self.conversation(one, ask=ask))
+
+    def conversation(self, given: Mapping[str, Any], *, ask: bool) -> str:
+        """The text of a conversation, which contains each of its fields, as the model server takes them."""
+        body = {"model": "session", **{name: given[name] for name in ("messages", "tools") if name in given}}
         try:
-            return self.renderer.ids(self.renderer.text(list(one["messages"]), one.get("tools"), ask=ask))
-        except (TemplateError, KeyError, TypeError) as error:
+            request = parse(ChatRequest, orjson.dumps(body))
+            turns, tools = request.turns(), request.offered()
+            text = self.renderer.text(turns, tools, ask=ask)
+            hidden = find_hidden_field(self.renderer, turns, tools, text)
+        except (TemplateError, ApiError, RecursionError, orjson.JSONEncodeError) as error:
             raise InvalidInput(
                 f"The chat template does not take these messages: {error}.",
                 do="Give messages with role and content, in an order that the template knows.", code="E-STEP",
             ) from error  # fmt: skip
+        if hidden is not None:
+            raise InvalidInput(
+                f"The chat template does not write {hidden} of this conversation.",
+                do="Leave it out, or create the session with an engine.template that has a place for it.",
+                code="E-STEP",
+            )
+        return text
 
 
 def bounds_of(value: torch.Tensor, rows: Any, ignored: int | None) -> tuple[int, int]:
