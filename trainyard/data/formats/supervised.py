@@ -164,10 +164,10 @@ def prompt_completion(record: Record) -> SftRow:
 def with_steps(record: Record, answer: list[Message]) -> list[Message]:
     """The answer with the row's `steps` as the reasoning of its last turn, one a line."""
     steps = record.get("steps")
-    if not steps:
-        return answer
     if isinstance(steps, str) and steps.lstrip()[:1] == "[":
         steps = messages.turns_of_text(steps, "steps")
+    if not steps:
+        return answer
     if not isinstance(steps, list):
         raise BadRow("wrong_type", f"steps is {kind_of(steps)}, expected a list of strings")
     lines = [require_text(step, f"steps[{index}]").strip() for index, step in enumerate(steps)]

@@ -102,7 +102,7 @@ def choose_dialect(lines: Sequence[str], name: str) -> Dialect:
     best = first
     if good < total:
         others = [replace(first, delimiter=sign, header=split(line, sign)) for sign in delimiters if sign != usual]
-        usable = [one for one in others if len(one.header) > 1]
+        usable = [one for one in others if len(one.header) > 1 or len(first.header) == 1]
         for other in (replace(first, backslash=True), *usable):
             count, _ = other.count_good(rest)
             if count > good:
