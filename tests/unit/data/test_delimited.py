@@ -149,7 +149,7 @@ def test_texts_that_look_like_json_stay_texts_in_csv(tmp_path: Path) -> None:
             r"Line 1 is bad \(not_json\): .*: a comma follows the row",
         ),
         ("a.jsonl", "{'prompt': 'q', 'completion': 'a'}\n", "texts are in single quotes, as Python prints them"),
-        ("a.jsonl", '{\n  "prompt": "q",\n  "completion": "a"\n}\n', "the value goes on in the next line"),
+        ("a.jsonl", '{\n  "prompt": "q",\n  "completion": "a"\n}\n', "the value continues in the next line"),
         ("a.jsonl", "# rows\n", "the line is a comment"),
         ("a.csv", "prompt,completion\na,b,c\n", r"Line 2 is bad \(wrong_columns\): the row has 3 fields, the header 2"),
     ],

@@ -173,7 +173,7 @@ class CsvLines:
         self.record: list[str] = []
         """Lines of the current record, as far as it was read."""
         self.fault: BadRow | None = None
-        """Of the current record: that it has bytes which are no text."""
+        """Of the current record: bytes that are not UTF-8."""
 
     def __iter__(self) -> Iterator[str]:
         for block in self._blocks:
