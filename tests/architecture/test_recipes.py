@@ -129,7 +129,7 @@ RECIPES = {
             ),
             Edit(
                 "data/formats/supervised.py", "    RowShape(",
-                '    RowShape("toy", Port.SFT, (DataFormat.TOY,), having("riddle"), frozenset({"riddle"}), riddle),\n',
+                '    RowShape("toy", Port.SFT, (DataFormat.TOY,), having("riddle"), riddle),\n',
             ),
         ),
         "from trainyard.data.formats.shapes import Normaliser, detect; from trainyard.spec.nodes import SourceSet\n"

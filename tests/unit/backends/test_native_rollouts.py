@@ -15,10 +15,12 @@ from tests.small_jobs import Jobs, Ran, train_here
 from trainyard.backends.job import TrainingJob, judge_at
 from trainyard.backends.rewarding import make_panel, scorer_of
 from trainyard.compute.child import Stopped
+from trainyard.data.rows import ROWS_FILE, Message, PromptRow, SftRow, write_rows
 from trainyard.errors import InvalidInput
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.testing.scripted_server import ScriptedServer, ok, status
+from trainyard.train.rollouts.prompts import encode_prompts
 from trainyard.train.rollouts.reward_model import RewardModelScorer, load_reward_model
 from trainyard.train.rollouts.rewards import SampledCompletion
 
@@ -169,3 +171,32 @@ def test_trl_takes_the_same_rewards(jobs: Jobs, scorer: Path, tmp_path: Path) ->
     stage = {"type": "grpo", "num_generations": 2, "max_completion_length": 6, "rewards": rewards}
     ran = train_here(job_of(jobs, stage, scorer, backend="trl", hyperparameters={**HYPER, "max_steps": 2}), tmp_path)
     assert {"reward_reward_model", "reward_length"} <= ran.of("progress")[0].keys()
+
+
+def prompt_jobs(jobs: Jobs, folder: Path, rows: list[PromptRow]) -> Jobs:
+    """The same jobs on prompts without answers to learn."""
+    write_rows(folder / "prompts" / ROWS_FILE, Port.PROMPTS, rows)
+    return Jobs(jobs.model, {Port.PROMPTS: folder / "prompts"}, jobs.locks)
+
+
+@pytest.mark.parametrize("stage", ["grpo", "ppo"])
+def test_stages_that_draw_learn_from_prompts_alone(stage: str, jobs: Jobs, tmp_path: Path) -> None:
+    rows = [PromptRow([Message("user", f"Count on from {n}.")], str(n)) for n in range(8)]
+    job = job_of(prompt_jobs(jobs, tmp_path, rows), {"type": stage, **CHECKED}, port=Port.PROMPTS)
+    ran = train_here(job, tmp_path / "run")
+    assert len(ran.of("progress")) == 5
+    # The prompt of a row with an answer is the prompt of the row without it.
+    tokenizer = AutoTokenizer.from_pretrained(jobs.model)
+    answered = [SftRow([*row.prompt, Message("assistant", "x")]) for row in rows]
+    with_answers, _ = encode_prompts(answered, tokenizer, 100)
+    alone, ledger = encode_prompts(rows, tokenizer, 100)
+    assert [row["input_ids"] for row in alone] == [row["input_ids"] for row in with_answers]
+    assert [row["answer"] for row in alone] == [str(n) for n in range(8)]
+    assert ledger.rows["trained"] == 8
+
+
+def test_a_reward_that_compares_needs_the_answers_of_prompts(jobs: Jobs, tmp_path: Path) -> None:
+    rows = [PromptRow([Message("user", f"Count on from {n}.")]) for n in range(8)]
+    stage = {"type": "grpo", **SCORED, "rewards": [{"type": "exact_match"}]}
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: .* 8 dropped_no_answer.* a solution or an answer"):
+        train_here(job_of(prompt_jobs(jobs, tmp_path, rows), stage, port=Port.PROMPTS), tmp_path / "run")

@@ -141,9 +141,8 @@ def test_a_stage_that_draws_takes_prompts_or_rows_with_answers() -> None:
         "sft": ["validator.sft", "validator.preference"],
         "prompts": ["validator.prompts"],
     }
-    found = resolved(source("rows.jsonl", format="prompts"), node("trainer", **grpo), node("evaluator"))
+    found = resolved(source("rows.jsonl", format="prompts"), node("trainer", **grpo))
     assert links(found, "trainer") == {"prompts": ["data-source.prompts"]}
-    assert "prompts" not in links(found, "evaluator")
     assert names(source("rows.jsonl", format="prompts"), node("trainer", stage="sft")) == ["port-sft"]
 
 

@@ -126,7 +126,7 @@ def read_keys(kind: Kind, name: str) -> set[str]:
     """The keys of a chat that its parser reads, seen on a chat of two plain turns."""
     record = Record({name: [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
     kind.shape.parse(record)
-    return record.read | set(SYSTEM_KEYS)
+    return record.read | {*SYSTEM_KEYS, "tools", "functions"}
 
 
 def key_bounds(text: np.ndarray, newlines: np.ndarray) -> list[int]:

@@ -265,6 +265,8 @@ def json_text(value: Any, field: str) -> str:
 
 def tools_of(record: Record) -> str | None:
     """JSON text of the tool schemas of a row: `tools` (list or JSON text) or the older `functions`; None if empty."""
+    if "tools" not in record and "functions" not in record:
+        return None
     key = "tools" if record.shows("tools") else "functions"
     value = record.get(key)
     if not value:

@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-EMPTY: tuple[Any, ...] = ("", [], {})
 INDEX = re.compile(r"\[\d+\]")
 
 
 def is_empty(value: Any) -> bool:
     """Whether a value says nothing: null, an empty text, list or object."""
-    return value is None or value in EMPTY
+    return not value and not isinstance(value, bool | int | float)
 
 
 class Record(dict[str, Any]):
@@ -54,10 +53,8 @@ class Record(dict[str, Any]):
 
     def unread(self) -> Iterator[str]:
         """Names of the keys that have a value and were not read: `source`, `messages[].score`."""
-        if len(self.read) < len(self) or not self.keys() <= self.read:
-            where = f"{INDEX.sub('[]', self.where)}." if self.where else ""
-            for key, value in self.items():
-                if key not in self.read and not is_empty(value):
-                    yield f"{where}{key}"
+        for key in self.keys() - self.read:
+            if not is_empty(dict.get(self, key)):
+                yield f"{INDEX.sub('[]', self.where)}.{key}" if self.where else key
         for inner in self.parts:
             yield from inner.unread()

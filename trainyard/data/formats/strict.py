@@ -36,7 +36,7 @@ def explain_fault(text: str) -> str:
     """What people usually did where a line is not JSON; empty if nothing is recognised."""
     line = text.strip()
     if line in ("{", "["):
-        return "the value goes on in the next line; name a file of values over many lines .json"
+        return "the value continues in the next line; name a file of values over many lines .json"
     if line.startswith(("{'", "[{'", "['")):
         return "texts are in single quotes, as Python prints them; write rows by json.dumps"
     if line.startswith(("#", "//")):

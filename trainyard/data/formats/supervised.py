@@ -45,6 +45,7 @@ PAIRS = (
     ("input", "output"),
 )
 """Names of a prompt and its completion, the first pair that a row has counts."""
+TOOL_KEYS = ("tools", "functions")
 ADDED_KEYS = ("input", "context")
 """Texts that belong to a prompt and follow it on a line of their own, as Alpaca's input does."""
 
@@ -57,6 +58,8 @@ def conversation(record: Record) -> list[Message]:
 
 def with_system(record: Record, turns: list[Message]) -> list[Message]:
     """The turns after the row's system text. A system turn of their own wins, and another text counts as ignored."""
+    if record.keys().isdisjoint(SYSTEM_KEYS):
+        return turns
     key = next((key for key in SYSTEM_KEYS if record.shows(key)), None)
     if key is None:
         return turns
@@ -81,10 +84,12 @@ def read_prompt(record: Record, key: str, *, strict: bool = False) -> list[Messa
     if isinstance(value, list | dict) and not strict:
         turns = as_turns(record, key, "user")
     else:
-        texts = [text_of(value, key)]
-        texts += [text_of(record[name], name) for name in added(record, key, strict=strict)]
-        turns = [Message("user", require_text("\n".join(filter(None, texts)), key))]
-    earlier = read_history(record, strict=strict)
+        text = text_of(value, key)
+        if not record.keys().isdisjoint(ADDED_KEYS):
+            others = (text_of(record[name], name) for name in added(record, key, strict=strict))
+            text = "\n".join(filter(None, (text, *others)))
+        turns = [Message("user", require_text(text, key))]
+    earlier = read_history(record, strict=strict) if "history" in record else []
     if earlier and turns[0].role == "system":
         return [turns[0], *earlier, *turns[1:]]
     return with_system(record, [*earlier, *turns])
@@ -127,7 +132,8 @@ def alpaca_prompt(record: Record) -> list[Message]:
 def alpaca(record: Record) -> SftRow:
     prompt = alpaca_prompt(record)
     answer = Message("assistant", require_text(record["output"], "output"))
-    return SftRow([*prompt, answer], tools=tools_of(record) if has_tools(record) else None)
+    tools = None if record.keys().isdisjoint(TOOL_KEYS) or not has_tools(record) else tools_of(record)
+    return SftRow([*prompt, answer], tools=tools)
 
 
 def has_tools(record: Record) -> bool:
@@ -164,10 +170,10 @@ def prompt_completion(record: Record) -> SftRow:
 def with_steps(record: Record, answer: list[Message]) -> list[Message]:
     """The answer with the row's `steps` as the reasoning of its last turn, one a line."""
     steps = record.get("steps")
-    if not steps:
-        return answer
     if isinstance(steps, str) and steps.lstrip()[:1] == "[":
         steps = messages.turns_of_text(steps, "steps")
+    if not steps:
+        return answer
     if not isinstance(steps, list):
         raise BadRow("wrong_type", f"steps is {kind_of(steps)}, expected a list of strings")
     lines = [require_text(step, f"steps[{index}]").strip() for index, step in enumerate(steps)]

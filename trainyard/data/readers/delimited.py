@@ -102,7 +102,7 @@ def choose_dialect(lines: Sequence[str], name: str) -> Dialect:
     best = first
     if good < total:
         others = [replace(first, delimiter=sign, header=split(line, sign)) for sign in delimiters if sign != usual]
-        usable = [one for one in others if len(one.header) > 1]
+        usable = [one for one in others if len(one.header) > 1 or len(first.header) == 1]
         for other in (replace(first, backslash=True), *usable):
             count, _ = other.count_good(rest)
             if count > good:
@@ -173,7 +173,7 @@ class CsvLines:
         self.record: list[str] = []
         """Lines of the current record, as far as it was read."""
         self.fault: BadRow | None = None
-        """Of the current record: that it has bytes which are no text."""
+        """Of the current record: bytes that are not UTF-8."""
 
     def __iter__(self) -> Iterator[str]:
         for block in self._blocks:

@@ -2,8 +2,8 @@
 
 Excel writes CSV in the code page of its machine. Western Europe and America have Windows-1252 (Latin-1 is the part of
 it that has no typographic signs). A wrong code page trains wrong letters, so that a text is read only if none of its
-words looks like one of another page: runs of foreign letters (Cyrillic, Greek, Chinese, Japanese), signs and capitals
-inside of words (Polish, Mac), letters that no Western language has together (Czech, Hungarian, Croatian, Turkish).
+words looks like one of another page: runs of letters outside of ASCII (Cyrillic, Greek, Chinese, Japanese), signs and
+capitals inside of words (Polish, Mac), letters that no Western language has together (Czech, Hungarian, Turkish).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 WORD_SIGN = re.compile(r"[^\W\d_][\xa1-\xb3\xb5\xb6\xb8-\xbf\x80-\x90][^\W\d_]")
 """A sign between two letters; the acute accent and the middle dot occur there in Western texts."""
 INNER_CAPITAL = re.compile(r"[a-z][À-ÖØ-ÞŠŒŽŸ][a-z]")
-FOREIGN_RUN = re.compile(r"[^\x00-\x7f]{3,}")
+LONG_RUN = re.compile(r"[^\x00-\x7f]{3,}")
 SEPARATE = ("šžŠŽ", "èæðìùÈÆÐÌÙ"), ("õÕ", "ûÛ"), ("þÞ", "ýÝ"), ("ð", "ý"), ("ø", "ìù")
 """Letters of which a Western text has those of one group only."""
 MOST_IN_RUNS = 0.3
@@ -40,8 +40,8 @@ def windows_encoding(head: bytes) -> str:
 
 def is_western(text: str) -> bool:
     """Whether a text decoded as Windows-1252 has no sign of another code page."""
-    foreign = sum(not letter.isascii() for letter in text)
-    in_runs = sum(map(len, FOREIGN_RUN.findall(text)))
-    if in_runs > MOST_IN_RUNS * foreign or WORD_SIGN.search(text) or INNER_CAPITAL.search(text):
+    outside = sum(not letter.isascii() for letter in text)
+    in_runs = sum(map(len, LONG_RUN.findall(text)))
+    if in_runs > MOST_IN_RUNS * outside or WORD_SIGN.search(text) or INNER_CAPITAL.search(text):
         return False
     return not any(any(map(text.__contains__, left)) and any(map(text.__contains__, right)) for left, right in SEPARATE)

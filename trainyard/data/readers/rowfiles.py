@@ -118,7 +118,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Sample:
-    """The first rows of a file, unjudged, and the first that is no row at all."""
+    """The first rows of a file, unjudged, and the first that cannot be parsed."""
 
     records: Sequence[Any] = ()
     fault: Fault | None = None

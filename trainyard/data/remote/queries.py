@@ -30,6 +30,14 @@ READERS = {
     ".ndjson": "read_json",
 }  # fmt: skip
 """Extension -> DuckDB's function for such files."""
+EXACT = "dateformat='%Y-%m-%d', timestampformat='%Y-%m-%d %H:%M:%S'"
+"""Dates and times are recognised only in the spelling that they have as text again: a text stays what it is."""
+OPTIONS = {
+    "read_parquet": "",
+    "read_csv": f", {EXACT}, auto_type_candidates=['BOOLEAN', 'BIGINT', 'DOUBLE', 'DATE', 'TIMESTAMP', 'VARCHAR']",
+    "read_json": f", {EXACT}",
+}
+CHANGED = ("time", "uuid", "time with time zone")
 MEMORY = "1GB"
 """Of DuckDB, inside of what the process may take."""
 CLOSED = {
@@ -82,12 +90,11 @@ def run_query(query: str, tables: Mapping[str, Path], roots: Sequence[Path]) -> 
         connection = duckdb.connect(":memory:", config=CLOSED)
         for name, path in tables.items():
             open_inside(path, roots).close()  # a link that leads out of the roots is refused here
-            place = str(path.resolve()).replace("'", "''")
-            connection.execute(f"CREATE VIEW \"{name}\" AS SELECT * FROM {READERS[suffix_of(path.name)]}('{place}')")
+            connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM {read_call(connection, path)}')
         connection.execute("SET allowed_paths = $1", [[str(path.resolve()) for path in tables.values()]])
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
-        reader = connection.execute(query).to_arrow_reader(CHUNK_ROWS)
+        reader = connection.sql(query).to_arrow_reader(CHUNK_ROWS)
         texts, restore = text_columns(reader.schema.names), restorers(reader.schema)
         for batch in reader:
             yield [row_values(restored(row, restore), texts) for row in batch.to_pylist()]
@@ -98,6 +105,43 @@ def run_query(query: str, tables: Mapping[str, Path], roots: Sequence[Path]) -> 
         ) from error  # fmt: skip
     except (duckdb.Error, pa.ArrowException) as error:
         raise bad_query(first_line(error)) from error
+
+
+def read_call(connection: Any, path: Path) -> str:
+    """The call that reads a file. Texts of JSON that look like times or UUIDs stay texts: these change as values."""
+    place, function = str(path.resolve()).replace("'", "''"), READERS[suffix_of(path.name)]
+    options = OPTIONS[function]
+    if function == "read_json":
+        found = connection.sql(f"SELECT * FROM {function}('{place}'{options})")
+        types = {column: text_type(kind) for column, kind in zip(found.columns, found.types, strict=True)}
+        if any(map(changes_texts, found.types)):
+            quoted = ", ".join(f"{quote(column)}: {quote(kind)}" for column, kind in types.items())
+            options += f", columns={{{quoted}}}"
+    return f"{function}('{place}'{options})"
+
+
+def quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def changes_texts(kind: Any) -> bool:
+    """Whether a type, or one inside of it, spells its values in another way than the file does."""
+    if kind.id in CHANGED:
+        return True
+    return kind.id in ("struct", "map", "list") and any(changes_texts(inner) for _, inner in kind.children)
+
+
+def text_type(kind: Any) -> str:
+    """The SQL type with text in the place of times and UUIDs, which are spelled in other ways once they are values."""
+    if kind.id in CHANGED:
+        return "VARCHAR"
+    if kind.id == "struct":
+        fields = (f'"{name.replace(chr(34), chr(34) * 2)}" {text_type(inner)}' for name, inner in kind.children)
+        return f"STRUCT({', '.join(fields)})"
+    if kind.id == "map":
+        key, value = (inner for _, inner in kind.children)
+        return f"MAP({text_type(key)}, {text_type(value)})"
+    return f"{text_type(kind.children[0][1])}[]" if kind.id == "list" else str(kind)
 
 
 def refuse_statements(duckdb: Any, query: str) -> None:

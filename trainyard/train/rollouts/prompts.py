@@ -14,7 +14,7 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.rewards import ContainsReward, ExactMatchReward, PythonReward
 from trainyard.train.tokens import TokenLedger, encode_answers, encode_rows
 
-STAND_IN = "1"
+PLACEHOLDER = "1"
 """An answer for rendering a prompt that has none: the text before it is the prompt."""
 
 
@@ -45,7 +45,7 @@ def encode_prompt(
     if not turns or (compared and isinstance(row, PromptRow) and not answer.content):
         ledger.rows["dropped_no_answer" if turns else "dropped_no_target"] += 1
         return None
-    shown = answer if isinstance(row, SftRow) or answer.content else Message("assistant", STAND_IN)
+    shown = answer if isinstance(row, SftRow) or answer.content else Message("assistant", PLACEHOLDER)
     prompt, _ = encode_answers(renderer, turns, ([shown],), row.tools, ledger)
     ledger.read += len(prompt)
     if len(prompt) > max_length:
