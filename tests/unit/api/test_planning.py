@@ -215,10 +215,6 @@ def test_the_plan_says_that_paged_states_are_not_paged_on_a_cpu(here: Settings) 
     (here.working_folder / "a.jsonl").write_text("{}")
     hyper = {"optimizer": "paged_adamw_8bit", "precision": "fp32"}
     job = {"dataset": {"path": "a.jsonl"}, "device": "cpu", "hyperparameters": hyper}
-        "dataset": {"path": "a.jsonl"},
-        "device": "cpu",
-        "hyperparameters": {"optimizer": "paged_adamw_8bit", "precision": "fp32"},
-    }
     found = planning.plan(planning.asked("training-job", job).spec, here)
     assert found.nodes[-1].advice == ("Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit.",)
 
