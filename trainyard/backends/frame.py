@@ -262,7 +262,7 @@ def require_changed_files(job: TrainingJob, target: Path) -> None:
     try:
         changed = has_changed(path, earlier if earlier is not None and earlier.is_file() else None)
     except ValueError as error:
-        what = f"The adapter that the training has left cannot be read: {path.name} is no file of safetensors."
+        what = f"The adapter that the training has left cannot be read: {path.name} is not a safetensors file."
         raise TrainyardError(
             what, why=str(error), do="Look into child.log, and train again.", code="E-PROGRAM"
         ) from error

@@ -36,8 +36,11 @@ def read_choice(base: str, settings: Settings) -> PrecisionChoice | None:
     path = choice_file(base, settings)
     if not path.is_file():
         return None
-    known: dict[str, Any] = orjson.loads(path.read_bytes())
-    return PrecisionChoice(Precision(known["precision"]), f"{known['why']}, measured at its first training")
+    try:
+        known: dict[str, Any] = orjson.loads(path.read_bytes())
+        return PrecisionChoice(Precision(known["precision"]), f"{known['why']}, measured at its first training")
+    except (ValueError, KeyError, TypeError):
+        return None  # of another release, or damaged: it is measured again
 
 
 def keep_choice(base: str, choice: PrecisionChoice, settings: Settings) -> PrecisionChoice:
@@ -49,10 +52,11 @@ def keep_choice(base: str, choice: PrecisionChoice, settings: Settings) -> Preci
     try:
         os.link(draft, path)
     except FileExistsError:
-        earlier = read_choice(base, settings)
-        return earlier or choice
+        if (earlier := read_choice(base, settings)) is not None:
+            return earlier
+        draft.replace(path)
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     return choice
 
 

@@ -176,7 +176,7 @@ def keep_best_checkpoints(job: TrainingJob, work: Path) -> None:
     """Move the best checkpoints to a folder that outlives the training, where `eval.keep_best` asks for several."""
     asked = job.config.eval
     shutil.rmtree(work / BEST_FOLDER, ignore_errors=True)
-    if asked is None or not asked.keeps_several:
+    if asked is None or not asked.best_outlive:
         return
     found = {step: path for path, step in checkpoints(work / CHECKPOINT_FOLDER)}
     measured = {step: metric for step, path in found.items() if (metric := metric_of(path)) is not None}

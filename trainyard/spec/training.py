@@ -219,7 +219,7 @@ class EvalSettings(Strict):
         return self
 
     @property
-    def keeps_several(self) -> bool:
+    def best_outlive(self) -> bool:
         """Whether the best checkpoints outlive the training: one alone is there for its result."""
         return self.keep_best > 1
 

@@ -20,7 +20,7 @@ from trainyard.data.rows import write_rows
 from trainyard.errors import Refused
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
-from trainyard.spec.estimate.bases import Context as BaseContext
+from trainyard.spec.estimate.bases import ContextFacts
 from trainyard.testing.tiny import TEXT, build_tokenizer
 
 POSITIONS = 64
@@ -130,22 +130,22 @@ def test_long_rows_of_a_base_with_few_positions_are_cut_and_trained(bases: dict[
 LLAMA = {"model_type": "llama", "max_position_embeddings": 4096}
 SLIDING = {"max_position_embeddings": 32_768, "sliding_window": 4096}
 MIXED = {**SLIDING, "model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"]}
-CONFIGS: list[tuple[dict[str, Any], BaseContext]] = [
-    ({"model_type": "gpt2", "n_positions": 1024}, BaseContext(1024, True)),
-    ({"model_type": "opt", "max_position_embeddings": 2048}, BaseContext(2048, True)),
-    (LLAMA, BaseContext(4096)),
-    ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}}, BaseContext(16_384)),
-    ({**LLAMA, "rope_parameters": {"rope_type": "yarn", "factor": 4}}, BaseContext(4096)),
-    ({**SLIDING, "model_type": "mistral"}, BaseContext(32_768, window=4096)),
-    ({**SLIDING, "model_type": "qwen2", "use_sliding_window": False}, BaseContext(32_768)),
-    ({"model_type": "gemma3", "text_config": MIXED}, BaseContext(32_768)),
-    ({"model_type": "bloom"}, BaseContext()),
+CONFIGS: list[tuple[dict[str, Any], ContextFacts]] = [
+    ({"model_type": "gpt2", "n_positions": 1024}, ContextFacts(1024, True)),
+    ({"model_type": "opt", "max_position_embeddings": 2048}, ContextFacts(2048, True)),
+    (LLAMA, ContextFacts(4096)),
+    ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}}, ContextFacts(16_384)),
+    ({**LLAMA, "rope_parameters": {"rope_type": "yarn", "factor": 4}}, ContextFacts(4096)),
+    ({**SLIDING, "model_type": "mistral"}, ContextFacts(32_768, window=4096)),
+    ({**SLIDING, "model_type": "qwen2", "use_sliding_window": False}, ContextFacts(32_768)),
+    ({"model_type": "gemma3", "text_config": MIXED}, ContextFacts(32_768)),
+    ({"model_type": "bloom"}, ContextFacts()),
 ]
 
 
 @pytest.mark.parametrize(("config", "expected"), CONFIGS)
-def test_the_context_of_a_base_is_read_from_its_config(config: dict[str, Any], expected: BaseContext) -> None:
-    assert BaseContext.from_config(config) == expected
+def test_the_context_of_a_base_is_read_from_its_config(config: dict[str, Any], expected: ContextFacts) -> None:
+    assert ContextFacts.from_config(config) == expected
 
 
 def test_the_defaults_of_grpo_agree(here: Settings, bases: dict[str, Path]) -> None:

@@ -213,7 +213,8 @@ def test_a_teacher_that_no_memory_here_can_take_is_refused(here: Settings, tiny_
 
 def test_the_plan_says_that_paged_states_are_not_paged_on_a_cpu(here: Settings) -> None:
     (here.working_folder / "a.jsonl").write_text("{}")
-    job = {"dataset": {"path": "a.jsonl"}, "device": "cpu", "hyperparameters": {"optimizer": "paged_adamw_8bit"}}
+    hyper = {"optimizer": "paged_adamw_8bit", "precision": "fp32"}
+    job = {"dataset": {"path": "a.jsonl"}, "device": "cpu", "hyperparameters": hyper}
     found = planning.plan(planning.asked("training-job", job).spec, here)
     assert found.nodes[-1].advice == ("Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit.",)
 

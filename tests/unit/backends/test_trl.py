@@ -101,7 +101,8 @@ def test_dpo_continues_the_adapter_against_its_frozen_start(
 ) -> None:
     """The reference is the SFT stage: the first loss is ln 2, and the adapter moves from there."""
     before = load_file(sft_run.folder / "adapter_model.safetensors")
-    ran = train_here(jobs(Port.PREFERENCE, adapter=sft_run.folder), tmp_path)
+    hyper = {"learning_rate": 2e-3, "epochs": 4}
+    ran = train_here(jobs(Port.PREFERENCE, adapter=sft_run.folder, hyperparameters=hyper), tmp_path)
     assert ran.record["first_loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert ran.record["final_loss"] < 0.6
     after = load_file(ran.folder / "adapter_model.safetensors")

@@ -204,7 +204,7 @@ def train_on(
 
 def outlives(job: TrainingJob) -> bool:
     """Return whether checkpoints of a job stay after its end, where that of its last step belongs then."""
-    return job.config.engine.mirror is not None or (job.config.eval is not None and job.config.eval.keeps_several)
+    return job.config.engine.mirror is not None or (job.config.eval is not None and job.config.eval.best_outlive)
 
 
 def reached(run: NativeRun) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.spec.estimate.bases import Context
+from trainyard.spec.estimate.bases import ContextFacts
 from trainyard.spec.estimate.shape import ModelShape
 
 TOKENS = 4096
@@ -24,7 +24,7 @@ def answering_bytes(config: Mapping[str, Any], parameters: int, width: int) -> i
     """Return the bytes of a base with this `config.json`; of an unknown layout only the weights are counted."""
     text = config.get("text_config")
     given = text if isinstance(text, Mapping) else config
-    shape, context = ModelShape.from_config(given), Context.from_config(given).positions
+    shape, context = ModelShape.from_config(given), ContextFacts.from_config(given).positions
     weights = parameters * width
     if shape is None:
         return weights

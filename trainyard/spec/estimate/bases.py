@@ -52,12 +52,12 @@ BY_FACTOR = ("linear", "dynamic")
 
 
 @dataclass(frozen=True)
-class Context:
+class ContextFacts:
     """How many tokens a base can see at once, as its config.json says; None: it does not say."""
 
     positions: int | None = None
     is_table: bool = False
-    """Whether there is nothing beyond them; a rotary base goes on, with angles that it has never seen."""
+    """Whether there is nothing beyond them; a rotary base continues, with angles that it has never seen."""
     window: int | None = None
     """Tokens that each token sees, where no layer of the base sees more."""
 
@@ -68,7 +68,7 @@ class Context:
         return self.positions - drawn
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Context:
+    def from_config(cls, config: Mapping[str, Any]) -> ContextFacts:
         inner = config.get("text_config")
         text = inner if isinstance(inner, Mapping) else config
         found = next((text[key] for key in POSITION_KEYS if is_count(text.get(key))), None)
@@ -103,7 +103,7 @@ class BaseFacts:
     """Rows of the embedding. None for a multimodal model, whose text part may have its own rows for images."""
     tokens: int | None = None
     """One more than the highest id that the tokenizer gives."""
-    context: Context = Context()
+    context: ContextFacts = ContextFacts()
     """How far it reads."""
     made_for_mlx: bool = False
     """Whether its weights are packed as MLX packs them, which transformers cannot read."""
@@ -114,7 +114,9 @@ class BaseFacts:
         model_type, rows = str(config.get("model_type", "")), config.get("vocab_size")
         whole = isinstance(rows, int) and "text_config" not in config
         layout = layout_of(model_type, config)
-        return cls(model_type, layout, rows if whole else None, tokens, Context.from_config(config), is_of_mlx(config))
+        return cls(
+            model_type, layout, rows if whole else None, tokens, ContextFacts.from_config(config), is_of_mlx(config)
+        )
 
 
 def is_of_mlx(config: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from trainyard.api.requests.jobs import CheckpointsInput, SamplesInput, VerifyIn
 from trainyard.api.terminal.jobs import checkpoints_text, samples_text, verified_text
 from trainyard.api.verbs.monitoring.checkpoints import list_checkpoints, verify_checkpoints
 from trainyard.api.verbs.monitoring.samples import show_samples
+from trainyard.backends.job import TrainingJob
 from trainyard.errors import NotFound
+from trainyard.spec.training import EngineSettings, TrainerConfig, resolve_trainer
 from trainyard.stores.whole import file_sha256
 from trainyard.train.checkpoints import commit
 
@@ -39,6 +42,24 @@ def test_checkpoints_are_listed_with_size_metric_and_hash(place: JobHome) -> Non
     text = checkpoints_text(list_checkpoints(CheckpointsInput(job=JOB), place.context))
     assert "step-0000000020" in text
     assert newest.sha256[:12] in text
+
+
+def test_a_finished_training_has_the_checkpoints_of_its_mirror_and_its_best(place: JobHome, tmp_path: Path) -> None:
+    shutil.rmtree(place.work / "checkpoints")
+    engine = EngineSettings(mirror=(tmp_path / "check points").as_uri())
+    config = resolve_trainer(TrainerConfig(engine=engine), "base")
+    job = TrainingJob(config=config, data={}, base="base", locks=str(tmp_path))
+    (place.work / "spec.json").write_text(job.model_dump_json())
+    for root, steps in ((tmp_path / "check points" / job.digest, (20, 30)), (place.work / "best", (10, 20))):
+        for step in steps:
+            commit(root, step, write_weights, facts={"metric": None})
+    found = list_checkpoints(CheckpointsInput(job=JOB), place.context).checkpoints
+    assert [one.step for one in found] == [30, 20, 10]
+    verified = verify_checkpoints(VerifyInput(job=JOB), place.context)
+    assert [one.damage for one in verified.checkpoints] == ["", "", ""]
+    (tmp_path / "check points" / job.digest / "step-0000000030" / "weights.bin").write_bytes(b"other")
+    damaged = verify_checkpoints(VerifyInput(job=JOB), place.context)
+    assert [bool(one.damage) for one in damaged.checkpoints] == [True, False, False]
 
 
 def test_a_damaged_checkpoint_is_found_and_left_where_it_is(place: JobHome) -> None:
