@@ -54,7 +54,12 @@ WITH_GPU = RunFacts(devices=frozenset({Device.CPU, Device.CUDA}), vllm_install="
 T5 = BaseFacts.from_config({"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 32_128})
 PADDED = BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000}, tokens=32_001)
 SMALL, LARGE = (BaseFacts.from_config({"model_type": "llama"}, tokens=tokens) for tokens in (32_000, 151_936))
+MIXTURE = BaseFacts.from_config({"model_type": "olmoe", "num_experts": 4})
+SHARING = BaseFacts.from_config({"model_type": "zamba"})
 FACTS_OF = {
+    "adapter-experts": RunFacts(base=lambda name: MIXTURE),
+    "adapter-experts-together": RunFacts(base=lambda name: MIXTURE),
+    "adapter-shared-blocks": RunFacts(base=lambda name: SHARING),
     "backend-setting-here": RunFacts(devices=frozenset({Device.CPU})),
     "vllm-missing": WITH_GPU,
     "rollouts-missing": WITH_GPU,

@@ -45,7 +45,7 @@ from trainyard.train.layout.sharing import share_prompts
 from trainyard.train.methods.composition import frozen_context
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.loading import architecture_of, load_teacher
-from trainyard.train.methods.table import build, counts, parameter_groups
+from trainyard.train.methods.table import build, counts, parameter_groups, verify_saved
 from trainyard.train.methods.table import save as save_policy
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import SharedSession
@@ -293,6 +293,7 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     if isinstance(config.stage, PpoSettings) and config.stage.has_critic:
         attach_critic(policy.model, make_critic(policy_request(job, device), scorer_of(job)))
         policy.facts["critic"] = "the reward model" if job.reward_model else "the model itself, with values of 0"
+    frame.report_coverage(events, policy.facts.get("coverage"))
     for warning in [*advice(config, accelerator_of(device)), *policy.warnings]:
         events.emit("warning", text=warning)
     if config.engine.kernels == "liger":
@@ -340,10 +341,16 @@ def require_room(own: LatentModule, context: int | None, max_length: int) -> Non
         )
 
 
-def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path) -> None:
-    """Write the adapter or the model, and next to it the weights of its latent technique."""
+def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path, *, verify: bool = True) -> None:
+    """Write the adapter or the model, and next to it the weights of its latent technique.
+
+    With `verify` the adapter is loaded again and run once. Raises `TrainyardError` (`E-ADAPTER-INVALID`) then.
+    """
+    request = policy_request(job, device)
     with latent.detached(policy.model) as own:
-        save_policy(policy, policy_request(job, device), target)
+        save_policy(policy, request, target)
+        if verify:
+            verify_saved(policy, request, target)
     if own is not None:
         latent.save(own, target)
 

@@ -35,6 +35,10 @@ Source: the masked-language models of transformers that have no decoder (`MODEL_
 """
 
 
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+"""How configs call the number of experts."""
+
+
 @dataclass(frozen=True)
 class BaseFacts:
     """The type of a model, its layout, and how many tokens it and its tokenizer know; None: not known."""
@@ -45,13 +49,23 @@ class BaseFacts:
     """Rows of the embedding. None for a multimodal model, whose text part may have its own rows for images."""
     tokens: int | None = None
     """One more than the highest id that the tokenizer gives."""
+    experts: int = 0
+    """Experts of a block; 0 for a dense model."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], tokens: int | None = None) -> BaseFacts:
         """The facts in a model's `config.json`."""
         model_type, rows = str(config.get("model_type", "")), config.get("vocab_size")
         whole = isinstance(rows, int) and "text_config" not in config
-        return cls(model_type, layout_of(model_type, config), rows if whole else None, tokens)
+        return cls(model_type, layout_of(model_type, config), rows if whole else None, tokens, count_experts(config))
+
+
+def count_experts(config: Mapping[str, Any]) -> int:
+    """Experts of a block, by a model's `config.json` or by that of its text part."""
+    text = config.get("text_config")
+    both = [config, text] if isinstance(text, Mapping) else [config]
+    sizes = (part.get(name) for part in both for name in EXPERT_KEYS)
+    return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
 def layout_of(model_type: str, config: Mapping[str, Any]) -> ModelLayout:
