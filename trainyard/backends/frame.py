@@ -290,6 +290,13 @@ def report_ledger(events: Events, ledger: TokenLedger) -> None:
     events.emit("ledger", **ledger.tokens(), rows=dict(ledger.rows), text=ledger.line())
 
 
+def report_coverage(events: Events, coverage: Mapping[str, Any] | None) -> None:
+    """Print and emit the share of the weights that an adapter is on, where that is not plain from the settings."""
+    if coverage and coverage["note"]:
+        print(f"adapter: {coverage['note']}", flush=True)
+        events.emit("adapter", text=coverage["note"])
+
+
 def report_metrics(events: Events, record: Mapping[str, Any]) -> None:
     """Emit what a person looks for first."""
     events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})

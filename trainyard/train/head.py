@@ -28,6 +28,8 @@ IGNORED = -100
 """Label of a position that takes no part in the loss (the convention of torch and transformers)."""
 SEQUENCES, MASK_GROUPS = "sequence_ids", "prompt_groups"
 """Tensors of a batch whose rows have several sequences each: `train/layout/segments`."""
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names of the cap of the logits in configs: Gemma's, Recurrent Gemma's, xLSTM's."""
 CHUNK_LOGITS = 1 << 25
 """Most logits of a chunk: 128 MiB in float32."""
 
@@ -100,7 +102,14 @@ class Output:
 def hidden_states(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Output]:
     """Hidden states after the final norm (B, T, D), and the output. PEFT's layers sit inside the decoder."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return base.base_model(**model_inputs(base, batch), use_cache=False).last_hidden_state, output_of(base)
+    return decoder_of(base)(**model_inputs(base, batch), use_cache=False).last_hidden_state, output_of(base)
+
+
+def decoder_of(base: Any) -> Any:
+    """The model below the output layer. Llama 4 is its own `base_model`, as its decoder has another name."""
+    if base.base_model is not base:
+        return base.base_model
+    return next(child for child in base.children() if child is not base.get_output_embeddings())
 
 
 def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -137,7 +146,8 @@ def output_of(base: Any) -> Output:
     divisor = getattr(config, "logits_scaling", None)  # Granite
     factor = (1.0 if scale is None else scale) / (divisor or 1.0)
     factor *= getattr(config, "lm_head_multiplier", 1.0)  # Falcon-H1
-    return Output(base.get_output_embeddings(), factor, getattr(config, "final_logit_softcapping", None))
+    cap = next((getattr(config, name) for name in CAPS if getattr(config, name, None)), None)
+    return Output(base.get_output_embeddings(), factor, cap)
 
 
 def require_known_logits(model: Any) -> None:

@@ -57,7 +57,12 @@ GPT2 = BaseFacts.from_config({"model_type": "gpt2", "vocab_size": 50_257, "n_pos
 LLAMA = BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 4096})
 MLX = BaseFacts.from_config({"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}})
 SMALL, LARGE = (BaseFacts.from_config({"model_type": "llama"}, tokens=tokens) for tokens in (32_000, 151_936))
+MIXTURE = BaseFacts.from_config({"model_type": "olmoe", "num_experts": 4})
+SHARING = BaseFacts.from_config({"model_type": "zamba"})
 FACTS_OF = {
+    "adapter-experts": RunFacts(base=lambda name: MIXTURE),
+    "adapter-experts-together": RunFacts(base=lambda name: MIXTURE),
+    "adapter-shared-blocks": RunFacts(base=lambda name: SHARING),
     "backend-setting-here": RunFacts(devices=frozenset({Device.CPU})),
     "vllm-missing": WITH_GPU,
     "rollouts-missing": WITH_GPU,

@@ -47,7 +47,7 @@ from trainyard.train.layout.sharing import share_prompts
 from trainyard.train.methods.composition import frozen_context
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.loading import architecture_of, load_teacher
-from trainyard.train.methods.table import build, counts, parameter_groups
+from trainyard.train.methods.table import build, counts, parameter_groups, verify_saved
 from trainyard.train.methods.table import save as save_policy
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import SharedSession
@@ -305,6 +305,7 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         attach_critic(policy.model, make_critic(policy_request(job, device), scorer_of(job)))
         policy.facts["critic"] = "the reward model" if job.reward_model else "the model itself, with values of 0"
     base = BaseFacts.from_config(transformers.AutoConfig.from_pretrained(job.base, trust_remote_code=False).to_dict())
+    frame.report_coverage(events, policy.facts.get("coverage"))
     for warning in [*advice(config, accelerator_of(device)), *length_advice(config, base), *policy.warnings]:
         events.emit("warning", text=warning)
     if config.engine.kernels == "liger":
@@ -352,10 +353,16 @@ def require_room(own: LatentModule, context: int | None, max_length: int) -> Non
         )
 
 
-def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path) -> None:
-    """Write the adapter or the model, and next to it the weights of its latent technique."""
+def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path, *, verify: bool = True) -> None:
+    """Write the adapter or the model, and next to it the weights of its latent technique.
+
+    With `verify` the adapter is loaded again and run once. Raises `TrainyardError` (`E-ADAPTER-INVALID`) then.
+    """
+    request = policy_request(job, device)
     with latent.detached(policy.model) as own:
-        save_policy(policy, policy_request(job, device), target)
+        save_policy(policy, request, target)
+        if verify:
+            verify_saved(policy, request, target)
     if own is not None:
         latent.save(own, target)
 

@@ -393,7 +393,7 @@ def draw_by(run: NativeRun, server: Any, folder: Path) -> None:
         detach_critic(run.policy.model)
         run.session.show_served()
         try:
-            save_trained(run.policy, run.job, run.device, target)
+            save_trained(run.policy, run.job, run.device, target, verify=False)  # with every rollout
         finally:
             run.session.show_trained()
             if critic is not None:

@@ -25,6 +25,7 @@ from trainyard.train.bases.positions import position_options
 from trainyard.train.bases.vocabulary import add_tokens, grow_vocabulary
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
 from trainyard.train.methods.contract import Head, PolicyRequest
+from trainyard.train.methods.coverage import measure_coverage
 from trainyard.train.methods.loading import load_model, require_same_base
 from trainyard.train.methods.lora import TASKS, adapter_shape
 from trainyard.train.methods.qlora import load_quantised
@@ -123,6 +124,11 @@ def with_adapter(model: Any, job: TrainingJob, device: str = "cpu") -> Any:
     torch.manual_seed(job.config.hyperparameters.seed)  # a new score has drawn before
     config = adapter_shape(job.config, TASKS[head_of(job)], targets(model, adapter_settings(job.config.method)))
     return inject(model, config, NEW)
+
+
+def adapter_facts(model: Any, job: TrainingJob) -> dict[str, Any]:
+    """The shape of a model's adapter, and the share of the weights that it is on."""
+    return {**config_facts(model.peft_config[NEW], job), "coverage": measure_coverage(model, NEW)}
 
 
 def config_facts(config: Any, job: TrainingJob) -> dict[str, Any]:

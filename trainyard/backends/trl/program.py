@@ -26,7 +26,7 @@ from trainyard.backends.trl.arguments import common_arguments
 from trainyard.backends.trl.data import PreparedRun, prepare, sequence
 from trainyard.backends.trl.distributed import is_sharded, join_ranks, layout_of, shared_model, sync_value
 from trainyard.backends.trl.loading import (
-    config_facts,
+    adapter_facts,
     head_of,
     make_model,
     pick_device,
@@ -42,8 +42,11 @@ from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.rates import SCHEDULES
 from trainyard.train.bases.initialization import initialize_adapter
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space
-from trainyard.train.methods.adapters import write_difference
+from trainyard.train.methods.adapters import NEW
+from trainyard.train.methods.coverage import measure_coverage
 from trainyard.train.methods.loading import lineage
+from trainyard.train.methods.reloading import require_reloaded
+from trainyard.train.methods.sums import adapted_layers, write_difference
 from trainyard.train.parallel.team import Team
 from trainyard.train.precision import PrecisionChoice, accelerator_of
 
@@ -71,6 +74,8 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     frame.require_not_stopped(sync_value(team, events.stop_requested()))
     set_seed(job.config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
     model = shared_model(job, found.path) if is_sharded(job) else make_model(job, device)
+    if job.config.method.facts.adapter and not is_sharded(job):
+        frame.report_coverage(events, measure_coverage(model, NEW))
     initial = initialize_adapter(model, policy_request(job, device)) if job.adapter is None else None
     step = middle_step(prepared, model)
     choice = frame.decide_precision(job, device, folder, step, partial(sync_value, team))
@@ -163,7 +168,7 @@ def training_record(
         **frame.job_facts(job, trainer.curve.points),
         "chat_template_sha256": template_sha256(prepared.tokenizer),
         "renderer": choose_template("auto", str(prepared.tokenizer.chat_template)).spec.name,
-        "lora": config_facts(trainer.model.peft_config["default"], job) if job.config.method.facts.adapter else None,
+        "lora": adapter_facts(trainer.model, job) if job.config.method.facts.adapter else None,
         "lineage": lineage(policy_request(job, prepared.device)),
         **trainer.counted().record(prepared.ledger),
         "steps": trainer.state.global_step,
@@ -197,7 +202,9 @@ def write_result(trainer: CommittedCheckpoints, prepared: PreparedRun, target: P
         trainer.model.save_pretrained(str(target), safe_serialization=True, selected_adapters=["default"])
         (target / "README.md").unlink(missing_ok=True)
         if trainer.initial is not None:
-            write_difference(trainer.initial, target, job.base)
+            write_difference(trainer.initial, adapted_layers(trainer.model, NEW), target, job.base)
+        if not is_sharded(job):  # the processes have parts of the weights, and only the first is here
+            require_reloaded(trainer.model, target, head_of(job), initial=trainer.initial)
         prepared.tokenizer.save_pretrained(target / "tokenizer")
     else:
         trainer.model.save_pretrained(target, safe_serialization=True)

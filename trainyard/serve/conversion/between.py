@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trainyard.errors import Conflict, InvalidInput, NotFound
-from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter, write_adapter
+import numpy as np
+
+from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
+from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE, Adapter, read_adapter, write_adapter
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.serve.conversion.gguf import gguf_to_peft, peft_to_gguf
 from trainyard.serve.conversion.mlx import MLX_FILE, mlx_to_peft, peft_to_mlx
+from trainyard.serve.conversion.tensors import Tensor
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.whole import flush_tree, move_folder
 
@@ -92,6 +96,35 @@ def convert(source: Path, target: Path, to: Layout, base: Path | None = None) ->
         LAYOUTS[to].from_peft(peft, made, base)
         if made.is_dir() and (source / TOKENIZER_FOLDER).is_dir():
             shutil.copytree(source / TOKENIZER_FOLDER, made / TOKENIZER_FOLDER)
+        LAYOUTS[to].to_peft(made, Path(place) / "again", base)
+        require_same_adapter(read_adapter(peft), read_adapter(Path(place) / "again"), target)
         flush_tree(DISK, Path(place))
         move_folder(DISK, made, target)
     return found
+
+
+def require_same_adapter(source: Adapter, again: Adapter, target: Path) -> None:
+    """Compare an adapter with what is read from its converted files. Raises `Corrupt` (`E-CORRUPT`)."""
+    parts = [(source.a, again.a), (source.b, again.b), (source.m, again.m)]
+    wrong = {name for before, after in parts for name in before.keys() ^ after.keys()}
+    wrong |= {
+        name
+        for before, after in parts
+        for name in before.keys() & after.keys()
+        if not is_same_tensor(before[name], after[name])
+    }
+    if not wrong and math.isclose(source.scale, again.scale, rel_tol=1e-5):
+        return
+    raise Corrupt(
+        f"The adapter was converted, and {target.name} read again is another one.",
+        why=f"{min(wrong)} differs ({len(wrong)} in all)." if wrong else f"Its scale is {again.scale:.6g}.",
+        do="Deploy the adapter to a target that reads PEFT adapters, and report this adapter.",
+        code="E-CORRUPT",
+    )
+
+
+def is_same_tensor(before: Tensor, after: Tensor) -> bool:
+    """Whether two tensors have the same numbers; of another dtype, the same shape."""
+    if before.dtype != after.dtype:
+        return before.shape == after.shape
+    return np.array_equal(before.bits, after.bits)

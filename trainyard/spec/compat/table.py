@@ -6,6 +6,7 @@ from collections.abc import Set
 
 from trainyard.errors import Reason
 from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.compat.adapters import ADAPTER_BASE_ROWS
 from trainyard.spec.compat.backends import BACKEND_ROWS
 from trainyard.spec.compat.context import Row, RunFacts, View, apply_rows
 from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
@@ -22,7 +23,7 @@ from trainyard.spec.ports import Wiring
 ROWS: tuple[Row, ...] = (
     *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *BACKEND_ROWS, *TRAINER_ROWS, *CHANGING_ROWS, *ENGINE_ROWS,
     *LAUNCH_ROWS, *ROLLOUT_ROWS, *TEACHER_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
-    *SESSION_ROWS, *LATENT_ROWS, *STEP_ROWS, UNUSED_WARMUP,
+    *SESSION_ROWS, *LATENT_ROWS, *STEP_ROWS, *ADAPTER_BASE_ROWS, UNUSED_WARMUP,
 )  # fmt: skip
 """Every refused combination."""
 

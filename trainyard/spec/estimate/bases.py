@@ -93,6 +93,10 @@ def window_of(text: Mapping[str, Any]) -> int | None:
     return window if everywhere and not (mixed and layers is None) else None
 
 
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+"""How configs call the number of experts."""
+
+
 @dataclass(frozen=True)
 class BaseFacts:
     """The type of a model, its layout, and how many tokens it and its tokenizer know; None: not known."""
@@ -107,6 +111,8 @@ class BaseFacts:
     """How far it reads."""
     made_for_mlx: bool = False
     """Whether its weights are packed as MLX packs them, which transformers cannot read."""
+    experts: int = 0
+    """Experts of a block; 0 for a dense model."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], tokens: int | None = None) -> BaseFacts:
@@ -114,9 +120,8 @@ class BaseFacts:
         model_type, rows = str(config.get("model_type", "")), config.get("vocab_size")
         whole = isinstance(rows, int) and "text_config" not in config
         layout = layout_of(model_type, config)
-        return cls(
-            model_type, layout, rows if whole else None, tokens, ContextFacts.from_config(config), is_of_mlx(config)
-        )
+        context, experts = ContextFacts.from_config(config), count_experts(config)
+        return cls(model_type, layout, rows if whole else None, tokens, context, is_of_mlx(config), experts)
 
 
 def is_of_mlx(config: Mapping[str, Any]) -> bool:
@@ -124,6 +129,14 @@ def is_of_mlx(config: Mapping[str, Any]) -> bool:
     packed, known = config.get("quantization"), config.get("quantization_config")
     has_method = isinstance(known, Mapping) and "quant_method" in known
     return isinstance(packed, Mapping) and {"group_size", "bits"} <= packed.keys() and not has_method
+
+
+def count_experts(config: Mapping[str, Any]) -> int:
+    """Experts of a block, by a model's `config.json` or by that of its text part."""
+    text = config.get("text_config")
+    both = [config, text] if isinstance(text, Mapping) else [config]
+    sizes = (part.get(name) for part in both for name in EXPERT_KEYS)
+    return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
 def layout_of(model_type: str, config: Mapping[str, Any]) -> ModelLayout:

@@ -12,6 +12,7 @@ from typing import Any
 import peft
 import torch
 from peft import PeftConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.stores.models import check_adapter_folder
@@ -20,7 +21,7 @@ from trainyard.train.methods.contract import Head
 from trainyard.train.methods.guarding import base_digests, require_unchanged_base
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS
 from trainyard.train.methods.lora import TASKS
-from trainyard.train.methods.sums import Weights
+from trainyard.train.methods.sums import PREFIX, Weights
 from trainyard.train.methods.targets import full_parameters
 
 NEW, EARLIER, REFERENCE = "default", "earlier", "reference"
@@ -134,6 +135,7 @@ def written_in(model: PeftModel) -> Any:
 
     Raises `TrainyardError` (`E-MERGE`) when a logit moved by more than `TOLERANCE`, and for NaN.
     """
+    require_own_weights(model)
     before_BTV = probe_logits(model)
     try:
         whole = model.merge_and_unload(safe_merge=True)
@@ -146,6 +148,18 @@ def written_in(model: PeftModel) -> Any:
             f"At most {TOLERANCE:.3g} is allowed.",
         )
     return whole
+
+
+def require_own_weights(model: PeftModel) -> None:
+    """Raise `TrainyardError` (`E-MERGE`) where two adapted layers share their weights: a sum would add both to both."""
+    owners: dict[int, str] = {}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, BaseTunerLayer):
+            continue
+        weight = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"), None)
+        if weight is not None and (other := owners.setdefault(id(weight), name)) != name:
+            layers = f"{name.removeprefix(PREFIX)} and {other.removeprefix(PREFIX)}"
+            raise make_diverged_error(f"{layers} share their weights.", "The adapters of both would be added to both.")
 
 
 def probe_logits(model: Any, shape: tuple[int, int] = PROBE_SHAPE) -> torch.Tensor:

@@ -80,7 +80,8 @@ def matrices_of(module: torch.nn.Module) -> list[tuple[Any, int]]:
             module.in_features, module.out_features
         )  # fmt: skip
         return [(weight, int(inputs) * int(outputs))]
-    return [(weight, weight.numel()) for weight in module.parameters(recurse=False) if weight.ndim > 1]
+    own = module.named_parameters(recurse=False)  # the biases of experts are a matrix, too
+    return [(weight, weight.numel()) for name, weight in own if weight.ndim > 1 and not name.endswith("bias")]
 
 
 def kind_of(base: Any, name: str, module: torch.nn.Module, *, mixture: bool, towers: bool) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, TaskType
 
+from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import (
     DEFAULT_INIT,
     LOFTQ,
@@ -37,6 +38,8 @@ def adapter_shape(config: TrainerConfig, task: TaskType, chosen: Targets) -> Lor
     """The same for targets that are known already."""
     lora = config.method
     assert isinstance(lora, LowRankSettings), lora
+    if chosen.parameters:
+        require_plain(lora)
     alpha: Any = lora.alpha or 16  # PEFT declares an int and multiplies by it; a fraction works
     return LoraConfig(
         task_type=task,
@@ -51,6 +54,21 @@ def adapter_shape(config: TrainerConfig, task: TaskType, chosen: Targets) -> Lor
         use_dora=lora.type is Method.DORA,
         init_lora_weights=first_weights(lora),
     )
+
+
+def require_plain(lora: LowRankSettings) -> None:
+    """Raise `InvalidInput` (`E-TRAINABLE`) for what PEFT does not have for the stacked matrices of experts."""
+    extras = [
+        (lora.type is Method.DORA, "method dora"),
+        (lora.init != DEFAULT_INIT, f"init {lora.init}"),
+        (bool(lora.dropout), f"dropout {lora.dropout}"),
+    ]
+    if found := [name for present, name in extras if present]:
+        raise InvalidInput(
+            f"An adapter on the stacked matrices of experts cannot have {found[0]}.",
+            do="Use method lora with `init: default` and `dropout: 0`, or `target_modules: attention-only`.",
+            code="E-TRAINABLE",
+        )
 
 
 def first_weights(lora: LowRankSettings) -> Any:

@@ -22,10 +22,13 @@ from trainyard.spec.axes.methods import AdapterSettings
 from trainyard.train.methods.guarding import base_name
 from trainyard.train.quantization.formats import is_hqq, is_packed
 
-STATE_SPACE_TYPES = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
-FUSED_MODULES = ("out_proj", "conv1d")
-"""Modules of these types whose weights their kernels multiply by without calling the module, so that an adapter on one
-would not be computed. Source: PEFT refuses the same."""
+FUSED_MODULES = {
+    **{"mamba": ("out_proj", "conv1d", "dt_proj"), "falcon_mamba": ("out_proj", "conv1d", "dt_proj")},
+    **dict.fromkeys(("mamba2", "falcon_h1", "nemotron_h"), ("out_proj", "conv1d")),
+    **{"jamba": ("dt_proj",)},
+}
+"""Type -> modules whose weights the model multiplies by without calling the module, so that an adapter on one would not
+be computed. Source: PEFT refuses `out_proj` and `conv1d`; the weight of `dt_proj` is read in transformers' code."""
 ROUTERS = ("router", "gate", "wg", "shared_expert_gate")
 """Names of modules that choose experts, or weigh them."""
 TOWERS = ("vision", "visual", "image", "audio", "speech")
@@ -253,7 +256,7 @@ def is_linear(module: torch.nn.Module) -> bool:
 
 
 def is_fused(model: Any, name: str) -> bool:
-    return model.config.model_type in STATE_SPACE_TYPES and name.rpartition(".")[2] in FUSED_MODULES
+    return last(name) in FUSED_MODULES.get(model.config.model_type, ())
 
 
 def has_towers(model: Any) -> bool:

@@ -20,7 +20,7 @@ from trainyard.train.methods.table import METHODS, build
 def test_merged_says_what_base_plus_adapter_says(method: str, request_of: Request, trained: Trained) -> None:
     policy = build(request_of(method, adapter=trained(method), settings={"rank": 8}), with_reference=False)
     request = request_of("full", adapter=trained(method))
-    merged = merged_base(request, METHODS[request.config.method.type])
+    merged, _ = merged_base(request, METHODS[request.config.method.type])
     torch.testing.assert_close(logits(merged), logits(policy.model), atol=1e-5, rtol=0)
 
 
