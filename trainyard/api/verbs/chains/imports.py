@@ -14,8 +14,8 @@ from trainyard.api.context import Context
 from trainyard.api.requests.chains import ImportInput
 from trainyard.api.responses import Response
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError
-from trainyard.spec.imports.conversion import Imported, KeyResult, import_config, refuse_import
-from trainyard.spec.imports.keys import KeyStatus, describe
+from trainyard.spec.imports.conversion import ConfigTool, Imported, KeyResult, import_config, refuse_import
+from trainyard.spec.imports.keys import Config, KeyStatus, describe
 from trainyard.spec.imports.llamafactory import INFO_FILE
 from trainyard.spec.imports.tools import TOOLS, find_tool
 from trainyard.spec.load.files import FILE_SUFFIXES, load_value
@@ -106,10 +106,34 @@ def import_one_of(path: Path, given: ImportInput, context: Context) -> ImportedF
 
 
 def read_config(path: Path, given: ImportInput) -> Imported:
+    if path.suffix == ".toml":
+        raise InvalidInput(
+            f"{path.name} is not a config of a tool that is known.",
+            why="It is TOML, in which prime-rl and others have their configs; "
+            f"{', '.join(tool.title for tool in TOOLS.values())} have YAML or JSON.",
+            do="Write the chain by hand: `trainyard templates` has starting points.", code="E-IMPORT-TOOL",
+        )  # fmt: skip
     value = load_value(path)
     tool = find_tool(value, given.tool)
     listed = listed_data_sets(value, path.parent)
-    return import_config(value, chain_name(path), tool, given.settings, given.without, data_sets=listed)
+    family = family_of_base(tool[1], value, given.settings, path.parent)
+    return import_config(value, chain_name(path), tool, given.settings, given.without, data_sets=listed, family=family)
+
+
+def family_of_base(tool: ConfigTool, value: Any, overrides: Mapping[str, Any], folder: Path) -> str | None:
+    """The `model_type` in the config.json of the base's folder; None where the base is no folder of this machine."""
+    named = overrides.get("base_model")
+    for key, (converter, _) in tool.keys.items():
+        if named is None and converter.ours == "base_model":
+            named = Config(value).get(key) if isinstance(value, Mapping) else None
+    if not isinstance(named, str):
+        return None
+    for above in (Path(), folder):
+        if (path := above / named / "config.json").is_file():
+            found = load_value(path)
+            family = found.get("model_type") if isinstance(found, Mapping) else None
+            return family if isinstance(family, str) else None
+    return None
 
 
 def listed_data_sets(value: Any, folder: Path) -> Mapping[str, Any] | None:
@@ -140,6 +164,9 @@ def notes_of(found: Imported) -> list[str]:
         if one.status is KeyStatus.NOTED:
             keys.setdefault(one.because, []).append(one.key)
     lines = [f"{', '.join(names)}: {because}" for because, names in keys.items()]
+    defaults = [f"{one.key} {describe(one.value)} ({one.ours})" for one in found.defaults]
+    if defaults:
+        lines.append(f"Left out, so {TOOLS[found.tool].title}'s own defaults: {', '.join(defaults)}.")
     return [*lines, *found.notes]
 
 
@@ -151,8 +178,8 @@ def file_of(path: Path, found: Imported, out: Path | None) -> ImportedFile:
     refusals = found.refusals
     problem = f"{len(refusals)} refused: {', '.join(one.key for one in refusals[:8])}" if refusals else ""
     return ImportedFile(
-        file=path, tool=found.tool, chain=chain, out=out if chain else None, keys=rows_of(found.keys), counts=counts,
-        problem=problem,
+        file=path, tool=found.tool, chain=chain, out=out if chain else None,
+        keys=rows_of((*found.keys, *found.defaults)), counts=counts, problem=problem,
     )  # fmt: skip
 
 
