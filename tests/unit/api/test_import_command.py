@@ -109,7 +109,7 @@ def test_a_tool_can_be_named(work: Path) -> None:
     (work / "short.yaml").write_text("model_name_or_path: x\nlearning_rate: 1.0e-4\n")
     with pytest.raises(InvalidInput, match="E-IMPORT-TOOL"):
         carry_out(work / "short.yaml")
-    result = carry_out(work / "short.yaml", tool="trl", settings={"data_source": {"path": "rows.jsonl"}})
+    result = carry_out(work / "short.yaml", tool="trl", settings={"data_source": {"path": "rows.jsonl"}, "stage": "sft"})
     assert result.files[0].tool == "trl"
 
 

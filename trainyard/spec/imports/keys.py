@@ -30,10 +30,10 @@ class KeyStatus(StrEnum):
     """The chain says the same, by a setting or by what Trainyard does anyway."""
     NOTED = "noted"
     """The chain does not need it, or says it with a difference; the reason is given."""
-    REFUSED = "refused"
-    """A chain that left it out would train something else."""
     DEFAULT = "default"
     """The config leaves it out; the chain has what the tool does then."""
+    REFUSED = "refused"
+    """A chain that left it out would train something else."""
 
 
 @dataclass(frozen=True)

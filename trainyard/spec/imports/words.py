@@ -464,6 +464,7 @@ ARGUMENTS: Table = {
         note("Products in fp32 keep torch's own setting; bf16 and fp16 do not use it.", unless=(None, False)), True
     ),
     "gradient_checkpointing": (checkpointing(), True),
+    "activation_checkpointing": (checkpointing(), True),
     "gradient_checkpointing_kwargs": (always("Activations are recomputed without re-entrance."), None),
     "gradient_checkpointing_kwargs.use_reentrant": (
         agrees("Not re-entrant, as here.", (False,), noted("Activations are recomputed without re-entrance: equal.")),
