@@ -135,6 +135,17 @@ COLUMNS: Mapping[str, frozenset[str]] = {
 TAGS = {"role_tag": ("from", "role"), "content_tag": ("value", "content"), "user_tag": ("human", "user"),
         "assistant_tag": ("gpt", "assistant"), "observation_tag": ("observation", "tool"),
         "function_tag": ("function_call",), "system_tag": ("system",)}  # fmt: skip
+UNLISTED: Mapping[str, frozenset[str]] = {
+    "alpaca": frozenset({"input", "system", "history", "tools"}),
+    **dict.fromkeys(("sharegpt", "openai"), frozenset({"system", "tools"})),
+}
+"""Formatting -> keys of a row that are read here by their names, and there only where a column says so."""
+ROW_KEYS = "row_keys"
+"""In an entry of the list: the keys of the first row of its file, which the reader of the list adds."""
+DRAWN = (
+    "LLaMA-Factory draws num_samples rows by chance, and some twice where there are fewer; a chain takes the first "
+    "rows of the file."
+)
 ELSEWHERE = ("script_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 
 
@@ -180,10 +191,23 @@ def unreadable(name: str, entry: Mapping[str, Any]) -> str:
     for key, column in columns.items():
         if column is not None and column not in COLUMNS.get(key, ()):
             return f"{name} has its {key} in the column {column!r}, and rows here are read by the names of their keys."
+    if unlisted := unlisted_keys(entry):
+        return (
+            f"{name} has {', '.join(unlisted)} in its rows, which LLaMA-Factory does not read without a column for it, "
+            "and a data source does."
+        )
     for key, tag in (entry.get("tags") or {}).items():
         if tag not in TAGS.get(key, ()):
             return f"{name} has the {key} {tag!r}, and turns here are read by {' or '.join(TAGS.get(key, ())) or key}."
     return ""
+
+
+def unlisted_keys(entry: Mapping[str, Any]) -> list[str]:
+    """The keys of an entry's rows that would be read here and are not there."""
+    usual = {"query": "input"} if entry.get("formatting", "alpaca") == "alpaca" else {}
+    listed = set((entry.get("columns") or usual).values())
+    known = UNLISTED.get(str(entry.get("formatting", "alpaca")), frozenset())
+    return sorted(known & set(entry.get(ROW_KEYS, ())) - listed)
 
 
 def data_sets() -> KeyConverter:
@@ -200,6 +224,8 @@ def data_sets() -> KeyConverter:
             if problems:
                 do = "Rename keys by `sql` with AS, or by a `converter`, and name that: --set data_source.path=FILE."
                 return refused(problems[0], do)
+            if any(entry.get("num_samples") for entry in known.values()):
+                return noted(DRAWN)
             return mapped(because=f"As {INFO_FILE} lists it.")
         files = ", ".join(f"{one.name}/{one.files[0]}" if one.files else one.name for one in data_names(config))
         return mapped(because=f"Files by these names, {files}: there is no {INFO_FILE} next to them.")

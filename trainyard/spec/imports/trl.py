@@ -18,6 +18,8 @@ from trainyard.spec.imports.defaults import (
 )
 from trainyard.spec.imports.keys import (
     Config,
+    KeyAnswer,
+    KeyConverter,
     Table,
     agrees,
     always,
@@ -73,6 +75,19 @@ PROMPTS_DO = (
     "Write completion_only_loss: true for rows with a prompt and a completion. --set stage=sft learns answers only, "
     "--set stage=cpt whole texts."
 )
+
+
+def loss() -> KeyConverter:
+    """A loss, or a list of one; a sum of losses has no setting."""
+    plain = word("stage.loss", LOSSES)
+
+    def convert(given: Any, config: Config) -> KeyAnswer:
+        if isinstance(given, list) and len(given) != 1:
+            return refused("There is one loss.", "Name one: --set stage.loss=sigmoid.")
+        return plain.convert(given[0] if isinstance(given, list) else given, config)
+
+    return KeyConverter(plain.ours, convert)
+
 
 MODEL: Table = {
     "model_name_or_path": (to("base_model", text), "Qwen/Qwen3-0.6B"),
@@ -131,7 +146,7 @@ TRAINING: Table = {
                                                                          "adapter's.")), True),
     "beta": (to("stage.beta", number), 0.1),
     "label_smoothing": (to("stage.label_smoothing", number), 0.0),
-    "loss_type": (word("stage.loss", LOSSES), "sigmoid"),
+    "loss_type": (loss(), "sigmoid"),
     "loss_weights": (refuse("There is one loss.", "Leave it out: --without loss_weights."), None),
     "precompute_ref_log_probs": (note("The reference's values are computed in every step: equal."), False),
     "precompute_ref_batch_size": (note("The reference's values are computed in every step: equal."), None),

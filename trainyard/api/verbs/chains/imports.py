@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,11 @@ from trainyard.api.responses import Response
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError
 from trainyard.spec.imports.conversion import ConfigTool, Imported, KeyResult, import_config, refuse_import
 from trainyard.spec.imports.keys import Config, KeyStatus, describe
-from trainyard.spec.imports.llamafactory import INFO_FILE
+from trainyard.spec.imports.llamafactory import INFO_FILE, ROW_KEYS
 from trainyard.spec.imports.tools import TOOLS, find_tool
 from trainyard.spec.load.files import FILE_SUFFIXES, load_value
 
+FIRST_CHARS = 1 << 20
 NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 
 
@@ -147,8 +149,31 @@ def listed_data_sets(value: Any, folder: Path) -> Mapping[str, Any] | None:
     for above in (folder, Path()):
         if (path := above / place / INFO_FILE).is_file():
             found = load_value(path)
-            return found if isinstance(found, Mapping) else None
+            return with_row_keys(found, path.parent) if isinstance(found, Mapping) else None
     return None
+
+
+def with_row_keys(listed: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The list of data sets with the keys of the first row of each file that is here."""
+    return {
+        name: {**entry, ROW_KEYS: first_keys(folder / str(entry["file_name"]))}
+        if isinstance(entry, Mapping) and "file_name" in entry
+        else entry
+        for name, entry in listed.items()
+    }
+
+
+def first_keys(path: Path) -> list[str]:
+    """The keys of the first row of a JSON or JSON Lines file; none where that is not an object."""
+    if path.suffix not in (".json", ".jsonl") or not path.is_file():
+        return []
+    with path.open(encoding="utf-8-sig", errors="replace") as stream:
+        head = stream.read(FIRST_CHARS).lstrip().removeprefix("[").lstrip()
+    try:
+        row, _ = json.JSONDecoder().raw_decode(head)
+    except ValueError:  # a row that is longer, or a broken file, of which its reader speaks
+        return []
+    return list(row) if isinstance(row, dict) else []
 
 
 def chain_name(path: Path) -> str:
