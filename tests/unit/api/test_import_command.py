@@ -164,7 +164,7 @@ def test_a_limit_is_one_of_each_set_and_the_default_alpha_is_printed(work: Path)
         "data/first.json": 40, "data/second.json": 40,
     }  # fmt: skip
     assert nodes[1]["config"]["method"]["alpha"] == 128
-    assert any("LLaMA-Factory's own defaults" in line and "lora_alpha 128 (method.alpha)" in line for line in said)
+    assert any("LLaMA-Factory's own defaults" in line and "method.alpha 128 (lora_alpha)" in line for line in said)
     assert result.files[0].counts["default"] > 5
     assert "# Left out, so LLaMA-Factory's own defaults" in (work / "chain.yaml").read_text()
 

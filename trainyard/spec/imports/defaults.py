@@ -139,8 +139,8 @@ def targets_of_family(config: Config, settings: Settings) -> Any:
     """The modules that PEFT chooses by the base's family; a refusal for a base whose family is not known here."""
     base = str(settings.get("base_model", ""))
     family = config.family or next((word for mark, word in FAMILY_BY_NAME if mark.search(base.lower())), None)
-    if family in TARGETS_OF_FAMILY:
-        return list(TARGETS_OF_FAMILY[family])
+    if modules := TARGETS_OF_FAMILY.get(family or ""):
+        return list(modules)
     return refused(
         f"PEFT chooses the modules by the family of the base, and that of {base or 'no base'} is not known here.",
         'Name them: --set \'method.target_modules=["q_proj", "v_proj"]\', or all-linear.',

@@ -102,11 +102,11 @@ def is_sgd(_config: Config, settings: Mapping[str, Any]) -> bool:
 
 
 def is_four_bits(config: Config, settings: Mapping[str, Any]) -> bool:
-    return settings["method.type"] == "qlora" and config.get("peft.q_lora_bits", 4) == 4
+    return bool(settings["method.type"] == "qlora" and config.get("peft.q_lora_bits", 4) == 4)
 
 
 def learns_prompts(config: Config, settings: Mapping[str, Any]) -> bool:
-    return settings["stage.type"] == "sft" and config.get("data.train.train_target") is None
+    return bool(settings["stage.type"] == "sft" and config.get("data.train.train_target") is None)
 
 
 def data_set_name() -> KeyConverter:

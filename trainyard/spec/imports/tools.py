@@ -55,10 +55,10 @@ def unknown_config(value: Any, words: Sequence[str]) -> InvalidInput:
     shared = [key for key in keys if find_row(key, TOOLS[word].keys)]
     shown = f": {', '.join(shared[:6])}" if shared else ""
     names = ", ".join(tool.title for tool in TOOLS.values())
-    what = "a tool that is known" if len(words) > 1 else TOOLS[word].title
+    what, nearest = ("a tool that is known", ", the nearest,") if len(words) > 1 else (TOOLS[word].title, "")
     return InvalidInput(
         f"This is not a config of {what}.",
-        why=f"Of its {len(keys)} keys {TOOLS[word].title}, the nearest, has {len(shared)}{shown}. "
+        why=f"Of its {len(keys)} keys {TOOLS[word].title}{nearest} has {len(shared)}{shown}. "
         f"Read are configs of {names}.",
         do="Name the file of a training, or its tool by --from.", code="E-IMPORT-TOOL",
     )  # fmt: skip

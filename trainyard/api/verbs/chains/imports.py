@@ -189,7 +189,7 @@ def notes_of(found: Imported) -> list[str]:
         if one.status is KeyStatus.NOTED:
             keys.setdefault(one.because, []).append(one.key)
     lines = [f"{', '.join(names)}: {because}" for because, names in keys.items()]
-    defaults = [f"{one.key} {describe(one.value)} ({one.ours})" for one in found.defaults]
+    defaults = [f"{one.ours} {describe(one.value)} ({one.key})" for one in found.defaults]
     if defaults:
         lines.append(f"Left out, so {TOOLS[found.tool].title}'s own defaults: {', '.join(defaults)}.")
     return [*lines, *found.notes]
@@ -228,10 +228,19 @@ def chain_text(path: Path, found: Imported) -> str:
     return comments + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=110)
 
 
+def shown_value(found: KeyResult) -> str:
+    return "left out" if found.status is KeyStatus.DEFAULT else describe(found.value)
+
+
+def shown_setting(found: KeyResult) -> str:
+    """The setting here, with its value where no key of the config gives it."""
+    return f"{found.ours}: {describe(found.value)}" if found.status is KeyStatus.DEFAULT else found.ours
+
+
 def rows_of(keys: Sequence[KeyResult]) -> tuple[KeyRow, ...]:
     return tuple(
         KeyRow(
-            key=one.key, value=describe(one.value), status=one.status, ours=one.ours, because=one.because, do=one.do,
+            key=one.key, value=shown_value(one), status=one.status, ours=shown_setting(one), because=one.because, do=one.do,
             code=one.code,
         )
         for one in keys
