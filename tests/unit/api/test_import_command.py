@@ -109,7 +109,9 @@ def test_a_tool_can_be_named(work: Path) -> None:
     (work / "short.yaml").write_text("model_name_or_path: x\nlearning_rate: 1.0e-4\n")
     with pytest.raises(InvalidInput, match="E-IMPORT-TOOL"):
         carry_out(work / "short.yaml")
-    result = carry_out(work / "short.yaml", tool="trl", settings={"data_source": {"path": "rows.jsonl"}})
+    result = carry_out(
+        work / "short.yaml", tool="trl", settings={"data_source": {"path": "rows.jsonl"}, "stage": "sft"}
+    )
     assert result.files[0].tool == "trl"
 
 
@@ -144,6 +146,78 @@ def with_list(work: Path, folder: str, dataset: str) -> Path:
 def source_of(path: Path) -> dict[str, object]:
     found = yaml.safe_load(import_text(carry_out(path)))
     return dict(found["nodes"][0]["config"])
+
+
+def test_a_limit_is_one_of_each_set_and_the_default_alpha_is_printed(work: Path) -> None:
+    path = with_list(work, "data", "house,script-free")
+    config = {
+        "model_name_or_path": "acme/base", "stage": "sft", "finetuning_type": "lora", "lora_rank": 64,
+        "dataset": "first,second", "dataset_dir": "data", "max_samples": 40, "template": "qwen3",
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(config))
+    listed = {"first": {"file_name": "first.json"}, "second": {"file_name": "second.json"}}
+    (work / "data" / "dataset_info.json").write_text(json.dumps(listed))
+    said: list[str] = []
+    result = carry_out(path, said, out=work / "chain.yaml")
+    nodes = yaml.safe_load((work / "chain.yaml").read_text())["nodes"]
+    assert {one["path"]: one["max_rows"] for one in nodes[0]["config"]["mix"]["sets"].values()} == {
+        "data/first.json": 40, "data/second.json": 40,
+    }  # fmt: skip
+    assert nodes[1]["config"]["method"]["alpha"] == 128
+    assert any("LLaMA-Factory's own defaults" in line and "method.alpha 128 (lora_alpha)" in line for line in said)
+    assert result.files[0].counts["default"] > 5
+    assert "# Left out, so LLaMA-Factory's own defaults" in (work / "chain.yaml").read_text()
+
+
+def test_a_column_that_is_not_listed_is_not_read_there(work: Path) -> None:
+    path = with_list(work, "data", "house")
+    (work / "data" / "house.json").write_text(json.dumps([{"instruction": "a", "output": "b", "system": "Be kind."}]))
+    with pytest.raises(Refused, match="house has system in its rows, which LLaMA-Factory does not read"):
+        carry_out(path)
+    listed = {"house": {"file_name": "house.json", "columns": {"prompt": "instruction", "response": "output",
+                                                               "system": "system"}}}  # fmt: skip
+    (work / "data" / "dataset_info.json").write_text(json.dumps(listed))
+    assert source_of(path) == {"path": "data/house.json", "format": "alpaca"}
+
+
+def test_the_family_of_a_base_on_this_machine_chooses_the_modules(work: Path) -> None:
+    (work / "base").mkdir()
+    (work / "base" / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
+    keys = {"model_name_or_path": "base", "dataset_name": "rows.jsonl", "use_peft": True, "completion_only_loss": True}
+    (work / "own.yaml").write_text(yaml.safe_dump(keys))
+    chain = yaml.safe_load(import_text(carry_out(work / "own.yaml")))
+    assert chain["nodes"][1]["config"]["method"]["target_modules"] == ["query_key_value"]
+
+
+# Files of other tools
+
+OTHERS = {
+    "ludwig.yaml": (
+        "model_type: llm\nbase_model: org/m\ninput_features: [{name: prompt, type: text}]\n"
+        "adapter: {type: lora, r: 8}\ntrainer: {type: finetune, epochs: 3}\n"
+    ),
+    "nemo.yaml": "sft: {max_num_epochs: 1}\npolicy: {model_name: org/m}\ndata: {train: {split: train}}\n",
+    "swift.yaml": (
+        "rlhf_type: dpo\nmodel: org/m\ntuner_type: lora\ndataset: [org/rows]\nnum_train_epochs: 1\n"
+        "micro_batch_size: 2\nlr: 1.0e-4\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_config_of_a_tool_that_is_not_known_says_which_is_the_nearest(work: Path, name: str) -> None:
+    (work / name).write_text(OTHERS[name])
+    with pytest.raises(InvalidInput, match=r"E-IMPORT-TOOL: This is not a config of a tool .* Of its \d+ keys"):
+        carry_out(work / name)
+    if name != "swift.yaml":
+        with pytest.raises(InvalidInput, match="This is not a config of Axolotl"):
+            carry_out(work / name, tool="axolotl")
+
+
+def test_toml_is_no_config_of_a_known_tool(work: Path) -> None:
+    (work / "train.toml").write_text('max_steps = 20\n[model]\nname = "org/m"\n')
+    with pytest.raises(InvalidInput, match=r"E-IMPORT-TOOL: train.toml is not .* TOML, in which prime-rl"):
+        carry_out(work / "train.toml")
 
 
 def test_data_sets_are_those_of_the_list_next_to_the_config(work: Path) -> None:

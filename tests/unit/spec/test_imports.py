@@ -65,7 +65,8 @@ def test_every_row_answers_its_test_value(tool: str) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_defaults_are_settings_of_a_trainer(tool: str) -> None:
-    assert all(has_setting(path) for path in TOOLS[tool].defaults)
+    assert all(has_setting(row.ours) for row in TOOLS[tool].defaults)
+    assert all(row.value.do for row in TOOLS[tool].defaults if isinstance(row.value, KeyAnswer))
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -97,7 +98,7 @@ def test_the_written_chain_is_read_again(tool: str) -> None:
 
 def test_axolotl() -> None:
     found = imported("axolotl")
-    assert found.value["nodes"][0]["config"] == {"path": "rows.jsonl", "format": "alpaca"}
+    assert found.value["nodes"][0]["config"] == {"sets": {"sft": {"path": "rows.jsonl"}}}
     assert trainer(found) == {
         "stage": "sft",
         "method": {"type": "lora", "rank": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]},
@@ -105,7 +106,7 @@ def test_axolotl() -> None:
         "hyperparameters": {
             "epochs": 2, "batch_size": 2, "gradient_accumulation": 1, "max_length": 64, "schedule": "cosine",
             "warmup_ratio": 0.1, "optimizer": "adamw", "learning_rate": 0.002, "gradient_checkpointing": False,
-            "weight_decay": 0.0, "seed": 7,
+            "weight_decay": 0.0, "seed": 7, "max_grad_norm": 1.0, "precision": "fp32",
         },
         "engine": {"batching": "packed", "attention": "sdpa", "mirror": "file:outputs/own"},
     }  # fmt: skip
@@ -119,7 +120,7 @@ def test_llamafactory() -> None:
     assert config["stage"] == {"type": "dpo", "beta": 0.2, "loss": "hinge"}
     assert config["method"]["target_modules"] == "all-linear"
     assert config["hyperparameters"]["save_steps"] == 500
-    assert config["engine"]["template"] == "auto"
+    assert config["engine"]["template"] == "qwen3"
 
 
 def test_trl() -> None:
@@ -163,15 +164,18 @@ def test_torchtune() -> None:
         ("axolotl", {"adapter": "lora", "load_in_8bit": True}, {"method": "qlora", "quantization": "int8"}),
         ("axolotl", {"adapter": None, "lora_r": None}, {"method": "full"}),
         ("axolotl", {"peft_use_dora": True}, {"method": "dora"}),
-        ("axolotl", {"rl": "simpo", "simpo_gamma": 0.7}, {"stage": {"type": "dpo", "gamma": 0.7, "loss": "simpo"}}),
+        ("axolotl", {"rl": "simpo", "simpo_gamma": 0.7, "cpo_alpha": 0.0}, {"stage": {"type": "dpo", "beta": 0.1,
+            "gamma": 0.7, "loss": "simpo"}}),
         ("axolotl", {"rl": "kto"}, {"stage": "kto"}),
         ("axolotl", {"reward_model": True}, {"stage": "reward"}),
         ("llamafactory", {"stage": "pt", "pref_beta": None, "pref_loss": None}, {"stage": "cpt"}),
-        ("llamafactory", {"stage": "kto", "pref_loss": None}, {"stage": {"type": "kto", "beta": 0.2}}),
+        ("llamafactory", {"stage": "kto", "pref_loss": None}, {"stage": {"type": "kto", "beta": 0.2,
+            "desirable_weight": 1.0, "undesirable_weight": 1.0}}),
         ("llamafactory", {"finetuning_type": "freeze", "freeze_trainable_layers": 3}, {"method": {"type": "freeze",
             "blocks": 3}}),
         ("llamafactory", {"quantization_bit": 4}, {"method": "qlora"}),
-        ("trl", {"desirable_weight": 2.0}, {"stage": {"type": "kto", "desirable_weight": 2.0}}),
+        ("trl", {"desirable_weight": 2.0}, {"stage": {"type": "kto", "desirable_weight": 2.0,
+            "undesirable_weight": 1.0, "beta": 0.1}}),
         ("trl", {"use_peft": False}, {"method": "full"}),
     ],
 )  # fmt: skip
@@ -183,7 +187,7 @@ def test_stages_and_methods(tool: str, keys: dict[str, Any], expected: dict[str,
 
 
 def test_set_wins_and_answers_a_refused_key() -> None:
-    keys = {"rl": "grpo", "trl": {"reward_funcs": ["module.reward"], "num_generations": 4}}
+    keys = {"rl": "grpo", "trl": {"reward_funcs": ["module.reward"], "num_generations": 4, "max_completion_length": 64}}
     refused = imported("axolotl", **keys)
     assert [one.key for one in refused.refusals] == ["trl.reward_funcs"]
     rewards = [{"type": "exact_match"}]
@@ -280,6 +284,19 @@ def test_evaluation_is_mapped_where_a_trainer_has_it() -> None:
         ),
         (
             [DataPlace("a/x.jsonl", "alpaca"), DataPlace("a/b/y.jsonl", "alpaca", max_rows=5)],
+            {
+                "mix": {
+                    "sets": {
+                        "x-jsonl": {"path": "a/x.jsonl", "format": "alpaca"},
+                        "y-jsonl": {"path": "a/b/y.jsonl", "format": "alpaca", "max_rows": 5},
+                    },
+                    "exhausted": "continue",
+                    "port": "sft",
+                }
+            },
+        ),
+        (
+            [DataPlace("a/x.jsonl", "alpaca"), DataPlace("a/b/y.jsonl", "alpaca")],
             {"path": "a", "include": ["x.jsonl", "b/y.jsonl"], "format": "alpaca"},
         ),
         ([DataPlace("d", "alpaca", ("x.*",), local=True)], {"path": "d", "include": ["x.*"], "format": "alpaca"}),
@@ -291,17 +308,20 @@ def test_places(places: list[DataPlace], expected: dict[str, Any]) -> None:
 
 
 def test_a_data_set_of_the_hub_is_read_there() -> None:
-    found = imported("axolotl", datasets=[{"path": "acme/rows", "type": "alpaca", "split": "train[:50]"}])
+    alpaca = {"data_source": {"format": "alpaca"}}
+    found = imported("axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "split": "train[:50]"}])
     source = found.value["nodes"][0]["config"]
     assert source == {"hub": {"name": "acme/rows"}, "max_rows": 50, "format": "alpaca"}
     assert found.notes == ()
-    other = imported("axolotl", datasets=[{"path": "acme/rows", "type": "alpaca", "split": "test"}])
+    other = imported("axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "split": "test"}])
     assert other.value["nodes"][0]["config"]["hub"] == {"name": "acme/rows", "split": "test"}
-    chosen = imported("axolotl", datasets=[{"path": "acme/rows", "type": "alpaca", "data_files": ["a.jsonl"]}])
+    chosen = imported("axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "data_files": ["a.jsonl"]}])
     assert chosen.value["nodes"][0]["config"]["path"] == "data/acme/rows"
     assert any("hf download --repo-type dataset acme/rows --local-dir data/acme/rows" in one for one in chosen.notes)
     given = imported(
-        "axolotl", {"data_source": {"path": "mine.jsonl"}}, datasets=[{"path": "acme/rows", "type": "alpaca"}]
+        "axolotl",
+        {"data_source": {"path": "mine.jsonl", "format": "alpaca"}},
+        datasets=[{"path": "acme/rows", "type": "alpaca"}],
     )
     assert given.value["nodes"][0]["config"] == {"path": "mine.jsonl", "format": "alpaca"}
     assert given.notes == ()
@@ -389,12 +409,15 @@ def test_an_override_that_is_no_setting() -> None:
 
 
 def test_two_data_sets_of_the_hub_are_one_mixture() -> None:
-    sets = [{"path": "acme/rows", "type": "alpaca"}, {"path": "acme/chats", "type": "chat_template", "split": "test"}]
-    found = imported("axolotl", datasets=[*sets, {"path": "acme/rows", "type": "alpaca", "split": "train[:50]"}])
+    sets = [
+        {"path": "acme/rows", "type": "chat_template"},
+        {"path": "acme/chats", "type": "chat_template", "split": "test"},
+    ]
+    found = imported("axolotl", datasets=[*sets, {"path": "acme/rows", "type": "chat_template", "split": "train[:50]"}])
     assert found.chain is not None, found.refusals
     source = found.value["nodes"][0]["config"]
     assert set(source) == {"mix"}
-    assert source["mix"]["sets"]["rows"] == {"hub": {"name": "acme/rows"}, "format": "alpaca"}
+    assert source["mix"]["sets"]["rows"] == {"hub": {"name": "acme/rows"}}
     assert source["mix"]["sets"]["rows-2"]["max_rows"] == 50
     assert source["mix"]["sets"]["chats"]["hub"] == {"name": "acme/chats", "split": "test"}
     assert (source["mix"]["exhausted"], source["mix"]["port"]) == ("continue", "sft")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainyard.spec.imports.axolotl_defaults import DEFAULTS
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.keys import (
     ABSENT,
@@ -41,6 +42,8 @@ from trainyard.spec.imports.words import (
     LORA,
     NO_IMAGES,
     TEXT_ONLY,
+    TO_ZERO,
+    WITHOUT,
     attention,
     dtype,
     first_weights,
@@ -49,6 +52,7 @@ from trainyard.spec.imports.words import (
     loftq_bits,
     optimizer,
     precision,
+    same_tokenizer,
     schedule,
     shard_detail,
     sharding,
@@ -60,8 +64,7 @@ from trainyard.spec.imports.words import (
 
 LOSSES = {"dpo": "sigmoid", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 FORMATS = {
-    "alpaca": "alpaca", "completion": "text", "pretrain": "text", "input_output": "auto", "sharegpt": "sharegpt",
-    "chat_template": "auto", "passthrough": "auto",
+    "completion": "text", "pretrain": "text", "sharegpt": "sharegpt", "chat_template": "auto", "passthrough": "auto",
 }  # fmt: skip
 """First word of a data set's `type` -> our format."""
 KINDS = {"LigerPlugin": "liger", "CutCrossEntropyPlugin": "chunked"}
@@ -75,6 +78,12 @@ PARALLEL = "Parallelism is launch.strategy and launch.processes; tensors, sequen
 ONE_PROCESS = "Train with --set launch.strategy=ddp --set launch.processes=N, or leave it out by --without."
 QUANTISED = "A base is quantised by bitsandbytes, with double quantisation."
 OTHER_LOSS = "Use another loss, or leave it out by --without."
+
+
+PROMPTED = (
+    "Axolotl writes these rows into a prompt text of its own, without the base's chat template, and a chain does not."
+)
+PROMPTED_DO = "--set data_source.format=alpaca reads the rows, and renders them by the base's template: another prompt."
 
 
 def plugins() -> KeyConverter:
@@ -99,12 +108,14 @@ def evals_per_epoch() -> KeyConverter:
 
 def mixed_type() -> KeyConverter:
     def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given is None or isinstance(given, Mapping):
+        if given is None:
             return mapped(because="The fields of a row are found by their names.")
         first = text(given).split(".")[0].split(":")[0]
-        if first in FORMATS or first in ("llama3", "chatml", "bradley_terry", "user_defined", "zephyr"):
+        if first in ("llama3", "chatml"):
+            return mapped({"engine.template": first}, "In data_source.format, with the template of that name.")
+        if first in FORMATS or first == "bradley_terry":
             return mapped(because="In data_source.format.")
-        return noted(f"Rows of {given!r} are read by their fields' names; `trainyard plan` shows what was detected.")
+        return refused(PROMPTED, PROMPTED_DO)
 
     return KeyConverter("data_source.format", convert)
 
@@ -112,7 +123,9 @@ def mixed_type() -> KeyConverter:
 def field_of_rows(*names: Any) -> KeyConverter:
     return agrees(
         "A name of a field that is known.", names,
-        noted("Rows are read by the fields' usual names: rename the field, or convert the file."),
+        refused("Rows are read by the fields' usual names.",
+                "Rename the field by `sql` with AS, or by a `converter`, and name that: --set data_source.path=FILE."),
+        ours="data_source.path",
     )  # fmt: skip
 
 
@@ -179,7 +192,8 @@ def place_of(entry: Mapping[str, Any]) -> DataPlace:
     if entry["path"] in ("json", "csv", "parquet", "text", "arrow") and files:
         return DataPlace(files[0], format_of(entry), local=True)
     taken = entry.get("split")
-    return DataPlace(entry["path"], format_of(entry), files or files_of_split(taken), first_rows(taken))
+    return DataPlace(entry["path"], format_of(entry), files or files_of_split(taken), first_rows(taken),
+                     subset=entry.get("name"))  # fmt: skip
 
 
 def purpose(config: Config) -> str:
@@ -193,10 +207,10 @@ def entry_keys(group: str) -> Table:
     return {
         f"{group}[].path": (carried("data_source.path", text), "me/rows"),
         f"{group}[].type": (mixed_type(), "chat_template"),
-        f"{group}[].type.*": (always("The fields of a row are found by their names."), None),
+        f"{group}[].type.*": (refuse(PROMPTED, PROMPTED_DO, ours="data_source.format"), None),
         f"{group}[].ds_type": (always("The kind of a file is seen in it."), "json"),
         f"{group}[].data_files": (carried("data_source.include"), ["a.jsonl"]),
-        f"{group}[].name": (note("A part of a data set: write it as `hub.config` of the source."), "en"),
+        f"{group}[].name": (carried("data_source.hub", text), "en"),
         f"{group}[].split": (split(), "train"),
         f"{group}[].field": (field_of_rows("text", "content"), "text"),
         f"{group}[].text_column": (field_of_rows("text", "content"), "text"),
@@ -215,7 +229,7 @@ def entry_keys(group: str) -> Table:
         f"{group}[].roles.assistant": (field_of_rows(["assistant"], ["gpt", "assistant"]), ["assistant"]),
         f"{group}[].roles_to_train": (field_of_rows(["assistant"]), ["assistant"]),
         f"{group}[].train_on_eos": (agrees("The end of a turn is learned.", ("turn", "all"),
-                                           noted("The end of each answer is learned.")), "turn"),
+                                           refused("The end of each answer is learned.", "Write turn.")), "turn"),
         f"{group}[].drop_system_message": (refuse("System messages are kept.", "Remove them from the rows."), False),
         f"{group}[].chat_template": (template(), "qwen3"),
         f"{group}[].shards": (refuse("A set is read whole.", "--set data_source.max_rows=N"), None),
@@ -239,7 +253,7 @@ KEYS: Table = {
     ),
     "model_type": (always("The class is the one that config.json of the base names."), "AutoModelForCausalLM"),
     "tokenizer_type": (always("The class is the one that tokenizer_config.json of the base names."), "AutoTokenizer"),
-    "tokenizer_config": (note("The tokenizer is the one in the base model's folder."), "me/model"),
+    "tokenizer_config": (same_tokenizer("base_model"), "me/model"),
     "trust_remote_code": (
         agrees("Code of a repository never runs.", (False,),
                noted("Code of a model repository never runs; models that transformers knows need none.")), False
@@ -261,12 +275,9 @@ KEYS: Table = {
     "optimizer": (optimizer(), "adamw_bnb_8bit"),
     "lr_scheduler": (schedule(), "cosine"),
     "warmup_steps": (steps_of_warmup(), 10),
-    "cosine_min_lr_ratio": (note("The rate falls to 0: there is no least share of it here."), 0.1),
-    "cosine_constant_lr_ratio": (
-        note("There is no constant tail of a cosine here; wsd has a plateau.", unless=(None, 0)), 0
-    ),
-    "eta_min": (note("The rate falls to 0: there is no least rate here."), 7e-7),
-    "lr_quadratic_warmup": (note("The warmup is linear."), True),
+    **each(refuse(TO_ZERO, WITHOUT, unless=(None, 0, 0.0)), 0.1, "cosine_min_lr_ratio", "cosine_constant_lr_ratio",
+           "eta_min"),
+    "lr_quadratic_warmup": (refuse("The warmup is linear.", WITHOUT), True),
     "sequence_len": (to(f"{HYPER}max_length", integer), 2048),
     "sample_packing": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
                               ours="engine.batching"), True),
@@ -306,7 +317,7 @@ KEYS: Table = {
     "plugins": (plugins(), ["axolotl.integrations.liger.LigerPlugin"]),
     **each(note(EXPERTS, unless=(None, False)), None, "use_scattermoe", "use_sonicmoe", "experts_implementation",
            "quantize_moe_experts", "llama4_linearized_experts", "dsv4_fp4_grouped_mode"),
-    "model_config.output_router_logits": (note("A loss for the router is the model's own."), True),
+    "model_config.output_router_logits": (refuse("No loss for the router is added.", WITHOUT), True),
     "adapter": (word("method.type", dict.fromkeys(("lora", "qlora", None, ""), None)), "qlora"),
     "load_in_4bit": (carried("method", flag), True),
     "load_in_8bit": (carried("method", flag), False),
@@ -368,7 +379,8 @@ KEYS: Table = {
     "curriculum_sampling": (refuse("Rows are shuffled.", "--without curriculum_sampling"), None),
     "train_on_inputs": (
         agrees("Only answers are learned.", (False,),
-               noted("Only answers are learned, prompts are not; stage cpt learns whole texts.")), False
+               refused("Only answers are learned, prompts are not.",
+                       "Write false, or --set stage=cpt for whole texts."), ours="stage"), False
     ),
     "chat_template": (template(), "llama3"),
     "chat_template_jinja": (refuse("A template is a file.", "Save it: --set engine.template=FILE.jinja",
@@ -420,8 +432,9 @@ KEYS: Table = {
     "accelerator_config.gradient_accumulation_kwargs.sync_each_batch": (
         note("When gradients are reduced is the strategy's choice; the sum is the same."), True),
     **each(note("Kept for Ray: Prefect starts trainings here."), 4, "use_ray", "ray_num_workers"),
-    "rl": (word("stage.type", {**dict.fromkeys((*LOSSES, "kto", "grpo"), None)},
-                notes={"gdpo": (None, "GRPO with the rewards added, each normalised with the others' sum.")}), "dpo"),
+    "rl": (word("stage.type", {**dict.fromkeys((*LOSSES, "kto", "grpo"), None)}), "dpo"),
+    "cpo_alpha": (refuse("CPO's loss of the chosen answer is not added to SimPO.", "Write 0.0.",
+                         unless=(None, 0, 0.0), ours="stage"), 0.0),
     "rl_beta": (to("stage.beta", number), 0.1),
     "dpo_beta": (to("stage.beta", number), 0.1),
     "orpo_alpha": (to("stage.beta", number), 0.1),
@@ -449,13 +462,15 @@ KEYS: Table = {
                "Say them as rules: --set 'stage.rewards=[{\"type\": \"exact_match\"}]'", ours="stage.rewards"), None
     ),
     "trl.reward_weights": (carried("stage.rewards"), [1.0]),
-    "trl.top_p": (note("Completions are drawn from all tokens."), 0.95),
+    "trl.top_p": (refuse("Completions are drawn from all tokens.", WITHOUT, unless=(None, 1, 1.0)), 0.95),
     **each(note("Rollouts are drawn in the training itself: no server of vLLM is needed."), 8000, "trl.use_vllm",
            "trl.vllm_server_host", "trl.vllm_server_port", "trl.vllm_server_timeout", "trl.vllm_mode",
            "trl.async_prefetch", "vllm.*"),
     **each(note("Stop tokens and switches are those of the base's template."), None,
            "trl.generation_kwargs.stop_token_ids", "trl.chat_template_kwargs.enable_thinking"),
-    "trl.multi_objective_aggregation": (note("Rewards are added, each times its weight."), "normalize_then_sum"),
+    "trl.multi_objective_aggregation": (agrees("Rewards are added, each times its weight.", ("sum_then_normalize",),
+                                               refused("Rewards are added before they are normalised.", WITHOUT)),
+                                        "sum_then_normalize"),
     **each(note("Completions of a step are in the run's events."), True, "trl.log_completions",
         "trl.num_completions_to_print"),
     **each(refuse(TEXT_ONLY, NO_IMAGES), None, "processor_type", "image_size", "image_resize_algorithm",
@@ -487,20 +502,6 @@ KEYS: Table = {
         "debug", "test_value",
            "use_telemetry"),
 }  # fmt: skip
-
-DEFAULTS: Mapping[str, Any] = {
-    f"{HYPER}epochs": 1.0,
-    f"{HYPER}batch_size": 1,
-    f"{HYPER}gradient_accumulation": 1,
-    f"{HYPER}max_length": 512,
-    f"{HYPER}schedule": "cosine",
-    f"{HYPER}warmup_ratio": 0.03,
-    "engine.batching": "padded",
-    "method.rank": 8,
-    "method.alpha": 16,
-    "method.dropout": 0.0,
-    "method.target_modules": "all-linear",
-}
 
 TOOL = ConfigTool(
     title="Axolotl",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,6 +14,7 @@ from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.spec.axes.methods import METHOD_SETTINGS
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
 from trainyard.spec.chain import ChainSpec
+from trainyard.spec.imports.defaults import Absent, read_absent
 from trainyard.spec.imports.keys import (
     Config,
     KeyAnswer,
@@ -49,8 +50,8 @@ class ConfigTool:
     """The data sets."""
     purpose: Callable[[Config], str]
     """What a config is for that is not a training's; else empty."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Our settings -> what the tool takes where the config says nothing."""
+    defaults: Sequence[Absent] = ()
+    """What the tool does where the config says nothing."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,15 @@ class Imported:
     value: Mapping[str, Any]
     """The chain as it is written."""
     notes: tuple[str, ...]
+    defaults: tuple[KeyResult, ...] = ()
+    """Keys that the config leaves out, with what the tool does then."""
 
     @property
     def refusals(self) -> tuple[KeyResult, ...]:
-        return tuple(one for one in self.keys if one.status is KeyStatus.REFUSED)
+        return tuple(one for one in (*self.keys, *self.defaults) if one.status is KeyStatus.REFUSED)
 
     def count(self, status: KeyStatus) -> int:
-        return sum(one.status is status for one in self.keys)
+        return sum(one.status is status for one in (*self.keys, *self.defaults))
 
 
 def import_config(
@@ -97,31 +100,35 @@ def import_config(
     without: Sequence[str] = (),
     *,
     data_sets: Mapping[str, Any] | None = None,
+    family: str | None = None,
 ) -> Imported:
     """Read a config as a chain called `name`; `data_sets` is the tool's own list of them, from the file next to it.
+
+    `family` is the `model_type` of a base whose folder is here.
 
     Raises `InvalidInput` (`E-IMPORT-TOOL`) for a config of something else, (`E-IMPORT-KEY`) for a key in `without`
     that is not there.
     """
     word, known = tool
     given = flat_overrides(overrides)
-    config = Config(leave_out(value, without), given, data_sets)
+    config = Config(leave_out(value, without), given, data_sets, family)
     if purpose := known.purpose(config):
         raise InvalidInput(
             f"This is {purpose} of {known.title}.", why="Trainings are imported.", do="Name the config of a training.",
             code="E-IMPORT-TOOL",
         )  # fmt: skip
     answers = [(one, *answer(one, known, config)) for one in occurrences(config.value)]
-    settings = merge_settings(known, config, (found for _, _, found in answers))
+    settings, used = merge_settings(known, config, (found for _, _, found in answers))
     results = [result_of(*one, settings) for one in answers]
+    defaults = [line for row, found in used if (line := default_result(row, found, known, settings))]
     chain_value, notes, extra = build_chain(known, config, settings, name)
     chain = None
-    if not any(one.status is KeyStatus.REFUSED for one in (*results, *extra)):
+    if not any(one.status is KeyStatus.REFUSED for one in (*results, *extra, *defaults)):
         chain, reasons = read_chain(chain_value)
         results = blame_keys(results, reasons, answers)
         extra += [reason_result(reason) for reason in reasons if not blamed(reason, answers)]
-    failed = any(one.status is KeyStatus.REFUSED for one in (*results, *extra))
-    return Imported(word, (*results, *extra), None if failed else chain, chain_value, tuple(notes))
+    failed = any(one.status is KeyStatus.REFUSED for one in (*results, *extra, *defaults))
+    return Imported(word, (*results, *extra), None if failed else chain, chain_value, tuple(notes), tuple(defaults))
 
 
 # Keys
@@ -217,20 +224,35 @@ def flat_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{key}.type" if key in AXES else key.removeprefix("trainer."): value for key, value in flat.items()}
 
 
-def merge_settings(tool: ConfigTool, config: Config, answers: Iterable[KeyAnswer]) -> dict[str, Any]:
-    """Our settings: those of the keys over the tool's defaults, and `--set` over both."""
+def default_result(row: Absent, found: Any, tool: ConfigTool, settings: Mapping[str, Any]) -> KeyResult | None:
+    """The line of a key that is left out; None where the stage or method does not read it."""
+    if isinstance(found, KeyAnswer):
+        return KeyResult(
+            row.key, None, KeyStatus.REFUSED, row.ours, f"Left out. {found.because}", found.do, "E-IMPORT-KEY"
+        )
+    if row.ours not in settings:
+        return None
+    because = row.because or f"{tool.title}'s own, which the file leaves out."
+    return KeyResult(row.key, found, KeyStatus.DEFAULT, row.ours, because)
+
+
+def merge_settings(
+    tool: ConfigTool, config: Config, answers: Iterable[KeyAnswer]
+) -> tuple[dict[str, Any], list[tuple[Absent, Any]]]:
+    """Our settings, those of the keys over the tool's defaults and `--set` over both, and the defaults used."""
     found: dict[str, Any] = {}
     for one in answers:
         for key, value in one.settings.items():
             both = key == "engine.trackers" and key in found
             found[key] = [*dict.fromkeys([*found[key], *value])] if both else value
-    settings = {**tool.defaults, **found, **tool.axes(config)}
-    settings |= config.overrides
+    settings = {**found, **tool.axes(config), **config.overrides}
+    defaults, used = read_absent(tool.defaults, config, settings)
+    settings = {**defaults, **settings}
     if "hyperparameters.max_steps" in settings and "hyperparameters.epochs" not in found:
         settings.pop("hyperparameters.epochs", None)
     if not settings.keys() & {"eval.share", "eval.set"}:  # no rows are held out, so nothing is evaluated
         settings = {key: value for key, value in settings.items() if not key.startswith("eval.")}
-    return {key: value for key, value in settings.items() if is_read(key, settings)}
+    return {key: value for key, value in settings.items() if is_read(key, settings)}, used
 
 
 def is_read(key: str, settings: Mapping[str, Any]) -> bool:

@@ -30,6 +30,8 @@ class KeyStatus(StrEnum):
     """The chain says the same, by a setting or by what Trainyard does anyway."""
     NOTED = "noted"
     """The chain does not need it, or says it with a difference; the reason is given."""
+    DEFAULT = "default"
+    """The config leaves it out; the chain has what the tool does then."""
     REFUSED = "refused"
     """A chain that left it out would train something else."""
 
@@ -53,6 +55,8 @@ class Config:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     data_sets: Mapping[str, Any] | None = None
     """Name -> entry of the tool's own list of data sets; None where there is no such file."""
+    family: str | None = None
+    """`model_type` of the base, where its folder is here."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key; the default where there is none or null."""

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.defaults import (
+    ARGUMENT_DEFAULTS,
+    Absent,
+    Computed,
+    by_stage,
+    has_loss,
+    twice_rank,
+)
 from trainyard.spec.imports.keys import (
     ABSENT,
     Config,
@@ -22,6 +31,7 @@ from trainyard.spec.imports.keys import (
     note,
     noted,
     number,
+    off_with,
     refuse,
     refused,
     switch,
@@ -39,6 +49,7 @@ from trainyard.spec.imports.words import (
     LORA,
     NO_IMAGES,
     TEXT_ONLY,
+    WITHOUT,
     attention,
     fsdp_details,
     held_out,
@@ -90,6 +101,22 @@ def fast_attention() -> KeyConverter:
                                      "sdpa": "sdpa", "disabled": "eager"})  # fmt: skip
 
 
+def named_template() -> KeyConverter:
+    """`default` is a text of LLaMA-Factory's own; a name that is left out is the base's template."""
+    plain = template()
+
+    def convert(given: Any, config: Config) -> KeyAnswer:
+        if given in OWN_TEMPLATES:
+            return refused(
+                f"The template {given} is a text of LLaMA-Factory's own.",
+                "--set engine.template=auto takes the base's own template, another prompt.",
+            )
+        return plain.convert(given, config)
+
+    return KeyConverter(plain.ours, convert)
+
+
+OWN_TEMPLATES = ("default", "empty", "alpaca", "vicuna", "fewshot")
 INFO_FILE = "dataset_info.json"
 FORMATTING = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "openai"}
 COLUMNS: Mapping[str, frozenset[str]] = {
@@ -108,6 +135,17 @@ COLUMNS: Mapping[str, frozenset[str]] = {
 TAGS = {"role_tag": ("from", "role"), "content_tag": ("value", "content"), "user_tag": ("human", "user"),
         "assistant_tag": ("gpt", "assistant"), "observation_tag": ("observation", "tool"),
         "function_tag": ("function_call",), "system_tag": ("system",)}  # fmt: skip
+UNLISTED: Mapping[str, frozenset[str]] = {
+    "alpaca": frozenset({"input", "system", "history", "tools"}),
+    **dict.fromkeys(("sharegpt", "openai"), frozenset({"system", "tools"})),
+}
+"""Formatting -> keys of a row that are read here by their names, and there only where a column says so."""
+ROW_KEYS = "row_keys"
+"""In an entry of the list: the keys of the first row of its file, which the reader of the list adds."""
+DRAWN = (
+    "LLaMA-Factory draws num_samples rows by chance, and some twice where there are fewer; a chain takes the first "
+    "rows of the file."
+)
 ELSEWHERE = ("script_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 
 
@@ -153,10 +191,23 @@ def unreadable(name: str, entry: Mapping[str, Any]) -> str:
     for key, column in columns.items():
         if column is not None and column not in COLUMNS.get(key, ()):
             return f"{name} has its {key} in the column {column!r}, and rows here are read by the names of their keys."
+    if unlisted := unlisted_keys(entry):
+        return (
+            f"{name} has {', '.join(unlisted)} in its rows, which LLaMA-Factory does not read without a column for it, "
+            "and a data source does."
+        )
     for key, tag in (entry.get("tags") or {}).items():
         if tag not in TAGS.get(key, ()):
             return f"{name} has the {key} {tag!r}, and turns here are read by {' or '.join(TAGS.get(key, ())) or key}."
     return ""
+
+
+def unlisted_keys(entry: Mapping[str, Any]) -> list[str]:
+    """The keys of an entry's rows that would be read here and are not there."""
+    usual = {"query": "input"} if entry.get("formatting", "alpaca") == "alpaca" else {}
+    listed = set((entry.get("columns") or usual).values())
+    known = UNLISTED.get(str(entry.get("formatting", "alpaca")), frozenset())
+    return sorted(known & set(entry.get(ROW_KEYS, ())) - listed)
 
 
 def data_sets() -> KeyConverter:
@@ -173,6 +224,8 @@ def data_sets() -> KeyConverter:
             if problems:
                 do = "Rename keys by `sql` with AS, or by a `converter`, and name that: --set data_source.path=FILE."
                 return refused(problems[0], do)
+            if any(entry.get("num_samples") for entry in known.values()):
+                return noted(DRAWN)
             return mapped(because=f"As {INFO_FILE} lists it.")
         files = ", ".join(f"{one.name}/{one.files[0]}" if one.files else one.name for one in data_names(config))
         return mapped(because=f"Files by these names, {files}: there is no {INFO_FILE} next to them.")
@@ -230,6 +283,30 @@ def purpose(config: Config) -> str:
     return ""
 
 
+def is_v1(config: Config) -> bool:
+    """Whether a config is of the second form, which has groups."""
+    return not {"stage", "finetuning_type", "model_name_or_path"} & config.value.keys()
+
+
+def is_v0(config: Config) -> bool:
+    return not is_v1(config)
+
+
+def only_in(form: Callable[[Config], bool], when: Computed | None) -> Computed:
+    """A row of one form of the config."""
+    return lambda config, settings: form(config) and (when is None or when(config, settings))
+
+
+def batching_of_stage(_config: Config, settings: Mapping[str, Any]) -> str:
+    """Pre-training packs by itself."""
+    return "packed" if settings["stage.type"] == "cpt" else "padded"
+
+
+def precision_of_flags(_config: Config, settings: Mapping[str, Any]) -> str:
+    """Without a flag the base keeps its own format, and weights that are trained whole are made fp32."""
+    return "fp32" if settings["method.type"] in ("full", "freeze") else "auto"
+
+
 def optimizer_config() -> KeyConverter:
     return word(f"{HYPER}optimizer", {"muon": "muon", "adamw": "adamw", "badam": None})
 
@@ -238,7 +315,8 @@ ARGS = {key: row for key, row in ARGUMENTS.items() if key != "optim"}
 V0: Table = {
     "model_name_or_path": (to("base_model", text), "Qwen/Qwen3-0.6B"),
     "model_revision": (
-        agrees("The newest of the base.", ("main",), noted("Download a revision and name its folder.")), "main"
+        agrees("The newest of the base.", ("main",), refused(
+            "A base is named, its revision is not.", "Download it: --set base_model=FOLDER.")), "main"
     ),
     "optim": ARGUMENTS["optim"],
     "trust_remote_code": (note("Code of a model repository never runs; models that transformers knows need none.",
@@ -290,8 +368,8 @@ V0: Table = {
     "dataset_dir": (carried("data_source.path", text), "data"),
     "eval_dataset": (note(EVALUATION), "identity"),
     "val_size": (held_out("eval.share", share), 0.1),
-    "max_samples": (to("data_source.max_rows", integer), 1000),
-    "template": (template(), "llama3"),
+    "max_samples": (carried("data_source.max_rows", integer), 1000),
+    "template": (named_template(), "llama3"),
     "cutoff_len": (to(f"{HYPER}max_length", integer), 2048),
     "packing": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
                        ours="engine.batching"), False),
@@ -300,7 +378,7 @@ V0: Table = {
         "Prompts are not learned.", "Use stage cpt for whole texts.")), False),
     "mask_history": (switch(mapped({"stage.turns": "last"}), ours="stage.turns"), True),
     "enable_thinking": (note("Reasoning is learned where the rows and the template have it."), True),
-    "tool_format": (note("Tools are written by the base's own template."), None),
+    "tool_format": (refuse("Tools are written by the base's own template.", WITHOUT), None),
     "default_system": (refuse("A system message is part of the rows.", "Add it to them; --without it."), None),
     "disable_shuffling": (agrees("Rows are shuffled.", (False,), refused(
         "Rows are shuffled by the seed.", "--without disable_shuffling")), False),
@@ -343,9 +421,11 @@ V0: Table = {
     "add_tokens": (to("added_tokens", texts), "<|plan|>,<|act|>"),
     "shift_attn": (refuse("Shifted attention is not here.", "--without shift_attn"), False),
     "mixture_of_depths": (refuse("Mixture of depths is not here.", "--without mixture_of_depths"), None),
-    "use_galore": (optimizer_switch("galore"), False),
+    "use_galore": (refuse("GaLore has rank 128 and its paper's numbers here, another rank and scale there.",
+                          "--set hyperparameters.optimizer=galore takes those here.",
+                          ours=f"{HYPER}optimizer"), False),
     "use_muon": (optimizer_switch("muon"), False),
-    **each(note("GaLore has rank 128 and its paper's numbers here."), None, "galore_target", "galore_rank",
+    **each(off_with("use_galore", note("GaLore has its paper's numbers here.")), None, "galore_target", "galore_rank",
            "galore_update_interval", "galore_scale", "galore_proj_type", "galore_layerwise"),
     **each(refuse("APOLLO is not an optimizer here.", OTHER_OPTIMIZER), False, "use_apollo", "apollo_target",
            "apollo_rank", "apollo_update_interval", "apollo_scale", "apollo_scale_type", "apollo_layerwise"),
@@ -415,7 +495,8 @@ V1: Table = {
     **each(refuse("Sequences are not split over processes.", ONE_PROCESS, unless=(None, 1)), 1, "cp_size", "cp_mode"),
     "optim_config.name": (optimizer_config(), "muon"),
     "optim_config.wd": (to(f"{HYPER}weight_decay", number), 0.1),
-    **each(note("The optimizer has its paper's numbers here."), None, "optim_config.momentum", "optim_config.nesterov",
+    **each(refuse("The optimizer has its paper's numbers here.", WITHOUT, unless=(None,)), None,
+           "optim_config.momentum", "optim_config.nesterov",
            "optim_config.ns_steps", "optim_config.adamw_betas", "optim_config.adamw_eps"),
     "batching_strategy": (word("engine.batching", {
         "normal": "padded", "padding_free": "packed", "dynamic_padding_free": "packed", "dynamic_batching": "buckets",
@@ -423,20 +504,50 @@ V1: Table = {
     "sample_backend": (note(GENERATES), "hf"),
 }  # fmt: skip
 KEYS: Table = {**ARGS, **V0, **V1}
-DEFAULTS: Mapping[str, Any] = {
-    f"{HYPER}epochs": 3.0,
-    f"{HYPER}batch_size": 8,
-    f"{HYPER}gradient_accumulation": 1,
-    f"{HYPER}learning_rate": 5e-5,
-    f"{HYPER}max_length": 2048,
-    f"{HYPER}warmup_ratio": 0.0,
-    f"{HYPER}gradient_checkpointing": True,
-    "engine.batching": "padded",
-    "method.rank": 8,
-    "method.alpha": 16,
-    "method.dropout": 0.0,
-    "method.target_modules": "all-linear",
-}
+V0_ABSENT: tuple[Absent, ...] = (
+    *(row for row in ARGUMENT_DEFAULTS if row.key not in ("gradient_checkpointing", "bf16")),
+    Absent("bf16", f"{HYPER}precision", precision_of_flags),
+    Absent("disable_gradient_checkpointing", f"{HYPER}gradient_checkpointing", True),
+    Absent("cutoff_len", f"{HYPER}max_length", 2048),
+    Absent("packing", "engine.batching", batching_of_stage),
+    Absent("lora_rank", "method.rank", 8),
+    Absent("lora_alpha", "method.alpha", twice_rank, "LLaMA-Factory's own, twice the rank."),
+    Absent("lora_dropout", "method.dropout", 0.0),
+    Absent("lora_target", "method.target_modules", "all-linear"),
+    Absent("freeze_trainable_layers", "method.blocks", 2),
+    Absent("oft_block_size", "method.block_size", 32),
+    Absent("pref_beta", "stage.beta", by_stage({"dpo": 0.1, "kto": 0.1})),
+    Absent("pref_loss", "stage.loss", by_stage({"dpo": "sigmoid"})),
+    Absent("simpo_gamma", "stage.gamma", 0.5, when=has_loss("simpo")),
+    Absent("dpo_label_smoothing", "stage.label_smoothing", 0.0, when=has_loss("sigmoid")),
+    Absent("kto_chosen_weight", "stage.desirable_weight", 1.0),
+    Absent("kto_rejected_weight", "stage.undesirable_weight", 1.0),
+)
+V1_ABSENT: tuple[Absent, ...] = (
+    Absent("num_train_epochs", f"{HYPER}epochs", 3.0, unless=(f"{HYPER}max_steps",)),
+    Absent("micro_batch_size", f"{HYPER}batch_size", 1),
+    Absent("gradient_accumulation_steps", f"{HYPER}gradient_accumulation", 1),
+    Absent("learning_rate", f"{HYPER}learning_rate", 1e-4),
+    Absent("lr_scheduler_config", f"{HYPER}schedule", "constant"),
+    Absent("warmup_steps", f"{HYPER}warmup_ratio", 0.0, unless=(f"{HYPER}warmup_steps",)),
+    Absent("optim_config.name", f"{HYPER}optimizer", "adamw"),
+    Absent("optim_config.wd", f"{HYPER}weight_decay", 0.01, "torch.optim.AdamW's own, which the file leaves out."),
+    Absent("max_grad_norm", f"{HYPER}max_grad_norm", 1.0),
+    Absent("seed", f"{HYPER}seed", 42),
+    Absent("enable_activation_checkpointing", f"{HYPER}gradient_checkpointing", True),
+    Absent("bf16", f"{HYPER}precision", "auto"),
+    Absent("cutoff_len", f"{HYPER}max_length", 2048),
+    Absent("batching_strategy", "engine.batching", "padded"),
+    Absent("peft_config.r", "method.rank", 8),
+    Absent("peft_config.lora_alpha", "method.alpha", 16),
+    Absent("peft_config.lora_dropout", "method.dropout", 0.05),
+    Absent("peft_config.target_modules", "method.target_modules", "all-linear"),
+    Absent("peft_config.freeze_trainable_layers", "method.blocks", 2),
+)
+DEFAULTS: tuple[Absent, ...] = (
+    *(replace(row, when=only_in(is_v0, row.when)) for row in V0_ABSENT),
+    *(replace(row, when=only_in(is_v1, row.when)) for row in V1_ABSENT),
+)
 TOOL = ConfigTool(
     title="LLaMA-Factory",
     marks=("finetuning_type", "cutoff_len", "lora_target", "template", "train_dataset", "dist_config", "peft_config",

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.defaults import (
+    ARGUMENT_DEFAULTS,
+    LORA_DEFAULTS,
+    PREFERENCE_DEFAULTS,
+    ROLLOUT_DEFAULTS,
+    Absent,
+    by_stage,
+    grouped,
+    needed,
+    replaced,
+)
 from trainyard.spec.imports.keys import (
     Config,
     KeyAnswer,
@@ -40,6 +52,7 @@ from trainyard.spec.imports.words import (
     LORA,
     NO_IMAGES,
     TEXT_ONLY,
+    WITHOUT,
     attention,
     checkpointing,
     dtype,
@@ -47,6 +60,7 @@ from trainyard.spec.imports.words import (
     fsdp_details,
     optimizer,
     same_seed,
+    same_tokenizer,
     shard_detail,
     sharding,
     split,
@@ -65,6 +79,50 @@ IMAGES = ("vision_language_with_padding", "vision_language_sft")
 COLLATORS = (None, "text_with_padding", "text_completions_only_with_padding", "dpo_with_padding", "dpo")
 
 
+RENAMED = {
+    "training.optim": "training.optimizer",
+    "training.gradient_checkpointing": "training.enable_gradient_checkpointing",
+    "training.bf16": "training.mixed_precision_dtype",
+}
+PROMPTS = "Oumi learns every token of a conversation then, prompts too; a chain's sft learns answers only."
+PROMPTS_DO = (
+    "Write collator_name: text_completions_only_with_padding. --set stage=sft learns answers only, --set stage=cpt "
+    "whole texts."
+)
+PROMPTED_SETS = ("yahma/alpaca-cleaned", "tatsu-lab/alpaca")
+"""Data sets whose rows Oumi writes into a prompt of its own."""
+
+
+def is_trl(config: Config, _settings: Mapping[str, Any]) -> bool:
+    return str(config.get("training.trainer_type", "hf")).lower() in ("trl_sft", "trl_dpo", "trl_kto")
+
+
+def is_sgd(_config: Config, settings: Mapping[str, Any]) -> bool:
+    return settings.get(f"{HYPER}optimizer") == "sgd"
+
+
+def is_four_bits(config: Config, settings: Mapping[str, Any]) -> bool:
+    return bool(settings["method.type"] == "qlora" and config.get("peft.q_lora_bits", 4) == 4)
+
+
+def learns_prompts(config: Config, settings: Mapping[str, Any]) -> bool:
+    return bool(settings["stage.type"] == "sft" and config.get("data.train.train_target") is None)
+
+
+def data_set_name() -> KeyConverter:
+    """A name of the Hub; a few have a prompt text of Oumi's own."""
+
+    def convert(given: Any, config: Config) -> KeyAnswer:
+        if text(given) in PROMPTED_SETS:
+            return refused(
+                f"Oumi writes rows of {given} into Alpaca's prompt, with a system message.",
+                "--set data_source.format=alpaca renders them by the base's template alone: another prompt.",
+            )
+        return mapped(because="In data_source.path.")
+
+    return KeyConverter("data_source.format", convert)
+
+
 def trainer_kind() -> KeyConverter:
     def convert(given: Any, _config: Config) -> KeyAnswer:
         name = text(given).lower()
@@ -77,12 +135,17 @@ def trainer_kind() -> KeyConverter:
 
 
 def collator() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given in COLLATORS:
-            return mapped(because="Rows are padded, and only answers are learned.")
+    def convert(given: Any, config: Config) -> KeyAnswer:
+        if given is None:
+            return mapped(because="Left out, here as there.")
         if given in IMAGES or "vision" in text(given):
             return refused(TEXT_ONLY, NO_IMAGES)
-        return noted("How rows become a batch is the stage's.")
+        stage = stage_of(config)
+        if given == "text_with_padding" and stage == "sft" and config.get("data.train.train_target") is None:
+            return refused(PROMPTS, PROMPTS_DO)
+        if given in COLLATORS:
+            return mapped(because="Rows are padded, and only answers are learned." if stage == "sft" else "Padded.")
+        return refused("How rows become a batch is the stage's.", "Leave it out by --without.")
 
     return KeyConverter("stage", convert)
 
@@ -94,10 +157,13 @@ def rows_of(group: str, here: Table) -> Table:
     return {f"data.{group}.*": (note(EVALUATION), "me/rows"), f"data.{group}.datasets[].*": (note(EVALUATION), "x")}
 
 
+def stage_of(config: Config) -> str:
+    stage = STAGES.get(str(config.get("training.trainer_type", "hf")).lower(), "sft")
+    return "cpt" if stage == "sft" and is_pretraining(config) else stage
+
+
 def axes(config: Config) -> dict[str, Any]:
-    stage = STAGES.get(str(config.get("training.trainer_type", "trl_sft")).lower(), "sft")
-    if stage == "sft" and is_pretraining(config):
-        stage = "cpt"
+    stage = stage_of(config)
     adapter, four = bool(config.get("training.use_peft")), bool(config.get("peft.q_lora"))
     found: dict[str, Any] = {"stage.type": stage, "method.type": ("qlora" if four else "lora") if adapter else "full"}
     if four and adapter and config.get("peft.q_lora_bits") == 8:
@@ -132,11 +198,14 @@ def places(config: Config) -> list[DataPlace]:
 def place_of(entry: Mapping[str, Any]) -> DataPlace | None:
     local, inner = entry.get("dataset_path"), entry.get("dataset_kwargs")
     if isinstance(local, str):
-        return DataPlace(local, local=True)
+        return DataPlace(local, max_rows=entry.get("sample_count"), local=True)
     name = (inner or {}).get("hf_dataset_path") if isinstance(inner, Mapping) else None
     name = name or entry.get("dataset_name")
     taken = entry.get("split")
-    return DataPlace(name, files=files_of_split(taken), max_rows=first_rows(taken)) if isinstance(name, str) else None
+    rows = next((one for one in (entry.get("sample_count"), first_rows(taken)) if isinstance(one, int)), None)
+    if not isinstance(name, str):
+        return None
+    return DataPlace(name, files=files_of_split(taken), max_rows=rows, subset=entry.get("subset"))
 
 
 def purpose(config: Config) -> str:
@@ -149,13 +218,13 @@ def purpose(config: Config) -> str:
 
 
 ENTRY: Table = {
-    "dataset_name": (carried("data_source.path", text), "me/rows"),
+    "dataset_name": (data_set_name(), "me/rows"),
     "dataset_path": (carried("data_source.path", text), "rows.jsonl"),
-    "subset": (note("A part of a data set: write it as `hub.config` of the source."), None),
+    "subset": (carried("data_source.hub", text), None),
     "split": (split(), "train"),
     "shuffle": (always("Rows are shuffled in each epoch."), True),
     "seed": (same_seed("training.seed"), 42),
-    "sample_count": (to("data_source.max_rows", integer), 100),
+    "sample_count": (carried("data_source.max_rows", integer), 100),
     "mixture_proportion": (
         refuse("Sets are joined whole, in no proportion.",
             "Prepare a file of the mixture: --set data_source.path=FILE.",
@@ -171,7 +240,8 @@ ENTRY: Table = {
            "dataset_kwargs.return_tensors"),
     **each(agrees("A field that is known.", ("messages", "prompt", "question", "instruction", "response", "answer",
         "completion"),
-                  noted("Rows are read by usual names of fields: rename it, or convert the file.")), "messages",
+                  refused("Rows are read by usual names of fields.", "Rename it by `sql` with AS, or a `converter`: "
+                          "--set data_source.path=FILE."), ours="data_source.path"), "messages",
            "dataset_kwargs.messages_column", "dataset_kwargs.prompt_column", "dataset_kwargs.response_column"),
     **each(refuse(TEXT_ONLY, NO_IMAGES), None, "dataset_kwargs.processor_name", "dataset_kwargs.image_column",
            "dataset_kwargs.question_column", "dataset_kwargs.answer_column", "dataset_kwargs.processor_kwargs.*"),
@@ -193,14 +263,15 @@ TRAIN: Table = {
     "use_torchdata": (note(LOADING), True),
     "use_async_dataset": (note(LOADING), True),
     "target_col": (
-        agrees("Known from the row's fields.", ("text", "chosen"), noted("Known from the row's fields.")), "text"
+        agrees("Known from the row's fields.", ("text", "chosen"), refused(
+            "It is known from the row's fields.", "Rename the field `text`.")), "text"
     ),
     "seed": (same_seed("training.seed"), 42),
     "mixture_strategy": (refuse("Sets are joined, not interleaved.", "--without data.train.mixture_strategy"), None),
 }  # fmt: skip
 OWN: Table = {
     "model.model_name": (to("base_model", text), "Qwen/Qwen3-0.6B"),
-    "model.tokenizer_name": (note("The tokenizer is the one in the base model's folder."), None),
+    "model.tokenizer_name": (same_tokenizer("model.model_name"), None),
     "model.model_revision": (refuse("A base is named, its revision is not.", "Download it and name its folder."), None),
     "model.model_max_length": (to(f"{HYPER}max_length", integer), 2048),
     "model.torch_dtype_str": (dtype(), "bfloat16"),
@@ -232,7 +303,7 @@ OWN: Table = {
     **{f"peft.{key}": row for key, row in LORA.items() if key != "use_rslora"},
     "peft.lora_target_modules": (target_modules(), ["q_proj", "v_proj"]),
     "peft.lora_modules_to_save": (to("method.modules_to_save", texts), ["embed_tokens"]),
-    "peft.lora_exclude_modules": (note("Adapters are on the named layers of the text model."), None),
+    "peft.lora_exclude_modules": (refuse("Adapters are on the layers that are named.", WITHOUT), None),
     "peft.lora_target_parameters": (refuse("Adapters are put on modules, not on single tensors.",
                                            "--without peft.lora_target_parameters"), None),
     "peft.lora_init_weights": (first_weights(), "pissa"),
@@ -264,7 +335,7 @@ TRAINING: Table = {
     "trainer_type": (trainer_kind(), "TRL_SFT"),
     "use_peft": (carried("method", flag), True),
     "optimizer": (optimizer(), "adamw_torch"),
-    "sgd_momentum": (note("SGD has momentum 0.9 here."), 0.9),
+    "sgd_momentum": (agrees("SGD's, as here.", (0.9, 0, 0.0), refused("SGD has momentum 0.9 here.", WITHOUT)), 0.9),
     "warmup_steps": (steps_of_warmup(), 100),
     "enable_gradient_checkpointing": (checkpointing(), True),
     "mixed_precision_dtype": (word(f"{HYPER}precision", {"none": None, "bf16": "bf16", "fp16": "fp16"}), "bf16"),
@@ -295,6 +366,7 @@ TRAINING: Table = {
     "grpo.max_completion_length": (to("stage.max_completion_length", integer), 256),
     "grpo.temperature": (to("stage.temperature", number), 1.0),
     "grpo.epsilon": (to("stage.epsilon", number), 0.2),
+    "grpo.repetition_penalty": (refuse("Completions are drawn from all tokens.", WITHOUT, unless=(None, 1, 1.0)), 1.0),
     "grpo.*": (note("Rollouts are drawn in the training itself: no server of vLLM is needed."), True),
     "gold.*": (refuse(TEACHER, "Use stage sft: --set stage=sft.", ours="stage"), None),
     "gkd.*": (refuse(TEACHER, "Use stage sft: --set stage=sft.", ours="stage"), None),
@@ -318,18 +390,30 @@ KEYS: Table = {
     **{key: row for group in DATA_KEYS for key, row in rows_of(group, TRAIN).items()},
     **rows_below(TRAINING, "training"),
 }
-DEFAULTS: Mapping[str, Any] = {
-    f"{HYPER}epochs": 3.0,
-    f"{HYPER}batch_size": 8,
-    f"{HYPER}gradient_accumulation": 1,
-    f"{HYPER}learning_rate": 5e-5,
-    f"{HYPER}warmup_ratio": 0.0,
-    "engine.batching": "padded",
-    "method.rank": 8,
-    "method.alpha": 8,
-    "method.dropout": 0.0,
-    "method.target_modules": "all-linear",
-}
+DEFAULTS: tuple[Absent, ...] = (
+    *(replace(row, key=RENAMED.get(row.key, row.key)) for row in grouped(ARGUMENT_DEFAULTS, "training")),
+    Absent("model.model_max_length", f"{HYPER}max_length", 1024, "TRL's own, which the file leaves out.", when=is_trl),
+    needed(
+        "model.model_max_length",
+        f"{HYPER}max_length",
+        "Oumi cuts rows where the base's tokenizer does.",
+        "Write it, or --set hyperparameters.max_length=2048.",
+    ),
+    Absent("data.train.pack", "engine.batching", "padded"),
+    *grouped(LORA_DEFAULTS, "peft"),
+    Absent("peft.bnb_4bit_quant_type", "quantization", "fp4", when=is_four_bits),
+    *grouped(PREFERENCE_DEFAULTS, "training.trainer_kwargs"),
+    *grouped(replaced(ROLLOUT_DEFAULTS, temperature=0.9), "training.grpo"),
+    Absent("training.trainer_kwargs.loss_type", "stage.loss", by_stage({"dpo": "sigmoid", "grpo": "dapo"})),
+    needed(
+        "training.sgd_momentum",
+        f"{HYPER}optimizer",
+        "SGD has momentum 0.9 here, and 0 there.",
+        "Write sgd_momentum: 0.9, or another optimizer.",
+        is_sgd,
+    ),
+    needed("data.train.collator_name", "stage", PROMPTS, PROMPTS_DO, learns_prompts),
+)
 TOOL = ConfigTool(
     title="Oumi",
     marks=("model.model_name", "training.trainer_type", "data.train", "peft.q_lora", "fsdp.enable_fsdp",

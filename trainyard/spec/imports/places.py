@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
 
@@ -81,8 +81,9 @@ def assemble_source(places: Sequence[DataPlace], stage: Stage, given: Mapping[st
     Raises `ValueError` where there is no place, or none that is above all of them.
     """
     own = {key.removeprefix("data_source."): value for key, value in given.items() if key.startswith("data_source.")}
-    if len(places) > 1 and any(one.hub_set for one in places) and not own:
+    if len(places) > 1 and any(one.hub_set or one.max_rows for one in places) and not own.keys() - {"format"}:
         port = Port.SFT if Stage.SFT is stage else stage.facts.ports[0]
+        places = [replace(one, format=own.get("format", one.format)) for one in places]
         return {"mix": {**mixed(places), "port": port.value}}
     formats = {one.format for one in places}
     source = own if own.keys() & {"path", "url", "repository", "hub"} else {**place_fields(places), **own}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.imports import axolotl, llamafactory, oumi, torchtune, trl, unsloth
-from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.conversion import ConfigTool, find_row
 from trainyard.spec.imports.keys import occurrences
 
 TOOLS: Mapping[str, ConfigTool] = {
@@ -20,22 +20,25 @@ TOOLS: Mapping[str, ConfigTool] = {
 }
 
 
+LEAST_SHARE = 0.5
+"""Of a config's keys, those that a tool has to have."""
+
+
 def find_tool(value: Any, wanted: str | None = None) -> tuple[str, ConfigTool]:
-    """The tool that is named, or else the one whose marks the config has most of.
+    """The tool that is named, or else the one that has most of the config's keys and the most marks among them.
 
     Raises `InvalidInput` (`E-IMPORT-TOOL`) if it is none's, or two tools' alike.
     """
-    if wanted is not None:
-        return wanted, TOOLS[wanted]
-    names = ", ".join(tool.title for tool in TOOLS.values())
-    counts = {word: count_marks(value, tool) for word, tool in TOOLS.items()}
+    words = [wanted] if wanted is not None else list(TOOLS)
+    counts = {
+        word: count_marks(value, TOOLS[word])
+        for word in words
+        if share_of(value, TOOLS[word]) >= LEAST_SHARE and (wanted or count_marks(value, TOOLS[word]))
+    }
+    if not counts:
+        raise unknown_config(value, words)
     most = max(counts.values())
     found = [word for word, count in counts.items() if count == most]
-    if most == 0:
-        raise InvalidInput(
-            "This is not a config of a tool that is known.", why=f"It has no key of {names} by which one is known.",
-            do="Name the file of a training, or its tool by --from.", code="E-IMPORT-TOOL",
-        )  # fmt: skip
     if len(found) > 1:
         titles = " and ".join(TOOLS[word].title for word in found)
         raise InvalidInput(
@@ -45,8 +48,35 @@ def find_tool(value: Any, wanted: str | None = None) -> tuple[str, ConfigTool]:
     return found[0], TOOLS[found[0]]
 
 
+def unknown_config(value: Any, words: Sequence[str]) -> InvalidInput:
+    """The error of a config that is none of some tools', with the nearest of them and the keys that it has."""
+    keys = keys_of(value)
+    word = max(words, key=lambda one: (share_of(value, TOOLS[one]), count_marks(value, TOOLS[one])))
+    shared = [key for key in keys if find_row(key, TOOLS[word].keys)]
+    shown = f": {', '.join(shared[:6])}" if shared else ""
+    names = ", ".join(tool.title for tool in TOOLS.values())
+    what, nearest = ("a tool that is known", ", the nearest,") if len(words) > 1 else (TOOLS[word].title, "")
+    return InvalidInput(
+        f"This is not a config of {what}.",
+        why=f"Of its {len(keys)} keys {TOOLS[word].title}{nearest} has {len(shared)}{shown}. "
+        f"Read are configs of {names}.",
+        do="Name the file of a training, or its tool by --from.", code="E-IMPORT-TOOL",
+    )  # fmt: skip
+
+
+def keys_of(value: Any) -> list[str]:
+    """The keys of a config, each once; none of what is not a mapping."""
+    return list(dict.fromkeys(one.key for one in occurrences(value))) if isinstance(value, Mapping) and value else []
+
+
+def share_of(value: Any, tool: ConfigTool) -> float:
+    """Which share of a config's keys a tool has."""
+    keys = keys_of(value)
+    return sum(find_row(key, tool.keys) is not None for key in keys) / max(len(keys), 1)
+
+
 def count_marks(value: Any, tool: ConfigTool) -> int:
-    keys = {one.key for one in occurrences(value)} if isinstance(value, Mapping) else set()
+    keys = keys_of(value)
     return sum(any(matches(mark, key) for key in keys) for mark in tool.marks)
 
 

@@ -7,6 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.defaults import (
+    Absent,
+    by_stage,
+    has_adapter,
+    has_loss,
+    needed,
+)
 from trainyard.spec.imports.keys import (
     Config,
     KeyAnswer,
@@ -31,7 +38,7 @@ from trainyard.spec.imports.keys import (
     to,
     word,
 )
-from trainyard.spec.imports.places import DataPlace
+from trainyard.spec.imports.places import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.words import (
     ARGUMENTS,
     CLOSE_OPTIMIZERS,
@@ -41,6 +48,7 @@ from trainyard.spec.imports.words import (
     NO_IMAGES,
     OPTIMIZERS,
     TEXT_ONLY,
+    WITHOUT,
     dtype,
     grad_norm,
     shard_detail,
@@ -57,7 +65,7 @@ DATA_SETS: Mapping[str, tuple[str, str]] = {
     "slimorca_dataset": ("Open-Orca/SlimOrca-Dedup", "sharegpt"),
     "wikitext_dataset": ("EleutherAI/wikitext_document_level", "text"),
     "cnn_dailymail_articles_dataset": ("ccdv/cnn_dailymail", "text"),
-    "instruct_dataset": ("", "alpaca"),
+    "instruct_dataset": ("", "auto"),
     "chat_dataset": ("", "sharegpt"),
     "preference_dataset": ("", "preference"),
     "text_completion_dataset": ("", "text"),
@@ -77,6 +85,46 @@ TEACHER = "Distillation from a teacher is not a stage here."
 PPO = "No backend trains PPO today."
 PROJECTIONS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+PROMPTED = {
+    **dict.fromkeys(("alpaca_dataset", "alpaca_cleaned_dataset"), "alpaca"),
+    **dict.fromkeys(("grammar_dataset", "samsum_dataset", "stack_exchange_paired_dataset"), "auto"),
+}
+"""Builders that write rows into a prompt text of torchtune's own -> the format that reads the rows without it."""
+PROMPTS = "torchtune learns prompts, too, in this data set; a chain's sft learns answers only."
+PROMPTS_DO = "Write train_on_input: false. --set stage=sft learns answers only."
+LEARNED_PROMPTS = ("alpaca_dataset", "alpaca_cleaned_dataset")
+"""Builders whose `train_on_input` is true where it is left out."""
+OPTIMIZER_NUMBERS: Mapping[str, tuple[float, float]] = {
+    "adamw": (1e-3, 1e-2),
+    "adamw8bit": (1e-3, 1e-2),
+    "pagedadamw": (1e-3, 1e-2),
+    "pagedadamw8bit": (1e-3, 1e-2),
+    "adam": (1e-3, 0.0),
+    "sgd": (1e-3, 0.0),
+}
+"""Class of an optimizer -> its own rate and weight decay, in torch and bitsandbytes."""
+
+
+def learns_prompts(config: Config, settings: Mapping[str, Any]) -> bool:
+    name = str(config.get("dataset._component_", "")).rpartition(".")[2]
+    return settings["stage.type"] == "sft" and name in LEARNED_PROMPTS
+
+
+def number_of_optimizer(config: Config, index: int, key: str) -> Any:
+    name = str(config.get("optimizer._component_", "")).rpartition(".")[2].lower()
+    if name in OPTIMIZER_NUMBERS:
+        return OPTIMIZER_NUMBERS[name][index]
+    return refused(f"What {name or 'the optimizer'} takes then is not known here.", f"Write optimizer.{key}.")
+
+
+def rate_of_optimizer(config: Config, _settings: Mapping[str, Any]) -> Any:
+    return number_of_optimizer(config, 0, "lr")
+
+
+def decay_of_optimizer(config: Config, _settings: Mapping[str, Any]) -> Any:
+    return number_of_optimizer(config, 1, "weight_decay")
 
 
 def last_part(given: Any) -> str:
@@ -107,11 +155,26 @@ def loss() -> KeyConverter:
     return KeyConverter("stage", convert)
 
 
+def gamma() -> KeyConverter:
+    """The margin of SimPO; RSO's has the part of beta."""
+
+    def convert(given: Any, config: Config) -> KeyAnswer:
+        ours = "stage.beta" if str(config.get("loss._component_", "")).endswith("RSOLoss") else "stage.gamma"
+        return to(ours, number).convert(given, config)
+
+    return KeyConverter("stage.gamma", convert)
+
+
 def data_set() -> KeyConverter:
     def convert(given: Any, config: Config) -> KeyAnswer:
         name = last_part(given)
         if "multimodal" in text(given):
             return refused(TEXT_ONLY, NO_IMAGES)
+        if name in PROMPTED and "data_source.format" not in config.overrides:
+            return refused(
+                f"{name} writes rows into a prompt text of its own, and a chain renders them by the base's template.",
+                f"--set data_source.format={PROMPTED[name]} reads the rows without it: another prompt.",
+            )
         if name in DATA_SETS or config.get("dataset.source"):
             return mapped(because="In data_source.")
         return refused(f"Which rows {name} reads is not in the file.", "--set data_source.path=FILE")
@@ -203,7 +266,9 @@ def places(config: Config) -> list[DataPlace]:
     source, files = config.get("dataset.source") or known, config.get("dataset.data_files")
     if source in ("json", "csv", "parquet", "text") and isinstance(files, str):
         return [DataPlace(files, kind, local=True)]
-    return [DataPlace(source, kind)] if isinstance(source, str) and source else []
+    taken, subset = config.get("dataset.split"), config.get("dataset.subset") or config.get("dataset.name")
+    place = DataPlace(str(source), kind, files_of_split(taken), first_rows(taken), subset=subset)
+    return [place] if isinstance(source, str) and source else []
 
 
 def purpose(config: Config) -> str:
@@ -238,7 +303,7 @@ KEYS: Table = {
     "base_model_path": (note("In checkpointer.checkpoint_dir, which refers to it."), "/tmp/model"),
     "resume_from_checkpoint": ARGUMENTS["resume_from_checkpoint"],
     "seed": (to(f"{HYPER}seed", integer), 42),
-    "shuffle": (agrees("Rows are shuffled in each epoch.", (True,), noted("Rows are shuffled in each epoch.")), True),
+    "shuffle": (agrees("Rows are shuffled in each epoch.", (True,), refused("Rows are shuffled.", WITHOUT)), True),
     "batch_size": (to(f"{HYPER}batch_size", integer), 2),
     "gradient_accumulation_steps": (to(f"{HYPER}gradient_accumulation", integer), 8),
     "epochs": (to(f"{HYPER}epochs", number), 1),
@@ -247,7 +312,9 @@ KEYS: Table = {
     "optimizer.lr": (to(f"{HYPER}learning_rate", number), 2e-5),
     "optimizer.weight_decay": (to(f"{HYPER}weight_decay", number), 0.01),
     "optimizer.fused": (always("AdamW is torch's fused one."), True),
-    "optimizer.betas": (note("AdamW has 0.9 and 0.999 here."), None),
+    "optimizer.betas": (
+        agrees("AdamW's own.", ([0.9, 0.999],), refused("AdamW has 0.9 and 0.999 here.", WITHOUT)), None
+    ),
     "optimizer_in_bwd": (
         agrees("Steps are after the backward pass.", (False,), noted(
             "Steps are after the backward pass, with clipping and accumulation: more memory, equal numbers.")), False
@@ -258,7 +325,7 @@ KEYS: Table = {
     "loss._component_": (loss(), "torchtune.modules.loss.LinearCrossEntropyLoss"),
     "loss.beta": (to("stage.beta", number), 0.1),
     "loss.label_smoothing": (to("stage.label_smoothing", number), 0),
-    "loss.gamma": (to("stage.gamma", number), 0.5),
+    "loss.gamma": (gamma(), 0.5),
     "loss.epsilon": (to("stage.epsilon", number), 0.2),
     "loss.kl_coeff": (to("stage.beta", number), 0.01),
     **each(refuse(PPO, "Use stage grpo or dpo."), 0.1, "loss.value_coeff", "loss.value_clip_range"),
@@ -280,8 +347,9 @@ KEYS: Table = {
     "model.lora_attn_modules": (modules(), ["q_proj", "v_proj", "output_proj"]),
     "model.apply_lora_to_mlp": (carried("method.target_modules", flag), True),
     "model.apply_lora_to_output": (
-        agrees("The output layer is as it was.", (False,), noted(
-            "The output layer is as it was: --set 'method.modules_to_save=[\"lm_head\"]' trains it whole.")), False
+        agrees("The output layer is as it was.", (False,), refused("The output layer gets no adapter.",
+            "Write false; --set 'method.modules_to_save=[\"lm_head\"]' trains it."), ours="method.modules_to_save"),
+        False
     ),
     "model.use_dora": (carried("method", flag), False),
     "model.quantize_base": (carried("method", flag), True),
@@ -296,7 +364,8 @@ KEYS: Table = {
            "tokenizer.path", "tokenizer.merges_file", "tokenizer.merges_path", "tokenizer.vocab_path"),
     "tokenizer.max_seq_len": (to(f"{HYPER}max_length", integer), 2048),
     "tokenizer.prompt_template": (
-        note("The chat template is the base's own, or engine.template.", unless=(None,)), None
+        refuse("The chat template is the base's own, or engine.template.",
+               "--set engine.template=auto takes the base's, another prompt.", ours="engine.template"), None
     ),
     "dataset._component_": (data_set(), "torchtune.datasets.alpaca_dataset"),
     "dataset.packed": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
@@ -304,14 +373,17 @@ KEYS: Table = {
     "dataset.split": (split(), "train"),
     "dataset.source": (carried("data_source.path", text), "me/rows"),
     "dataset.data_files": (carried("data_source.path"), "rows.jsonl"),
-    "dataset.subset": (note("A part of a data set: write it as `hub.config` of the source."), None),
-    "dataset.partition": (note("A part of a split: --set data_source.max_rows=N takes that many rows."), "1-9/10"),
+    **each(carried("data_source.hub", text), None, "dataset.subset", "dataset.name"),
+    "dataset.partition": (refuse("A part of a split is not read.", "--set data_source.max_rows=N takes N rows.",
+                                 ours="data_source.max_rows"), "1-9/10"),
     "dataset.train_on_input": (
-        agrees("Only answers are learned.", (False,), noted("Only answers are learned.")), False
+        agrees("Only answers are learned.", (False,), refused(PROMPTS, PROMPTS_DO), ours="stage"), False
     ),
-    "dataset.column": (agrees("The field of texts.", ("text",), noted("Texts are in `text`.")), "text"),
+    "dataset.column": (agrees("The field of texts.", ("text",), refused(
+        "Texts are in the field `text`.", "Rename it by `sql` with AS: --set data_source.path=FILE."),
+        ours="data_source.path"), "text"),
     "dataset.conversation_style": (always("Seen in the rows."), "sharegpt"),
-    "dataset.add_eos": (note("The end of a text is learned."), True),
+    "dataset.add_eos": (agrees("It is learned.", (True,), refused("The end of a text is learned.", WITHOUT)), True),
     "datasets[].*": (refuse(TEXT_ONLY, NO_IMAGES), None),
     "dataset_val._component_": (note(EVALUATION), "torchtune.datasets.alpaca_dataset"),
     "dataset_val.*": (note(EVALUATION), "train[95%:]"),
@@ -348,22 +420,56 @@ KEYS: Table = {
     "grpo_samples": (to("stage.num_generations", integer), 16),
     "max_generated_tokens": (to("stage.max_completion_length", integer), 512),
     "temperature": (to("stage.temperature", number), 1.0),
-    "top_k": (note("Completions are drawn from all tokens, by temperature.", unless=(None,)), None),
+    "top_k": (refuse("Completions are drawn from all tokens, by temperature.", WITHOUT, unless=(None,)), None),
     "ppo_epochs": (to("stage.num_iterations", integer), 1),
     "num_steps": (to(f"{HYPER}max_steps", integer), 200),
     "stop_token_ids": (note("The renderer knows which tokens end an answer."), [2]),
     "forward_batch_size": (note("Completions are drawn for one step at a time."), 16),
     "enable_kv_cache": (always("Completions are drawn with a cache."), True),
 }  # fmt: skip
-DEFAULTS: Mapping[str, Any] = {
-    f"{HYPER}epochs": 1.0,
-    f"{HYPER}batch_size": 2,
-    f"{HYPER}gradient_accumulation": 1,
-    f"{HYPER}schedule": "constant",
-    f"{HYPER}warmup_ratio": 0.0,
-    f"{HYPER}max_length": 2048,
-    "engine.batching": "padded",
-}
+DEFAULTS: tuple[Absent, ...] = (
+    *(
+        needed(key, f"{HYPER}{name}", "torchtune has no default of it.", f"Write it, or --set {HYPER}{name}=1.")
+        for key, name in (
+            ("epochs", "epochs"),
+            ("batch_size", "batch_size"),
+            ("gradient_accumulation_steps", "gradient_accumulation"),
+        )
+    ),
+    Absent("optimizer.lr", f"{HYPER}learning_rate", rate_of_optimizer),
+    Absent("optimizer.weight_decay", f"{HYPER}weight_decay", decay_of_optimizer),
+    Absent("lr_scheduler", f"{HYPER}schedule", "constant"),
+    Absent("lr_scheduler.num_warmup_steps", f"{HYPER}warmup_ratio", 0.0, unless=(f"{HYPER}warmup_steps",)),
+    Absent("clip_grad_norm", f"{HYPER}max_grad_norm", 1e6, "No clipping: a bound that no gradient reaches."),
+    Absent("seed", f"{HYPER}seed", 42, "torchtune draws one; a chain has a fixed seed."),
+    Absent("enable_activation_checkpointing", f"{HYPER}gradient_checkpointing", False),
+    needed(
+        "dtype",
+        f"{HYPER}precision",
+        "torchtune has no default of it.",
+        "Write bf16, or --set hyperparameters.precision=auto.",
+    ),
+    needed(
+        "tokenizer.max_seq_len",
+        f"{HYPER}max_length",
+        "torchtune cuts no row then, and a chain has a bound.",
+        "Say the longest row: --set hyperparameters.max_length=4096.",
+    ),
+    Absent("dataset.packed", "engine.batching", "padded"),
+    Absent("model.lora_rank", "method.rank", 8),
+    Absent("model.lora_alpha", "method.alpha", 16.0),
+    Absent("model.lora_dropout", "method.dropout", 0.0),
+    needed(
+        "model.lora_attn_modules",
+        "method.target_modules",
+        "torchtune has no default of it.",
+        "Write it, or --set method.target_modules=all-linear.",
+        has_adapter,
+    ),
+    Absent("loss.beta", "stage.beta", by_stage({"dpo": 0.1})),
+    Absent("loss.label_smoothing", "stage.label_smoothing", 0.0, when=has_loss("sigmoid")),
+    needed("dataset.train_on_input", "stage", PROMPTS, PROMPTS_DO, learns_prompts),
+)
 TOOL = ConfigTool(
     title="torchtune",
     marks=("checkpointer._component_", "model._component_", "tokenizer._component_", "optimizer._component_",

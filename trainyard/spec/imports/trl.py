@@ -6,8 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.defaults import (
+    ARGUMENT_DEFAULTS,
+    LORA_DEFAULTS,
+    PREFERENCE_DEFAULTS,
+    ROLLOUT_DEFAULTS,
+    Absent,
+    by_stage,
+    needed,
+    replaced,
+)
 from trainyard.spec.imports.keys import (
     Config,
+    KeyAnswer,
+    KeyConverter,
     Table,
     agrees,
     always,
@@ -42,8 +54,7 @@ from trainyard.spec.imports.words import (
 )
 
 LOSSES: dict[Any, Any] = {
-    "sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo", "nll": None, "dft": None, "kto": None,
-        "apo_zero_unpaired": None,
+    "sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo", "nll": None, "kto": None,
     "grpo": "grpo", "dr_grpo": "dr_grpo", "dapo": "dapo", "bnpo": "bnpo",
 }  # fmt: skip
 MARKS = {
@@ -56,10 +67,32 @@ MARKS = {
 ROLLOUTS = "Rollouts are drawn in the training itself: no server of vLLM is needed."
 NOT_IN_GRPO = "GRPO here has the plain clip and the plain ratio of tokens."
 SAMPLING = "Completions are drawn from all tokens, by temperature."
+PROMPTS = (
+    "TRL learns every token of a conversation, prompts too, unless assistant_only_loss is true; of rows with a prompt "
+    "and a completion it learns the completion. A chain's sft learns answers only."
+)
+PROMPTS_DO = (
+    "Write completion_only_loss: true for rows with a prompt and a completion. --set stage=sft learns answers only, "
+    "--set stage=cpt whole texts."
+)
+
+
+def loss() -> KeyConverter:
+    """A loss, or a list of one; a sum of losses has no setting."""
+    plain = word("stage.loss", LOSSES)
+
+    def convert(given: Any, config: Config) -> KeyAnswer:
+        if isinstance(given, list) and len(given) != 1:
+            return refused("There is one loss.", "Name one: --set stage.loss=sigmoid.")
+        return plain.convert(given[0] if isinstance(given, list) else given, config)
+
+    return KeyConverter(plain.ours, convert)
+
 
 MODEL: Table = {
     "model_name_or_path": (to("base_model", text), "Qwen/Qwen3-0.6B"),
-    "model_revision": (agrees("The newest.", ("main",), noted("Download a revision and name its folder.")), "main"),
+    "model_revision": (agrees("The newest.", ("main",), refused(
+        "A base is named, its revision is not.", "Download it and name its folder: --set base_model=FOLDER.")), "main"),
     "trust_remote_code": (note("Code of a model repository never runs; models that transformers knows need none.",
                                unless=(None, False)), False),
     "dtype": (dtype(), "bfloat16"),
@@ -88,7 +121,8 @@ TRAINING: Table = {
         "Rows are cut at their end.", "Shorten the rows, or --without truncation_mode.")), "keep_start"),
     "packing": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
                        ours="engine.batching"), True),
-    "packing_strategy": (agrees("Rows stay whole.", ("bfd",), noted("Packed rows stay whole here.")), "bfd"),
+    "packing_strategy": (agrees("Rows stay whole.", ("bfd",), refused(
+        "Packed rows stay whole here.", "Write bfd, or --without packing_strategy.")), "bfd"),
     "padding_free": (switch(mapped({"engine.batching": "packed"}), ours="engine.batching"), False),
     "pad_to_multiple_of": (note("Padding is masked, so its length changes no number."), 8),
     "eval_packing": (note(EVALUATION), False),
@@ -97,19 +131,22 @@ TRAINING: Table = {
     "dataset_num_proc": (note(LOADING), 4),
     "dataset_kwargs": (note(LOADING), None),
     "shuffle_dataset": (always("Rows are shuffled in each epoch."), True),
-    "completion_only_loss": (agrees("Only completions are learned.", (True,), refused(
-        "Only answers are learned.", "Use stage cpt for whole texts.")), True),
-    "assistant_only_loss": (agrees("Only answers are learned.", (True,), noted("Only answers are learned.")), True),
+    "completion_only_loss": (agrees("Only completions are learned.", (True,), refused(PROMPTS, PROMPTS_DO),
+                                    ours="stage"), True),
+    "assistant_only_loss": (
+        agrees("Only answers are learned.", (True,), refused(PROMPTS, PROMPTS_DO), ours="stage"), True
+    ),
     "activation_offloading": (note("Activations stay on the device; gradient checkpointing saves most of them.",
                                    unless=(None, False)), False),
     "chat_template_path": (to("engine.template", text), "chat.jinja"),
     **each(note("Special tokens are those of the base's tokenizer."), None, "eos_token", "pad_token"),
-    "router_aux_loss_coef": (note("A loss for the router is the model's own."), 0.001),
+    "router_aux_loss_coef": (refuse("No loss for the router is added.", "--without router_aux_loss_coef",
+                                    unless=(None, 0, 0.0)), 0.001),
     "disable_dropout": (agrees("No dropout in the base.", (True,), noted("A base has no dropout; method.dropout is the "
                                                                          "adapter's.")), True),
     "beta": (to("stage.beta", number), 0.1),
     "label_smoothing": (to("stage.label_smoothing", number), 0.0),
-    "loss_type": (word("stage.loss", LOSSES), "sigmoid"),
+    "loss_type": (loss(), "sigmoid"),
     "loss_weights": (refuse("There is one loss.", "Leave it out: --without loss_weights."), None),
     "precompute_ref_log_probs": (note("The reference's values are computed in every step: equal."), False),
     "precompute_ref_batch_size": (note("The reference's values are computed in every step: equal."), None),
@@ -134,7 +171,8 @@ TRAINING: Table = {
     **each(note(ROLLOUTS, unless=(None, False)), False, "use_vllm", "vllm_mode", "vllm_server_host", "vllm_server_port",
            "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_max_model_length",
            "vllm_enable_sleep_mode", "vllm_server_timeout", "vllm_server_base_url"),
-    **each(note(SAMPLING), None, "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs"),
+    **each(refuse(SAMPLING, "Leave it out by --without.", unless=(None, 0, 0.0, 1.0, 1, -1, {})), None, "top_p",
+           "top_k", "min_p", "repetition_penalty", "generation_kwargs"),
     **each(refuse(NOT_IN_GRPO, "Leave it out by --without."), None, "delta", "epsilon_high",
         "importance_sampling_level",
            "top_entropy_quantile", "mask_truncated_completions"),
@@ -145,7 +183,7 @@ TRAINING: Table = {
 }  # fmt: skip
 SCRIPT: Table = {
     "dataset_name": (carried("data_source.path", text), "me/rows"),
-    "dataset_config": (note("A part of a data set: write it as `hub.config` of the source."), None),
+    "dataset_config": (carried("data_source.hub", text), None),
     "dataset_train_split": (split(), "train"),
     "dataset_test_split": (note(EVALUATION), "test"),
     "dataset_streaming": (note("A data set is read once, into the store."), False),
@@ -153,7 +191,7 @@ SCRIPT: Table = {
     "test_split_size": (held_out("eval.share", share), 0.05),
     "ignore_bias_buffers": (note("A detail of DDP, which no model here needs."), False),
     "datasets[].path": (carried("data_source.path", text), "me/rows"),
-    "datasets[].name": (note("A part of a data set: write it as `hub.config` of the source."), None),
+    "datasets[].name": (carried("data_source.hub", text), None),
     "datasets[].data_dir": (carried("data_source.include"), None),
     "datasets[].data_files": (carried("data_source.include"), "a.jsonl"),
     "datasets[].split": (split(), "train"),
@@ -168,6 +206,12 @@ SCRIPT: Table = {
 
 def stage_of(config: Config) -> str:
     return next((stage for stage, keys in MARKS.items() if any(key in config.value for key in keys)), "sft")
+
+
+def learns_prompts(config: Config, settings: Mapping[str, Any]) -> bool:
+    """Whether TRL would learn prompts, which depends on rows that are not read here."""
+    only = config.get("completion_only_loss") is True or config.get("assistant_only_loss") is True
+    return settings["stage.type"] == "sft" and not only
 
 
 def peft_method(config: Config, *, adapter: bool) -> str:
@@ -190,14 +234,18 @@ def axes(config: Config) -> dict[str, Any]:
 def places(config: Config) -> list[DataPlace]:
     found = [
         DataPlace(
-            one["path"], files=files_of(one) or files_of_split(one.get("split")), max_rows=first_rows(one.get("split"))
+            one["path"],
+            files=files_of(one) or files_of_split(one.get("split")),
+            max_rows=first_rows(one.get("split")),
+            subset=one.get("name"),
         )
         for one in config.listed("datasets")
         if isinstance(one.get("path"), str)
     ]
     name = config.get("dataset_name")
-    files = files_of_split(config.get("dataset_train_split"))
-    return found or ([DataPlace(name, files=files)] if isinstance(name, str) else [])
+    split, subset = config.get("dataset_train_split"), config.get("dataset_config")
+    place = DataPlace(str(name), files=files_of_split(split), max_rows=first_rows(split), subset=subset)
+    return found or ([place] if isinstance(name, str) else [])
 
 
 def files_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
@@ -210,19 +258,20 @@ def purpose(config: Config) -> str:
 
 
 KEYS: Table = {**ARGUMENTS, **MODEL, **TRAINING, **SCRIPT}
-DEFAULTS: Mapping[str, Any] = {
-    f"{HYPER}epochs": 3.0,
-    f"{HYPER}batch_size": 8,
-    f"{HYPER}gradient_accumulation": 1,
-    f"{HYPER}max_length": 1024,
-    f"{HYPER}warmup_ratio": 0.0,
-    f"{HYPER}gradient_checkpointing": True,
-    "engine.batching": "padded",
-    "method.rank": 16,
-    "method.alpha": 32,
-    "method.dropout": 0.05,
-    "method.target_modules": "all-linear",
-}
+DEFAULTS: tuple[Absent, ...] = (
+    *replaced(
+        ARGUMENT_DEFAULTS,
+        learning_rate=by_stage({"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "grpo": 1e-6, "reward": 1e-4, "cpt": 2e-5}),
+        gradient_checkpointing=True,
+    ),
+    Absent("max_length", f"{HYPER}max_length", 1024),
+    Absent("packing", "engine.batching", "padded"),
+    *replaced(LORA_DEFAULTS, lora_r=16, lora_alpha=32, lora_dropout=0.05),
+    *PREFERENCE_DEFAULTS,
+    *ROLLOUT_DEFAULTS,
+    Absent("loss_type", "stage.loss", by_stage({"dpo": "sigmoid", "grpo": "dapo"})),
+    needed("assistant_only_loss", "stage", PROMPTS, PROMPTS_DO, when=learns_prompts),
+)
 TOOL = ConfigTool(
     title="TRL",
     marks=("dataset_name", "dataset_train_split", "use_peft", "lora_task_type", "dataset_text_field",

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.defaults import (
+    Absent,
+    Computed,
+    is_stage,
+    needed,
+)
 from trainyard.spec.imports.keys import (
     Config,
     KeyAnswer,
@@ -19,7 +26,6 @@ from trainyard.spec.imports.keys import (
     integer,
     mapped,
     note,
-    noted,
     number,
     off_with,
     refuse,
@@ -50,7 +56,13 @@ from trainyard.spec.imports.words import (
     trackers,
 )
 
-FORMATS = {"auto": "auto", "alpaca": "alpaca", "chatml": "openai", "sharegpt": "sharegpt"}
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PROMPTS = "Unsloth learns prompts, too, unless train_on_completions is true; a chain's sft learns answers only."
+PROMPTS_DO = "Write train_on_completions: true. --set stage=sft learns answers only, --set stage=cpt whole texts."
+SCRIPTED = (
+    "The script writes rows into Alpaca's prompt and learns all of it; a chain renders them by the base's template."
+)
+FORMATS = {"auto": "auto", "chatml": "openai", "sharegpt": "sharegpt"}
 CHAT = "Kept for its chat window: a training draws nothing."
 SAVING = "Kept for merging and exporting; `trainyard adapters convert` and a deployer do that."
 
@@ -70,13 +82,40 @@ def vision_part() -> KeyConverter:
 
 
 def layers_part(name: str) -> KeyConverter:
-    return agrees("Layers of the text model.", (True,), noted(
-        f"Leave {name} out of the adapter: --set 'method.target_modules=[…]'"))  # fmt: skip
+    return agrees("Layers of the text model.", (True,), refused(
+        f"Whether {name} is adapted is said by names.", "--set 'method.target_modules=[\"q_proj\", \"v_proj\"]'"),
+        ours="method.target_modules")  # fmt: skip
 
 
 def train_on() -> KeyConverter:
-    return agrees("Only answers are learned.", (True,), noted(
-        "Only answers are learned, prompts are not; stage cpt learns whole texts."))  # fmt: skip
+    return agrees("Only answers are learned.", (True,), refused(PROMPTS, PROMPTS_DO), ours="stage")
+
+
+def row_format() -> KeyConverter:
+    """How rows are written; those of Alpaca get a prompt text of their own."""
+
+    def convert(given: Any, _config: Config) -> KeyAnswer:
+        if given is None or given in (*FORMATS, "raw", "conversational"):
+            return mapped(because="In data_source.format.")
+        return refused(
+            f"Unsloth writes rows of {text(given)} into a prompt text, without the base's chat template.",
+            "--set data_source.format=alpaca renders them by the base's template: another prompt.",
+        )
+
+    return KeyConverter("data_source.format", convert)
+
+
+def is_studio(config: Config) -> bool:
+    return bool(config.value.keys() & {"training", "lora", "data"}) or "model" in config.value
+
+
+def is_script(config: Config) -> bool:
+    return not is_studio(config)
+
+
+def only_in(form: Callable[[Config], bool], when: Computed | None) -> Computed:
+    """A row of one form of the config."""
+    return lambda config, settings: form(config) and (when is None or when(config, settings))
 
 
 def words_of_checkpointing() -> KeyConverter:
@@ -88,7 +127,7 @@ STUDIO: Table = {
     "model": (to("base_model", text), "unsloth/Qwen3-0.6B"),
     "data.dataset": (carried("data_source.path", text), "me/rows"),
     "data.local_dataset": (carried("data_source.path"), ["rows.jsonl"]),
-    "data.format_type": (carried("data_source.format", text), "auto"),
+    "data.format_type": (row_format(), "auto"),
     "training.training_type": (word("method.type", {"lora": None, "full": None, "lora/qlora": None}), "lora"),
     "training.max_seq_length": (to(f"{HYPER}max_length", integer), 2048),
     "training.load_in_4bit": (carried("method", flag), True),
@@ -149,7 +188,7 @@ SCRIPT: Table = {
     "use_dora": (carried("method", flag), False),
     "loftq_config": (note("Without bits it says nothing."), None),
     "loftq_config.loftq_bits": (loftq_bits(), 4),
-    "loftq_config.loftq_iter": (note("Once: the base stays as it was quantised."), 1),
+    "loftq_config.loftq_iter": (agrees("Once.", (1,), refused("LoftQ corrects a base once here.", "Write 1.")), 1),
     **{key: ARGUMENTS[key] for key in (
         "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "warmup_steps",
         "max_steps", "learning_rate", "optim", "weight_decay", "lr_scheduler_type", "seed", "logging_steps",
@@ -166,10 +205,11 @@ SCRIPT: Table = {
 
 def axes(config: Config) -> dict[str, Any]:
     kind = str(config.get("training.training_type", "lora")).lower()
-    four = config.get("training.load_in_4bit", config.get("load_in_4bit", False))
+    four = config.get("training.load_in_4bit", True) if is_studio(config) else config.get("load_in_4bit", False)
     dora = config.get("lora.use_dora") or config.get("use_dora")
     method = "full" if kind == "full" else "qlora" if four else "dora" if dora else "lora"
-    return {"stage.type": "cpt" if config.get("raw_text_file") else "sft", "method.type": method}
+    raw = config.get("raw_text_file") or config.get("data.format_type") == "raw"
+    return {"stage.type": "cpt" if raw else "sft", "method.type": method}
 
 
 def places(config: Config) -> list[DataPlace]:
@@ -187,20 +227,46 @@ def purpose(config: Config) -> str:
 
 
 KEYS: Table = {**STUDIO, **SCRIPT}
-DEFAULTS: Mapping[str, Any] = {
-    f"{HYPER}epochs": 3.0,
-    f"{HYPER}batch_size": 2,
-    f"{HYPER}gradient_accumulation": 4,
-    f"{HYPER}learning_rate": 2e-4,
-    f"{HYPER}max_length": 2048,
-    f"{HYPER}optimizer": "adamw_8bit",
-    f"{HYPER}gradient_checkpointing": True,
-    "engine.batching": "padded",
-    "method.rank": 16,
-    "method.alpha": 16,
-    "method.dropout": 0.0,
-    "method.target_modules": "all-linear",
-}
+STUDIO_ABSENT: tuple[Absent, ...] = (
+    Absent("training.num_epochs", f"{HYPER}epochs", 3.0, unless=(f"{HYPER}max_steps",)),
+    Absent("training.batch_size", f"{HYPER}batch_size", 2),
+    Absent("training.gradient_accumulation_steps", f"{HYPER}gradient_accumulation", 4),
+    Absent("training.learning_rate", f"{HYPER}learning_rate", 2e-4),
+    Absent("training.warmup_steps", f"{HYPER}warmup_steps", 5, unless=(f"{HYPER}warmup_ratio",)),
+    Absent("training.weight_decay", f"{HYPER}weight_decay", 0.01),
+    Absent("training.random_seed", f"{HYPER}seed", 3407),
+    Absent("lora.lora_r", "method.rank", 64),
+    Absent("lora.lora_alpha", "method.alpha", 16),
+    needed("training.train_on_completions", "stage", PROMPTS, PROMPTS_DO, is_stage("sft")),
+)
+SCRIPT_ABSENT: tuple[Absent, ...] = (
+    Absent("per_device_train_batch_size", f"{HYPER}batch_size", 2),
+    Absent("gradient_accumulation_steps", f"{HYPER}gradient_accumulation", 4),
+    Absent("learning_rate", f"{HYPER}learning_rate", 2e-4),
+    Absent("max_steps", f"{HYPER}max_steps", 400, unless=(f"{HYPER}epochs",)),
+    Absent("warmup_steps", f"{HYPER}warmup_steps", 5, unless=(f"{HYPER}warmup_ratio",)),
+    Absent("weight_decay", f"{HYPER}weight_decay", 0.01),
+    Absent("seed", f"{HYPER}seed", 3407),
+    Absent("r", "method.rank", 16),
+    Absent("lora_alpha", "method.alpha", 16),
+    needed("format", "stage", SCRIPTED, PROMPTS_DO, is_stage("sft")),
+)
+BOTH_ABSENT: tuple[Absent, ...] = (
+    Absent("max_seq_length", f"{HYPER}max_length", 2048),
+    Absent("optim", f"{HYPER}optimizer", "adamw_8bit"),
+    Absent("lr_scheduler_type", f"{HYPER}schedule", "linear"),
+    Absent("max_grad_norm", f"{HYPER}max_grad_norm", 1.0),
+    Absent("gradient_checkpointing", f"{HYPER}gradient_checkpointing", True),
+    Absent("bf16", f"{HYPER}precision", "auto"),
+    Absent("packing", "engine.batching", "padded"),
+    Absent("lora_dropout", "method.dropout", 0.0),
+    Absent("target_modules", "method.target_modules", PROJECTIONS),
+)
+DEFAULTS: tuple[Absent, ...] = (
+    *(replace(row, when=only_in(is_studio, row.when)) for row in STUDIO_ABSENT),
+    *(replace(row, when=only_in(is_script, row.when)) for row in SCRIPT_ABSENT),
+    *BOTH_ABSENT,
+)
 TOOL = ConfigTool(
     title="Unsloth",
     marks=("training.max_seq_length", "training.training_type", "lora.lora_r", "lora.use_loftq", 

@@ -18,12 +18,14 @@ from trainyard.spec.imports.keys import (
     agrees,
     always,
     describe,
+    each,
     flag,
     integer,
     mapped,
     note,
     noted,
     number,
+    refuse,
     refused,
     steps_of_warmup,
     switch,
@@ -59,10 +61,6 @@ SCHEDULES: dict[Any, Any] = {
     "reduce_lr_on_plateau": "reduce_on_plateau",
     "one_cycle": "one_cycle",
 }
-CLOSE_SCHEDULES: dict[Any, tuple[Any, str]] = dict.fromkeys(
-    ("cosine_with_min_lr", "cosine_warmup_with_min_lr"),
-    ("cosine", "A cosine that falls to 0: there is no least rate here."),
-)
 ATTENTION: dict[Any, Any] = {
     **dict.fromkeys(
         ("flash_attention_2", "flash_attention_3", "fa2", "fa3", "auto", "kernels-community/flash-attn2",
@@ -87,6 +85,8 @@ EVALUATION = (
 LOADING = "Rows are read and tokenised before the training, in processes of Trainyard's own number."
 SHARDED = "Distributed by the launcher, whose number of processes is not in the file: --set launch.processes=N."
 HUB = "Nothing is uploaded by a training; a deployer registers the adapter."
+TO_ZERO = "A schedule falls to 0, and has no numbers of its own here."
+WITHOUT = "Leave it out by --without, which trains with the value that is here."
 TEXT_ONLY = "Trainyard trains on text; it has no images, video or audio."
 NO_IMAGES = "Use a text model and text rows, or leave it out by --without."
 
@@ -123,7 +123,7 @@ def template() -> KeyConverter:
             return mapped({ours: "auto"})
         if (name := text(given)) in TEMPLATES:
             return mapped({ours: TEMPLATES[name]})
-        return noted(f"There is no renderer {name!r}: the base's own is used, or {ours}.", {ours: "auto"})
+        return refused(f"There is no renderer {name!r} here.", f"--set {ours}=auto takes the base's own template.")
 
     return KeyConverter("engine.template", convert)
 
@@ -210,7 +210,7 @@ def optimizer() -> KeyConverter:
 
 
 def schedule() -> KeyConverter:
-    return word(f"{HYPER}schedule", SCHEDULES, notes=CLOSE_SCHEDULES)
+    return word(f"{HYPER}schedule", SCHEDULES)
 
 
 def precision(name: str) -> KeyConverter:
@@ -320,7 +320,7 @@ def target_modules() -> KeyConverter:
 
 def unread_pattern(pattern: str) -> KeyAnswer:
     because = f"{pattern!r} is a regular expression; ours is a word or a list of the last parts of names."
-    return noted(f"{because} `all-linear` is written.", {"method.target_modules": "all-linear"})
+    return refused(because, "--set method.target_modules=all-linear, or a list of names.")
 
 
 def positive(ours: str) -> KeyConverter:
@@ -336,9 +336,9 @@ def split() -> KeyConverter:
     def convert(given: Any, _config: Config) -> KeyAnswer:
         if given is None or files_of_split(given) or first_rows(given) or given == "train":
             return mapped(because="In data_source.")
-        return noted("A share of a split: --set data_source.max_rows=N takes that many rows.")
+        return refused("A share or a part of a split is not read.", "--set data_source.max_rows=N takes N rows.")
 
-    return KeyConverter("data_source.include", convert)
+    return KeyConverter("data_source.max_rows", convert)
 
 
 def same_seed(key: str) -> KeyConverter:
@@ -378,6 +378,20 @@ def evaluate_by() -> KeyConverter:
     return KeyConverter("eval.steps", convert)
 
 
+def same_tokenizer(base: str) -> KeyConverter:
+    """A tokenizer that is named beside the base, which is in the key `base`."""
+
+    def convert(given: Any, config: Config) -> KeyAnswer:
+        if given in (None, "", config.get(base)):
+            return mapped(because="The tokenizer is the one in the base model's folder.")
+        return refused(
+            f"The tokenizer is the one in the base's folder, and {describe(given)} may have other tokens.",
+            "Name a folder that has both: --set base_model=FOLDER.",
+        )
+
+    return KeyConverter("base_model", convert)
+
+
 def neftune() -> KeyConverter:
     """Noise on the embeddings; the tools add it in every stage, this one in sft."""
 
@@ -404,6 +418,17 @@ def first_weights() -> KeyConverter:
     return KeyConverter("method.init", convert)
 
 
+def adam_number(ours: float) -> KeyConverter:
+    """A number of AdamW, which has torch's own here."""
+
+    def convert(given: Any, _config: Config) -> KeyAnswer:
+        if given is None or number(given) == ours:
+            return mapped(because=f"AdamW's {ours:g}, as here.")
+        return refused(f"AdamW has {ours:g} here, and {given} is another training.", WITHOUT)
+
+    return KeyConverter("", convert)
+
+
 def loftq_bits() -> KeyConverter:
     def convert(given: Any, _config: Config) -> KeyAnswer:
         if integer(given) == 4:
@@ -420,26 +445,26 @@ ARGUMENTS: Table = {
     "num_train_epochs": (to(f"{HYPER}epochs", number), 3.0),
     "max_steps": (positive(f"{HYPER}max_steps"), 100),
     "lr_scheduler_type": (schedule(), "cosine"),
-    "lr_scheduler_kwargs": (note("The schedule's own numbers are Trainyard's."), {}),
-    "lr_scheduler_kwargs.min_lr": (note("The rate falls to 0: there is no least rate here."), 1e-6),
-    "lr_scheduler_kwargs.min_lr_rate": (note("The rate falls to 0: there is no least share of it here."), 0.1),
+    **each(refuse(TO_ZERO, WITHOUT, unless=(None, 0, 0.0, {})), {}, "lr_scheduler_kwargs",
+           "lr_scheduler_kwargs.min_lr", "lr_scheduler_kwargs.min_lr_rate"),
     "lr_scheduler_kwargs.num_cycles": (
-        agrees("Half a wave, as here.", (0.5,), noted("A cosine of half a wave is used.")), 0.5
+        agrees("Half a wave, as here.", (0.5,), refused("A cosine has half a wave here.", WITHOUT)), 0.5
     ),
     "warmup_ratio": (to(f"{HYPER}warmup_ratio", number), 0.1),
     "warmup_steps": (steps_of_warmup(), 10),
     "optim": (optimizer(), "adamw_torch"),
     "weight_decay": (to(f"{HYPER}weight_decay", number), 0.01),
     "max_grad_norm": (grad_norm(), 1.0),
-    "adam_beta1": (agrees("AdamW's 0.9, as here.", (0.9,), noted("AdamW has 0.9 here.")), 0.9),
-    "adam_beta2": (agrees("AdamW's 0.999, as here.", (0.999,), noted("AdamW has 0.999 here.")), 0.999),
-    "adam_epsilon": (agrees("AdamW's 1e-8, as here.", (1e-8,), noted("AdamW has 1e-8 here.")), 1e-8),
+    "adam_beta1": (adam_number(0.9), 0.9),
+    "adam_beta2": (adam_number(0.999), 0.999),
+    "adam_epsilon": (adam_number(1e-8), 1e-8),
     "bf16": (precision("bf16"), True),
     "fp16": (precision("fp16"), False),
     "tf32": (
         note("Products in fp32 keep torch's own setting; bf16 and fp16 do not use it.", unless=(None, False)), True
     ),
     "gradient_checkpointing": (checkpointing(), True),
+    "activation_checkpointing": (checkpointing(), True),
     "gradient_checkpointing_kwargs": (always("Activations are recomputed without re-entrance."), None),
     "gradient_checkpointing_kwargs.use_reentrant": (
         agrees("Not re-entrant, as here.", (False,), noted("Activations are recomputed without re-entrance: equal.")),
@@ -481,7 +506,7 @@ ARGUMENTS: Table = {
     "dataloader_pin_memory": (
         note("Kept for loading in worker processes: batches are copied when they are used."), True
     ),
-    "dataloader_drop_last": (note("Every row of an epoch is used."), False),
+    "dataloader_drop_last": (refuse("Every row of an epoch is used.", WITHOUT), False),
     "remove_unused_columns": (always("A row has only what its stage reads."), False),
     "group_by_length": (switch(mapped({"engine.batching": "buckets"}), ours="engine.batching"), False),
     "eval_strategy": (evaluate_by(), "steps"),
@@ -490,9 +515,11 @@ ARGUMENTS: Table = {
     "per_device_eval_batch_size": (note("Kept for evaluation during training; an evaluator chooses its batches."), 1),
     "do_train": (always("A trainer trains."), True),
     "do_eval": (note(EVALUATION, unless=(None, False)), False),
-    "load_best_model_at_end": (note("The last weights are the result; the gate of an evaluator compares.",
-                                    unless=(None, False)), False),
-    "metric_for_best_model": (note("Kept for choosing between checkpoints; an evaluator's `primary` decides."), "loss"),
+    "load_best_model_at_end": (switch(mapped({"eval.load_best": True}), ours="eval.load_best"), False),
+    "metric_for_best_model": (
+        agrees("The held-out loss decides.", ("loss", "eval_loss"), refused(
+            "Of checkpoints, the one with the least held-out loss is the best.", WITHOUT), ours="eval.metric"), "loss"
+    ),
     "greater_is_better": (note("Kept for choosing between checkpoints: an evaluator knows it of its metrics."), False),
     "neftune_noise_alpha": (neftune(), 5),
     "use_liger_kernel": (switch(mapped({"engine.head": "liger"}), ours="engine.head"), True),

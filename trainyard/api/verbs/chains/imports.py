@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +15,13 @@ from trainyard.api.context import Context
 from trainyard.api.requests.chains import ImportInput
 from trainyard.api.responses import Response
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError
-from trainyard.spec.imports.conversion import Imported, KeyResult, import_config, refuse_import
-from trainyard.spec.imports.keys import KeyStatus, describe
-from trainyard.spec.imports.llamafactory import INFO_FILE
+from trainyard.spec.imports.conversion import ConfigTool, Imported, KeyResult, import_config, refuse_import
+from trainyard.spec.imports.keys import Config, KeyStatus, describe
+from trainyard.spec.imports.llamafactory import INFO_FILE, ROW_KEYS
 from trainyard.spec.imports.tools import TOOLS, find_tool
 from trainyard.spec.load.files import FILE_SUFFIXES, load_value
 
+FIRST_CHARS = 1 << 20
 NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 
 
@@ -106,10 +108,34 @@ def import_one_of(path: Path, given: ImportInput, context: Context) -> ImportedF
 
 
 def read_config(path: Path, given: ImportInput) -> Imported:
+    if path.suffix == ".toml":
+        raise InvalidInput(
+            f"{path.name} is not a config of a tool that is known.",
+            why="It is TOML, in which prime-rl and others have their configs; "
+            f"{', '.join(tool.title for tool in TOOLS.values())} have YAML or JSON.",
+            do="Write the chain by hand: `trainyard templates` has starting points.", code="E-IMPORT-TOOL",
+        )  # fmt: skip
     value = load_value(path)
     tool = find_tool(value, given.tool)
     listed = listed_data_sets(value, path.parent)
-    return import_config(value, chain_name(path), tool, given.settings, given.without, data_sets=listed)
+    family = family_of_base(tool[1], value, given.settings, path.parent)
+    return import_config(value, chain_name(path), tool, given.settings, given.without, data_sets=listed, family=family)
+
+
+def family_of_base(tool: ConfigTool, value: Any, overrides: Mapping[str, Any], folder: Path) -> str | None:
+    """The `model_type` in the config.json of the base's folder; None where the base is no folder of this machine."""
+    named = overrides.get("base_model")
+    for key, (converter, _) in tool.keys.items():
+        if named is None and converter.ours == "base_model":
+            named = Config(value).get(key) if isinstance(value, Mapping) else None
+    if not isinstance(named, str):
+        return None
+    for above in (Path(), folder):
+        if (path := above / named / "config.json").is_file():
+            found = load_value(path)
+            family = found.get("model_type") if isinstance(found, Mapping) else None
+            return family if isinstance(family, str) else None
+    return None
 
 
 def listed_data_sets(value: Any, folder: Path) -> Mapping[str, Any] | None:
@@ -123,8 +149,31 @@ def listed_data_sets(value: Any, folder: Path) -> Mapping[str, Any] | None:
     for above in (folder, Path()):
         if (path := above / place / INFO_FILE).is_file():
             found = load_value(path)
-            return found if isinstance(found, Mapping) else None
+            return with_row_keys(found, path.parent) if isinstance(found, Mapping) else None
     return None
+
+
+def with_row_keys(listed: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The list of data sets with the keys of the first row of each file that is here."""
+    return {
+        name: {**entry, ROW_KEYS: first_keys(folder / str(entry["file_name"]))}
+        if isinstance(entry, Mapping) and "file_name" in entry
+        else entry
+        for name, entry in listed.items()
+    }
+
+
+def first_keys(path: Path) -> list[str]:
+    """The keys of the first row of a JSON or JSON Lines file; none where that is not an object."""
+    if path.suffix not in (".json", ".jsonl") or not path.is_file():
+        return []
+    with path.open(encoding="utf-8-sig", errors="replace") as stream:
+        head = stream.read(FIRST_CHARS).lstrip().removeprefix("[").lstrip()
+    try:
+        row, _ = json.JSONDecoder().raw_decode(head)
+    except ValueError:  # a row that is longer, or a broken file, of which its reader speaks
+        return []
+    return list(row) if isinstance(row, dict) else []
 
 
 def chain_name(path: Path) -> str:
@@ -140,6 +189,9 @@ def notes_of(found: Imported) -> list[str]:
         if one.status is KeyStatus.NOTED:
             keys.setdefault(one.because, []).append(one.key)
     lines = [f"{', '.join(names)}: {because}" for because, names in keys.items()]
+    defaults = [f"{one.ours} {describe(one.value)} ({one.key})" for one in found.defaults]
+    if defaults:
+        lines.append(f"Left out, so {TOOLS[found.tool].title}'s own defaults: {', '.join(defaults)}.")
     return [*lines, *found.notes]
 
 
@@ -151,8 +203,8 @@ def file_of(path: Path, found: Imported, out: Path | None) -> ImportedFile:
     refusals = found.refusals
     problem = f"{len(refusals)} refused: {', '.join(one.key for one in refusals[:8])}" if refusals else ""
     return ImportedFile(
-        file=path, tool=found.tool, chain=chain, out=out if chain else None, keys=rows_of(found.keys), counts=counts,
-        problem=problem,
+        file=path, tool=found.tool, chain=chain, out=out if chain else None,
+        keys=rows_of((*found.keys, *found.defaults)), counts=counts, problem=problem,
     )  # fmt: skip
 
 
@@ -176,10 +228,19 @@ def chain_text(path: Path, found: Imported) -> str:
     return comments + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=110)
 
 
+def shown_value(found: KeyResult) -> str:
+    return "left out" if found.status is KeyStatus.DEFAULT else describe(found.value)
+
+
+def shown_setting(found: KeyResult) -> str:
+    """The setting here, with its value where no key of the config gives it."""
+    return f"{found.ours}: {describe(found.value)}" if found.status is KeyStatus.DEFAULT else found.ours
+
+
 def rows_of(keys: Sequence[KeyResult]) -> tuple[KeyRow, ...]:
     return tuple(
         KeyRow(
-            key=one.key, value=describe(one.value), status=one.status, ours=one.ours, because=one.because, do=one.do,
+            key=one.key, value=shown_value(one), status=one.status, ours=shown_setting(one), because=one.because, do=one.do,
             code=one.code,
         )
         for one in keys

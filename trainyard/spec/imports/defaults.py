@@ -1,0 +1,188 @@
+"""What a tool does where its config leaves a key out: a value that is written into the chain, or a refusal.
+
+A chain has defaults of its own, so silence there is not silence here: an `alpha` that is left out is twice the rank for
+one tool and 16 for another. Each tool has a table of `Absent` rows. A row's value is a constant or is computed from the
+config and from the settings that are known so far, as the tool computes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainyard.spec.imports.keys import Config, KeyAnswer, refused
+from trainyard.spec.imports.words import HYPER
+
+Settings = Mapping[str, Any]
+Computed = Callable[[Config, Settings], Any]
+TARGETS_OF_FAMILY: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "stablelm", "opt", "gptj"),
+        ("q_proj", "v_proj"),
+    ),
+    "phi": ("q_proj", "v_proj", "fc1", "fc2"),
+    "gpt2": ("c_attn",),
+    "gpt_bigcode": ("c_attn",),
+    **dict.fromkeys(("gpt_neox", "bloom", "falcon"), ("query_key_value",)),
+}
+"""`model_type` of a base -> the modules that PEFT adapts where a config names none."""
+FAMILY_BY_NAME: Sequence[tuple[re.Pattern[str], str]] = tuple(
+    (re.compile(pattern), family)
+    for pattern, family in (
+        (r"tinyllama|smollm2|llama-?2-|llama-?3(\.[123])?-(?!.*vision)", "llama"),
+        (r"mixtral", "mixtral"),
+        (r"mistral-7b|mistral-nemo", "mistral"),
+        (r"qwen2(\.5)?-(math-|coder-)?[\d.]+b(?!.*a\d)", "qwen2"),
+        (r"qwen3-(0\.6|1\.7|4|8|14|32)b", "qwen3"),
+        (r"gemma-3-(270m|1b)", "gemma3_text"),
+        (r"gemma-2-", "gemma2"),
+        (r"gemma-(2b|7b)", "gemma"),
+        (r"\bphi-(1|1_5|2)$", "phi"),
+        (r"\bgpt2(-|$)", "gpt2"),
+        (r"pythia|gpt-neox", "gpt_neox"),
+        (r"bloom", "bloom"),
+        (r"falcon-(7b|40b)", "falcon"),
+        (r"\bopt-[\d.]+[mb]", "opt"),
+    )
+)
+"""What is in a base's name -> its `model_type`, for bases whose config.json is not here."""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """What a tool does where its config does not have a key."""
+
+    key: str
+    ours: str
+    value: Any
+    """A constant, a function of the config and of the settings so far, or the refusal."""
+    because: str = ""
+    unless: tuple[str, ...] = ()
+    """Our settings next to which the key says nothing."""
+    when: Computed | None = None
+    """Whether the key matters in a config; it always does where this is None."""
+
+    def answer(self, config: Config, settings: Settings) -> Any:
+        """The default, or a refusal as a `KeyAnswer`; None where the key says nothing in this config."""
+        if self.when is not None and not self.when(config, settings):
+            return None
+        return self.value(config, settings) if callable(self.value) else self.value
+
+
+def needed(key: str, ours: str, because: str, do: str, when: Computed | None = None) -> Absent:
+    """A key without which the tool trains what a chain cannot, or does not train at all."""
+    return Absent(key, ours, refused(because, do), when=when)
+
+
+def replaced(rows: Iterable[Absent], **values: Any) -> tuple[Absent, ...]:
+    """Rows with other values for some keys."""
+    return tuple(replace(row, value=values[row.key]) if row.key in values else row for row in rows)
+
+
+def grouped(rows: Iterable[Absent], group: str) -> tuple[Absent, ...]:
+    """The rows of a tool that has its keys in a group: `training.learning_rate`."""
+    return tuple(replace(row, key=f"{group}.{row.key}") for row in rows)
+
+
+def is_absent(row: Absent, config: Config, settings: Settings) -> bool:
+    """Whether nothing says what a row is about: neither the config, nor `--set`, nor a key that replaces it."""
+    if row.ours in settings or any(one in settings for one in row.unless):
+        return False
+    if any(one == row.ours or one.startswith(f"{row.ours}.") for one in config.overrides):
+        return False
+    return not isinstance(row.value, KeyAnswer) or config.get(row.key) is None
+
+
+def read_absent(
+    rows: Iterable[Absent], config: Config, settings: Settings
+) -> tuple[dict[str, Any], list[tuple[Absent, KeyAnswer | Any]]]:
+    """The settings that a tool's own defaults give, and the rows that were used with their answers."""
+    found: dict[str, Any] = {}
+    used: list[tuple[Absent, Any]] = []
+    for row in rows:
+        known = {**found, **settings}
+        if not is_absent(row, config, known) or (answer := row.answer(config, known)) is None:
+            continue
+        used.append((row, answer))
+        if not isinstance(answer, KeyAnswer):
+            found[row.ours] = answer
+    return found, used
+
+
+# Values that are computed
+
+
+def is_stage(*stages: str) -> Computed:
+    return lambda _config, settings: settings.get("stage.type") in stages
+
+
+def has_loss(name: str) -> Computed:
+    return lambda _config, settings: settings.get("stage.loss") == name
+
+
+def has_adapter(_config: Config, settings: Settings) -> bool:
+    return settings.get("method.type") in ("lora", "qlora", "dora", "lora_plus")
+
+
+def by_stage(values: Mapping[str, Any]) -> Computed:
+    """The value of the stage; None where the stage has none."""
+    return lambda _config, settings: values.get(str(settings.get("stage.type")))
+
+
+def twice_rank(_config: Config, settings: Settings) -> Any:
+    return 2 * settings["method.rank"]
+
+
+def targets_of_family(config: Config, settings: Settings) -> Any:
+    """The modules that PEFT chooses by the base's family; a refusal for a base whose family is not known here."""
+    base = str(settings.get("base_model", ""))
+    family = config.family or next((word for mark, word in FAMILY_BY_NAME if mark.search(base.lower())), None)
+    if modules := TARGETS_OF_FAMILY.get(family or ""):
+        return list(modules)
+    return refused(
+        f"PEFT chooses the modules by the family of the base, and that of {base or 'no base'} is not known here.",
+        'Name them: --set \'method.target_modules=["q_proj", "v_proj"]\', or all-linear.',
+    )
+
+
+ARGUMENT_DEFAULTS: tuple[Absent, ...] = (
+    Absent("num_train_epochs", f"{HYPER}epochs", 3.0, unless=(f"{HYPER}max_steps",)),
+    Absent("per_device_train_batch_size", f"{HYPER}batch_size", 8),
+    Absent("gradient_accumulation_steps", f"{HYPER}gradient_accumulation", 1),
+    Absent("learning_rate", f"{HYPER}learning_rate", 5e-5),
+    Absent("lr_scheduler_type", f"{HYPER}schedule", "linear"),
+    Absent("warmup_steps", f"{HYPER}warmup_ratio", 0.0, unless=(f"{HYPER}warmup_steps",)),
+    Absent("optim", f"{HYPER}optimizer", "adamw"),
+    Absent("weight_decay", f"{HYPER}weight_decay", 0.0),
+    Absent("max_grad_norm", f"{HYPER}max_grad_norm", 1.0),
+    Absent("seed", f"{HYPER}seed", 42),
+    Absent("gradient_checkpointing", f"{HYPER}gradient_checkpointing", False),
+    Absent("bf16", f"{HYPER}precision", "auto", "The base computes in the format that it has, as `auto` does."),
+)
+"""transformers.TrainingArguments."""
+LORA_DEFAULTS: tuple[Absent, ...] = (
+    Absent("lora_r", "method.rank", 8),
+    Absent("lora_alpha", "method.alpha", 8),
+    Absent("lora_dropout", "method.dropout", 0.0),
+    Absent("lora_target_modules", "method.target_modules", targets_of_family, when=has_adapter),
+)
+"""peft.LoraConfig."""
+PREFERENCE_DEFAULTS: tuple[Absent, ...] = (
+    Absent("beta", "stage.beta", by_stage({"dpo": 0.1, "kto": 0.1, "grpo": 0.0})),
+    Absent("label_smoothing", "stage.label_smoothing", 0.0, when=is_stage("dpo")),
+    Absent("desirable_weight", "stage.desirable_weight", 1.0),
+    Absent("undesirable_weight", "stage.undesirable_weight", 1.0),
+    Absent("center_rewards_coefficient", "stage.centering", 0.0),
+)
+"""TRL's stages on pairs and marks."""
+ROLLOUT_DEFAULTS: tuple[Absent, ...] = (
+    Absent("num_generations", "stage.num_generations", 8, when=is_stage("grpo")),
+    Absent("max_completion_length", "stage.max_completion_length", 512, when=is_stage("grpo")),
+    Absent("temperature", "stage.temperature", 1.0, when=is_stage("grpo")),
+    Absent("num_iterations", "stage.num_iterations", 1, when=is_stage("grpo")),
+    Absent("epsilon", "stage.epsilon", 0.2, when=is_stage("grpo")),
+    Absent("scale_rewards", "stage.scale_rewards", "group", when=is_stage("grpo")),
+)
+"""TRL's GRPO."""
