@@ -61,5 +61,6 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
     except InvalidInput as error:
         row = {**reason_of(error, None, "").as_dict(), "line": str(error)}
         return FileCheck(file=str(path), ok=False, reasons=(row,))
-    notes = tuple(f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions)
-    return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=notes)
+    notes = [f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions]
+    notes += planning.confinement_notes(chain)
+    return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=tuple(notes))
