@@ -113,9 +113,44 @@ def comparing(name: str) -> Callable[[Proxy, Any], Any]:
     return compare
 
 
+def computing(name: str) -> Callable[[Proxy, Any], Any]:
+    """The arithmetic of a proxy with plain data: an object cannot make a number of its own out of an expected one."""
+
+    def compute(self: Proxy, other: Any) -> Any:
+        peer, result = self._peer, self._peer.request(name, self, other)
+        if type(other) is Proxy or not peer.judges:
+            return result
+        if type(result) is Proxy:
+            peer.mixed.add(result._number)
+            return result
+        content = plain_content(self)
+        if content is None:
+            raise TypeError(f"{name} of an object of the code and plain data is plain data")
+        return OPERATIONS[name](content[0], other)
+
+    return compute
+
+
+def reducing(name: str) -> Callable[..., Any]:
+    """The number that an object stands for, which no object has that came of arithmetic with plain data."""
+
+    def reduce(self: Proxy, *args: Any) -> Any:
+        if self._number in self._peer.mixed and plain_content(self) is None:
+            raise TypeError(f"{name} of an object that came of arithmetic with plain data")
+        return self._peer.request(name, self, *args)
+
+    return reduce
+
+
+ARITHMETIC = tuple(f"__{side}{word}__" for word in BINARY for side in ("", "r", "i"))
+REDUCING = ("__abs__", "__float__", "__int__", "__complex__", "__index__", "__round__", "__bool__", "__trunc__",
+            "__floor__", "__ceil__")  # fmt: skip
+SPECIAL = {
+    **dict.fromkeys(ORDERS, comparing), **dict.fromkeys(ARITHMETIC, computing), **dict.fromkeys(REDUCING, reducing)
+}  # fmt: skip
 for method in OPERATIONS:
     if method != "__getattr__":
-        setattr(Proxy, method, comparing(method) if method in ORDERS else forwarding(method))
+        setattr(Proxy, method, SPECIAL.get(method, forwarding)(method))
 
 
 class Peer(References):
@@ -128,6 +163,7 @@ class Peer(References):
         self.proxies: dict[int, Proxy] = {}
         self.errors: dict[int, type[BaseException]] = {}
         self.foreign: dict[int, int] = {}
+        self.mixed: set[int] = set()
         self.names: dict[str, Any] = {}
         self.streams = sys.stdin, sys.stdout
 

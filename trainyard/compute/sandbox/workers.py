@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import os
 import sys
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
 from trainyard.compute.sandbox.kernel import allow_calls, close_all_but, drop_capabilities, limit_resources
 from trainyard.compute.sandbox.remote import Peer, Proxy
 from trainyard.compute.sandbox.root import NOBODY
-from trainyard.compute.sandbox.wire import Closed, read_exactly, read_message, write_message
+from trainyard.compute.sandbox.wire import COMMON_MODULES, Closed, read_exactly, read_message, write_message
 from trainyard.data.limited.process import die_with_parent
 
 PASSED, ENDED, MISMATCH, UNRESOLVABLE = b"passed", b"ended", b"mismatch", b"unresolvable"
@@ -61,23 +63,30 @@ def fresh_main() -> ModuleType:
 
 
 class Names(dict[str, Any]):
-    """The names of the assertions: their own, then builtins, then those of the code.
+    """The names of the assertions: their own, then builtins and common modules, then those of the code.
 
-    The code cannot put a function of its own in the place of `len` or `all`, unless that is the one thing that the
-    assertions test.
+    The code cannot put a function of its own in the place of `len` or `math.isclose`, unless that name is the one
+    thing that the assertions test.
     """
 
     def __init__(self, peer: Peer, source: str) -> None:
         super().__init__(__name__="__main__")
         self.peer = peer
-        tree = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
-        read = {node.id for node in tree if isinstance(node.ctx, ast.Load)}
-        tested = read - {node.id for node in tree if not isinstance(node.ctx, ast.Load)}
+        tree = [*ast.walk(ast.parse(source))]
+        names = [node for node in tree if isinstance(node, ast.Name)]
+        read = Counter(node.id for node in names if isinstance(node.ctx, ast.Load))
+        tested = {*read} - {node.id for node in names if not isinstance(node.ctx, ast.Load)}
         self.tests_builtin = all(hasattr(builtins, name) for name in tested)
+        opened = [
+            node.value.id for node in tree if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        ]
+        self.modules = {name for name, times in Counter(opened).items() if times == read[name]} & COMMON_MODULES
 
     def __missing__(self, name: str) -> Any:
         if name == "type":
             return Kind
+        if name in self.modules:
+            return importlib.import_module(name)
         if hasattr(builtins, name) and not self.tests_builtin:
             return getattr(builtins, name)
         return self.peer.request("global", name)

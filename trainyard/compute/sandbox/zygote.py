@@ -23,6 +23,7 @@ from typing import Any
 from trainyard.compute.sandbox import root, workers
 from trainyard.compute.sandbox.kernel import allow_reading, drop_capabilities
 from trainyard.compute.sandbox.wire import Closed, read_message, write_message
+from trainyard.data.limited.process import die_with_parent
 
 NAMESPACES, LANDLOCK, NONE = "namespaces", "landlock+seccomp", "none"
 MODULES = (
@@ -41,6 +42,8 @@ CODE, SCHEMA = b"c", b"s"
 def main() -> None:
     """Serve until the other end of the standard input is closed."""
     options = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    sys.argv[:] = [""]
     os.environ.clear()  # of what the interpreter itself has set, such as LC_CTYPE
     for name in MODULES:
         importlib.import_module(name)
@@ -122,6 +125,8 @@ def run_process(work: Callable[[], object]) -> None:
 
 def supervise(kind: bytes, confined: bool, as_nobody: bool) -> None:
     """Run one request, and write its reply: its verdict, and the end of what it printed."""
+    if sys.platform == "linux":
+        die_with_parent()
     verdict, output = os.pipe(), os.pipe()
     tasks, children = [], []
 
@@ -169,7 +174,9 @@ def follow(verdict: int, output: int, deadline: float) -> dict[str, Any]:
     """Read the verdict and what is printed, which is bounded while it is read, until one of them ends it."""
     said, printed, total, reading = b"", b"", 0, [verdict, output]
     while verdict in reading or output in reading:
-        ready = select.select(reading, [], [], max(0.0, deadline - time.monotonic()))[0]
+        ready = select.select([*reading, 0], [], [], max(0.0, deadline - time.monotonic()))[0]
+        if 0 in ready:  # which is readable now only where the other end is closed
+            raise Closed
         if not ready:
             return {"verdict": "time_limit", "printed": ""}
         for descriptor in ready:

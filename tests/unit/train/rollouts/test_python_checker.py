@@ -50,6 +50,11 @@ HONEST = {
                 "class C(IntEnum):\n    RED = 1\nclass T(str):\n    pass",
                 "p = P(1, 2)\nassert p == (1, 2) and p.x == 1 and tuple(p) == (1, 2) and (1, 2) == p\n"
                 "assert isinstance(p, tuple) and C.RED == 1 and C(1) is C.RED and T('a') == 'a' and P(1, 2) < (1, 3)"),
+    "numbers": ("class M(int):\n    def __add__(self, o):\n        return M((int(self) + int(o)) % 7)\n"
+                "def f(x):\n    return x / 3\nclass V:\n    def __init__(self, x):\n        self.x = x\n"
+                "    def __mul__(self, k):\n        return V(self.x * k)\n    def __abs__(self):\n"
+                "        return abs(self.x)",
+                "assert M(5) + 4 == 2 and abs(f(1) - 0.3333) < 1e-3 and abs(V(-2)) == 2 and (V(2) * 3).x == 6"),
     "generators": ("def count(n):\n    yield from range(n)\ndef twice(xs):\n    return (2 * x for x in xs)",
                    "assert list(count(3)) == [0, 1, 2] and sum(count(4)) == 6\ng = count(2)\nassert next(g) == 0\n"
                    "assert list(twice(iter([1, 2]))) == [2, 4] and list(twice(x for x in (1,))) == [2]"),
@@ -98,6 +103,14 @@ DISHONEST = {
                              "assert 3 == add(1, 2)"),
     "equal inside": ("class A:\n    __eq__ = lambda s, o: True\ndef add(a, b):\n    return [A()]",
                      "assert add(1, 2) == [3]"),
+    "close to everything": ("class A:\n    __sub__ = lambda s, o: 0.0\ndef f(x):\n    return A()",
+                            "assert abs(f(2) - 4) < 1e-6"),
+    "close by an object": ("class A:\n    __sub__ = lambda s, o: s\n    __abs__ = lambda s: 0.0\n"
+                           "def f(x):\n    return A()", "assert abs(f(2) - 4) < 1e-6"),
+    "close as a number": ("class A(float):\n    __sub__ = lambda s, o: 0.0\ndef f(x):\n    return A(1)",
+                          "assert abs(f(2) - 4) < 1e-6"),
+    "another math": ("class math:\n    isclose = lambda a, b: True\ndef f(x):\n    return 1",
+                     "assert math.isclose(f(2), 4)"),
     "equal integer": ("class A(int):\n    __eq__ = lambda s, o: True\n    __hash__ = int.__hash__\n"
                       "def add(a, b):\n    return A(0)", "assert add(1, 2) == 3"),
     "builtins": ("len = lambda x: 5\nall = lambda x: True\nabs = lambda x: 0\ndef f(x):\n    return 'a'",
@@ -146,6 +159,10 @@ def test_an_endless_loop_ends_with_its_limit(confined: Confinement) -> None:
     assert not passes(ADD, "while True: pass", timeout_s=1)
     assert not passes("import time; time.sleep(60)", timeout_s=1)
     assert time.monotonic() - started < 12
+
+
+def test_the_smallest_memory_is_enough_for_small_code(confined: Confinement) -> None:
+    assert passes_assertions(ADD, "assert add(1, 2) == 3", timeout_s=5, memory_mb=64)
 
 
 def test_memory_and_output_are_bounded(confined: Confinement) -> None:
