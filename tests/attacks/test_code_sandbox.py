@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
+import signal
 import socket
-import threading
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -133,3 +136,110 @@ def test_an_attack_fails(name: str, confined: Sandboxes, start: str) -> None:
 @pytest.mark.parametrize("name", OPEN)
 def test_it_works_without_the_confinement(name: str, unconfined: None, start: str) -> None:
     assert "ESCAPED" in run(f"{start}{OPEN[name]}\nprint('ESCAPED', flush=True)")
+
+
+FORGED = """
+import json, os, struct
+for descriptor in range(64):
+    for message in (b"passed", *(struct.pack("!I", len(m)) + m for m in (b'"ended"', b'["=",1,null,""]', b'"passed"',
+                    b'{"verdict":"passed","printed":""}'))):
+        try:
+            os.write(descriptor, message)
+        except OSError:
+            pass
+os._exit(0)
+"""
+MARKED = """
+import __main__, os, sys
+for name in dir(__main__):
+    print(name, getattr(__main__, name), file=sys.stderr, flush=True)
+print("passed", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_verdict_cannot_be_forged_on_any_descriptor(confined: Sandboxes) -> None:
+    for tests in ("assert False", "assert add(2, 3) == 5", "assert add(2, 3) is None"):
+        assert not run(FORGED, tests).endswith("passed")
+        assert not run(MARKED, tests).endswith("passed")
+    hidden = f"def add(a, b):\n    exec({FORGED!r})"
+    assert not run(hidden, "assert add(2, 3) == 5\nassert False").endswith("passed")
+
+
+def test_a_flood_of_output_ends_early_and_takes_no_memory_here(confined: Sandboxes) -> None:
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    assert run("while True: print('x' * 1_000_000)", timeout_s=60) == "output_limit"
+    assert time.monotonic() - started < 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+def test_nothing_outlives_a_request(confined: Sandboxes) -> None:
+    program = confined.get(CODE).process
+    assert program is not None
+    resting = len(psutil.Process(program.pid).children(recursive=True))
+    run(
+        "import os, time\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        time.sleep(0.01)",
+        timeout_s=1,
+    )
+    assert run("print('next')") == "next\npassed"  # which begins when everything of the last one has ended
+    deadline = time.monotonic() + 5
+    while len(psutil.Process(program.pid).children(recursive=True)) > resting:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+ENDLESS = """
+from trainyard.compute.sandbox.service import Confinement, open_sandboxes, run_code
+with open_sandboxes(Confinement({level!r})):
+    run_code("", "", timeout_s=5, memory_mb=512)
+    print("ready", flush=True)
+    run_code("while True: pass", "", timeout_s=600, memory_mb=512)
+"""
+
+
+@pytest.mark.parametrize("level", [Confinement.NAMESPACES, Confinement.LANDLOCK])
+def test_code_ends_with_the_process_that_runs_it(level: Confinement) -> None:
+    program = ENDLESS.format(level=level.value)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == b"ready\n"
+        time.sleep(0.3)
+        family = psutil.Process(trainer.pid).children(recursive=True)
+        trainer.send_signal(signal.SIGKILL)
+    assert len(family) >= 3
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+SWITCHED_OFF = """
+import ctypes, sys
+from trainyard.compute.sandbox.kernel import *
+refused = [int(number) for number in sys.argv[1:]]
+code = [(LOAD, 0, 0, 0), *((EQUAL, len(refused) - at, 0, number) for at, number in enumerate(refused)),
+        (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, NOT_PERMITTED)]
+lines = (Instruction * len(code))(*(Instruction(*line) for line in code))
+prctl(PR_SET_NO_NEW_PRIVS, 1)
+prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(FilterProgram(len(code), lines)))
+from trainyard.compute.sandbox.service import find_confinement, run_code
+print(find_confinement())
+try:
+    print(run_code("def f(): return 1", "assert f() == 1", timeout_s=5, memory_mb=512).verdict)
+except Exception as error:
+    print(error)
+"""
+UNSHARE, LANDLOCK_CREATE_RULESET = "272", "444"
+
+
+def machine_without(*calls: str, **variables: str) -> list[str]:
+    """What a machine whose kernel refuses these calls finds, and what it does with code."""
+    environment = {"PATH": os.environ["PATH"], "TRAINYARD_HOME": "/nonexistent", **variables}
+    command = [sys.executable, "-c", SWITCHED_OFF, *calls]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_without_namespaces_there_is_landlock_and_without_both_no_code_runs() -> None:
+    assert machine_without(UNSHARE) == ["landlock+seccomp", "passed"]
+    level, refused = machine_without(UNSHARE, LANDLOCK_CREATE_RULESET)
+    assert level == "none"
+    assert refused.startswith("E-SANDBOX: Code of completions does not run here")
+    allowed = machine_without(UNSHARE, LANDLOCK_CREATE_RULESET, TRAINYARD_ALLOW_UNCONFINED_CODE="true")
+    assert allowed == ["none", "passed"]

@@ -18,8 +18,8 @@ HONEST = {
     "builtin name": ("def sum(a, b):\n    return a + b", "assert sum(10, 15) == 25"),
     "builtins": ("def f(n):\n    return list(range(n))", "assert len(f(3)) == 3 and all(x < 3 for x in f(3))\n"
                                                          "assert max(f(4)) == 3 and sorted(f(2)) == [0, 1]"),
-    "values": ("def same(x):\n    return x", "for x in (None, True, 2**80, -7, 1.5, 'ä\\ud800', b'\\x00', (1, (2,)), [[]],"
-               " {'a': {1, 2}}, frozenset({1}), range(3), 1j, {1: 2, (3, 4): 5}):\n    assert same(x) == x\n"
+    "values": ("def same(x):\n    return x", "for x in (None, True, 2**80, -7, 1.5, 'ä\\ud800', b'\\x00', (1, (2,)),"
+               " [[]], {'a': {1, 2}}, frozenset({1}), range(3), 1j, {1: 2, (3, 4): 5}):\n    assert same(x) == x\n"
                "    assert type(same(x)) is type(x), x"),
     "nan": ("def f():\n    return float('nan'), float('-inf')", "a, b = f()\nassert a != a and b < -1e308"),
     "library": ("from collections import Counter, deque, OrderedDict\nfrom fractions import Fraction\nimport datetime\n"
@@ -30,9 +30,10 @@ HONEST = {
                 "assert Counter('ab') == {'a': 1, 'b': 1}"),
     "in place": ("def order(xs):\n    xs.sort()\ndef turn(m):\n    for row in m:\n        row.reverse()\n"
                  "def add(d):\n    d['x'] = 1", "xs = [3, 1, 2]\norder(xs)\nassert xs == [1, 2, 3]\n"
-                 "m = [[1, 2], [3, 4]]\nrow = m[0]\nassert turn(m) is None and m == [[2, 1], [4, 3]] and row == [2, 1]\n"
+                 "m = [[1, 2], [3, 4]]\nrow = m[0]\nturn(m)\nassert m == [[2, 1], [4, 3]] and row == [2, 1]\n"
                  "d = {}\nadd(d)\nassert d == {'x': 1}"),
-    "the same object": ("def keep(xs):\n    xs.append(1)\n    return xs", "xs = []\nassert keep(xs) is xs and xs == [1]"),
+    "the same object": ("def keep(xs):\n    xs.append(1)\n    return xs",
+                        "xs = []\nassert keep(xs) is xs and xs == [1]"),
     "class": ("class Stack:\n    def __init__(self):\n        self.items = []\n    def push(self, x):\n"
               "        self.items.append(x)\n        return self\n    def pop(self):\n        return self.items.pop()\n"
               "    def __len__(self):\n        return len(self.items)",
@@ -67,13 +68,15 @@ HONEST = {
         "def mirror(node):\n    node.left, node.right = node.right, node.left\n    return node",
         "class Node:\n    def __init__(self, left=None, right=None):\n        self.left, self.right = left, right\n"
         "root = Node(Node(), None)\nassert depth(root) == 2\nassert mirror(root) is root and root.left is None"),
-    "errors": ("from json import loads\nclass Bad(ValueError):\n    def __init__(self, code):\n        super().__init__(f'bad {code}')\n"
+    "errors": ("from json import loads\nclass Bad(ValueError):\n    def __init__(self, code):\n"
+               "        super().__init__(f'bad {code}')\n"
                "        self.code = code\ndef f(x):\n    if x < 0:\n        raise Bad(x)\n    return {}[x]",
                "try:\n    f(-1)\n    assert False\nexcept ValueError as error:\n"
                "    assert isinstance(error, Bad) and str(error) == 'bad -1' and error.code == -1\n"
                "try:\n    f(-2)\nexcept Bad:\n    caught = True\nassert caught\n"
                "try:\n    f(3)\n    assert False\nexcept KeyError as error:\n    assert error.args == (3,)\n"
-               "import json\ntry:\n    loads('{')\n    assert False\nexcept json.JSONDecodeError as error:\n    assert error.pos == 1"),
+               "import json\ntry:\n    loads('{')\n    assert False\n"
+               "except json.JSONDecodeError as error:\n    assert error.pos == 1"),
     "context manager": ("class C:\n    def __enter__(self):\n        return 5\n    def __exit__(self, *_):\n"
                         "        self.closed = True", "c = C()\nwith c as x:\n    assert x == 5\nassert c.closed"),
     "streams": ("def greet():\n    print('hello', input())", "import io, sys, contextlib\n"
@@ -85,7 +88,8 @@ HONEST = {
                  "        self.assertEqual(add(1, 2), 3)\nr = unittest.TestResult()\n"
                  "unittest.TestSuite([T('test')]).run(r)\nassert r.wasSuccessful() and r.testsRun == 1"),
     "imports": ("import re, json, random, string, itertools, heapq, bisect, csv, hashlib, uuid, zlib, queue, abc\n"
-                "def f(s):\n    return hashlib.sha256(json.dumps(s).encode()).hexdigest()[:4]", "assert len(f('a')) == 4"),
+                "def f(s):\n    return hashlib.sha256(json.dumps(s).encode()).hexdigest()[:4]",
+                "assert len(f('a')) == 4"),
     "deep recursion": ("def down(n):\n    return 0 if n == 0 else 1 + down(n - 1)", "assert down(800) == 800"),
 }  # fmt: skip
 DISHONEST = {
@@ -97,7 +101,8 @@ DISHONEST = {
     "os._exit": ("import os; os._exit(0)", "assert False"),
     "exit in a call": ("import os\ndef add(a, b):\n    os._exit(0)", "assert add(1, 2) == 3"),
     "SystemExit in a call": ("def add(a, b):\n    raise SystemExit(0)", "assert add(1, 2) == 3"),
-    "equal to everything": ("class A:\n    __eq__ = __lt__ = __ge__ = lambda s, o: True\n    __ne__ = lambda s, o: False\n"
+    "equal to everything": ("class A:\n    __eq__ = __lt__ = __ge__ = lambda s, o: True\n"
+                            "    __ne__ = lambda s, o: False\n"
                             "def add(a, b):\n    return A()", "assert add(1, 2) == 3"),
     "equal from the right": ("class A:\n    __eq__ = lambda s, o: True\ndef add(a, b):\n    return A()",
                              "assert 3 == add(1, 2)"),
