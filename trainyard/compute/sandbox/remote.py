@@ -132,7 +132,7 @@ def computing(name: str) -> Callable[[Proxy, Any], Any]:
 
 
 def reducing(name: str) -> Callable[..., Any]:
-    """The number that an object stands for, which no object has that came of arithmetic with plain data."""
+    """Return the number of an object, unless it came of arithmetic with plain data."""
 
     def reduce(self: Proxy, *args: Any) -> Any:
         if self._number in self._peer.mixed and plain_content(self) is None:
@@ -162,7 +162,7 @@ class Peer(References):
         self.numbers: dict[int, int] = {}
         self.proxies: dict[int, Proxy] = {}
         self.errors: dict[int, type[BaseException]] = {}
-        self.foreign: dict[int, int] = {}
+        self.shadows: dict[int, int] = {}
         self.mixed: set[int] = set()
         self.names: dict[str, Any] = {}
         self.streams = sys.stdin, sys.stdout
@@ -248,8 +248,8 @@ class Peer(References):
     def pack_object(self, value: Any) -> Any:
         if type(value) is Proxy:
             return {"yours": value._number}
-        if id(value) in self.foreign:
-            return {"yours": self.foreign[id(value)]}
+        if id(value) in self.shadows:
+            return {"yours": self.shadows[id(value)]}
         standard = standard_name(value)
         if standard is not None and (self.judges or is_common(*standard)):
             return {"standard": standard}
@@ -285,7 +285,7 @@ class Peer(References):
             if not (isinstance(parent, type) and issubclass(parent, BaseException)):
                 raise Closed
             self.errors[number] = type(name, (parent,), {})
-            self.foreign[id(self.errors[number])] = number
+            self.shadows[id(self.errors[number])] = number
         return self.errors[number]
 
     def pack_error(self, error: BaseException) -> Any:

@@ -50,7 +50,7 @@ class Confinement(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CodeOutcome:
     """What became of a request."""
 
     verdict: str
@@ -110,12 +110,12 @@ class Sandbox:
         reply: dict[str, Any] = read_message(descriptor)
         return reply
 
-    def ask(self, kind: bytes, tasks: Sequence[dict[str, Any]], timeout_s: int, memory_mb: int) -> Outcome:
+    def ask(self, kind: bytes, tasks: Sequence[dict[str, Any]], timeout_s: int, memory_mb: int) -> CodeOutcome:
         """Run the processes of one request within these limits. Raises `Unavailable` (`E-SANDBOX`)."""
         limits = {"cpu_s": timeout_s, "memory_bytes": memory_mb << 20}
         request = {"wall_s": timeout_s + 1, "tasks": [{**task, **limits} for task in tasks]}
         if len(json.dumps(request)) > MOST_BYTES:
-            return Outcome("too_long", "")
+            return CodeOutcome("too_long", "")
         with self.lock:
             for attempt in (1, 2):  # the machine may have ended it, as for its memory
                 try:
@@ -126,7 +126,7 @@ class Sandbox:
                     os.write(self.process.stdin.fileno(), kind)
                     write_message(self.process.stdin.fileno(), request)
                     reply = self.receive(timeout_s + ANSWER_S)
-                    return Outcome(str(reply["verdict"]), str(reply["printed"])[-PRINTED_CHARS:])
+                    return CodeOutcome(str(reply["verdict"]), str(reply["printed"])[-PRINTED_CHARS:])
                 except (Closed, OSError) as error:
                     self.stop()
                     if attempt == 2:
@@ -212,13 +212,13 @@ def open_sandboxes(confinement: Confinement | None = None) -> Iterator[Sandboxes
         sandboxes.stop()
 
 
-def run_code(code: str, tests: str, *, timeout_s: int, memory_mb: int) -> Outcome:
+def run_code(code: str, tests: str, *, timeout_s: int, memory_mb: int) -> CodeOutcome:
     """Run code that a model has written, and then assertions in another process. Raises `Unavailable`."""
     with open_sandboxes() as sandboxes:
         return sandboxes.get(CODE).ask(CODE, [{"code": code}, {"tests": tests}], timeout_s, memory_mb)
 
 
-def check_schema(text: str, definition: Any, *, timeout_s: int, memory_mb: int) -> Outcome:
+def check_schema(text: str, definition: Any, *, timeout_s: int, memory_mb: int) -> CodeOutcome:
     """Check JSON by a schema, whose patterns and references may take any time. Raises `Unavailable`."""
     with open_sandboxes() as sandboxes:
         return sandboxes.get(SCHEMA).ask(SCHEMA, [{"text": text, "definition": definition}], timeout_s, memory_mb)

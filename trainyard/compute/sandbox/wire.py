@@ -38,7 +38,7 @@ Each = Callable[[Any], Any]
 
 
 class Closed(BaseException):
-    """The other process has ended, or sent what is no message."""
+    """The other process has ended, or sent something else than a message."""
 
 
 class References:

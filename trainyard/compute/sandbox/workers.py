@@ -84,7 +84,7 @@ class Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if name == "type":
-            return Kind
+            return RemoteType
         if name in self.modules:
             return importlib.import_module(name)
         if hasattr(builtins, name) and not self.tests_builtin:
@@ -92,8 +92,8 @@ class Names(dict[str, Any]):
         return self.peer.request("global", name)
 
 
-class KindMeta(type):
-    """The type of `Kind`."""
+class RemoteTypeMeta(type):
+    """The type of `RemoteType`."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and type(args[0]) is Proxy:
@@ -110,7 +110,7 @@ class KindMeta(type):
         return hash(type)
 
 
-class Kind(metaclass=KindMeta):
+class RemoteType(metaclass=RemoteTypeMeta):
     """`type` as the assertions call it: of an object of the code, the class that the code has given it."""
 
 
