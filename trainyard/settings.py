@@ -86,6 +86,11 @@ class ScriptSettings(ApiSettings):
         '["prlimit", "--as=64000000000"]; the script\'s command follows them.',
     )
 
+    allow_unconfined_code: bool = Field(
+        False,
+        description="Whether code that a model has written runs where the operating system cannot confine it.",
+    )
+
 
 class MachineSettings(ScriptSettings):
     """Settings of this machine's processes: ports, threads, disk space, environment variables."""

@@ -26,6 +26,7 @@ from trainyard.backends.base import probe_all
 from trainyard.backends.precisions import describe_choice
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import devices_here
+from trainyard.compute.sandbox.service import Confinement, find_confinement
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused, TrainyardError
 from trainyard.loading import load
@@ -333,7 +334,18 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         vllm_install=None if vllm.executable(settings) else vllm.install_line(),
         embedded=embedded.find_running(settings) is not None if asks_embedded else None,
         has_module=has_module,
+        confines_code=lambda: settings.allow_unconfined_code or find_confinement() is not Confinement.NONE,
     )
+
+
+def confinement_notes(chain: ResolvedChain) -> list[str]:
+    """A line for each trainer by which code of completions runs: how the operating system confines it here."""
+    notes = []
+    for node in chain.nodes:
+        if isinstance(node.config, TrainerConfig) and node.config.stage.code_places:
+            confinement = find_confinement()
+            notes.append(f"{node.id}: code of completions runs under {confinement} ({confinement.detail})")
+    return notes
 
 
 def facts_of(name: str, settings: Settings) -> BaseFacts | None:

@@ -185,6 +185,7 @@ def test_the_doctor_finds_what_is_missing_and_what_to_do(context: Context) -> No
     assert found["backend native"].ok
     assert found["backend trl"].ok
     assert found["backend unsloth"].note
+    assert found["code sandbox"].detail.startswith(("namespaces: ", "landlock+seccomp: "))
     assert "profile rules; the night starts and ends that server" in found["night"].detail
 
 

@@ -48,8 +48,9 @@ FACTS = RunFacts(
     may_mirror=lambda address: address.startswith("gs://bucket/"),
     may_read=lambda address: address.startswith("s3://bucket/"),
     has_module=lambda name: name != "pytorch_optimizer",
+    confines_code=lambda: False,
 )
-"""A small machine: one CPU, the native and the trl backend, one endpoint, no server, no GaLore."""
+"""A small machine: one CPU, the native and the trl backend, one endpoint, no server, no GaLore, no confinement."""
 WITH_GPU = RunFacts(devices=frozenset({Device.CPU, Device.CUDA}), vllm_install="pip install vllm")
 T5 = BaseFacts.from_config({"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 32_128})
 PADDED = BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000}, tokens=32_001)

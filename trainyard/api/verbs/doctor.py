@@ -24,6 +24,7 @@ from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
 from trainyard.api.verbs.backends import backend_table
 from trainyard.compute.gpus import MIB, GpuReadings, devices_here, physical_cores, read_amd_memory, read_gpus
+from trainyard.compute.sandbox.service import Confinement, find_confinement
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path
 from trainyard.errors import TrainyardError
 from trainyard.home import default_home
@@ -259,6 +260,16 @@ def look_at_devices(_: Settings, read: Callable[[], GpuReadings] = read_gpus) ->
     return [Check(name="devices", ok=True, note=True, detail=f"{physical_cores()} CPU cores; GPU: {gpus}")]
 
 
+def look_at_confinement(settings: Settings) -> list[Check]:
+    """Report how the operating system confines code that a model has written."""
+    confinement = find_confinement()
+    detail = f"{confinement}: {confinement.detail}"
+    if confinement is Confinement.NONE and settings.allow_unconfined_code:
+        detail = "none, and allow_unconfined_code lets code of completions do what your user can"
+    do = "Python rewards need Linux with user namespaces or Landlock, such as Linux 5.13."
+    return [Check(name="code sandbox", ok=confinement is not Confinement.NONE, note=True, detail=detail, do=do)]
+
+
 def look_at_backends(settings: Settings) -> list[Check]:
     """Each trainer in a line; import tests that have not been run are not run here."""
     return [
@@ -285,5 +296,6 @@ LOOKS: tuple[Callable[[Settings], list[Check]], ...] = (
     look_at_night,
     look_at_targets,
     look_at_devices,
+    look_at_confinement,
     look_at_backends,
 )

@@ -76,8 +76,8 @@ class JsonSchemaReward(RewardSource):
 
 
 class PythonReward(RewardSource):
-    """1 where the completion's Python code runs, and after it the row's answer: its assertions. It runs in a process
-    of its own, under limits."""
+    """1 where the completion's Python code runs, and after it the row's answer: its assertions. The operating system
+    confines it, under limits."""
 
     type: Literal["python"] = "python"
     timeout_s: int = Field(5, ge=1, le=600, description="Seconds of a completion's process.")

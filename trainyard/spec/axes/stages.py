@@ -11,7 +11,14 @@ from pydantic import Field, model_validator
 from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.latent import AnyLatent, LatentSettings
-from trainyard.spec.axes.rewards import EnvironmentSettings, JudgeReward, ModelReward, Reward, RolloutSettings
+from trainyard.spec.axes.rewards import (
+    EnvironmentSettings,
+    JudgeReward,
+    ModelReward,
+    PythonReward,
+    Reward,
+    RolloutSettings,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +103,14 @@ class StageSettings(Variant):
     def judges(self) -> tuple[JudgeReward, ...]:
         """The rewards that a judge gives."""
         return tuple(one for one in getattr(self, "rewards", ()) if isinstance(one, JudgeReward))
+
+    @property
+    def code_places(self) -> tuple[str, ...]:
+        """Settings by which code that the model has written runs, such as rewards.0."""
+        rewards = enumerate(getattr(self, "rewards", ()))
+        places = [f"rewards.{index}" for index, reward in rewards if isinstance(reward, PythonReward)]
+        environment = getattr(self, "environment", None)
+        return (*places, "environment") if environment is not None and environment.type == "python" else (*places,)
 
     @property
     def environment_function(self) -> str | None:

@@ -48,6 +48,8 @@ class RunFacts:
     """Whether the embedded model server is up."""
     has_module: Callable[[str], bool] | None = None
     """Whether a package can be imported here."""
+    confines_code: Callable[[], bool] | None = None
+    """Whether the operating system confines code of completions here, or the operator lets it run without."""
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,12 @@ def unknown_endpoint(config: Any, at: NodeView) -> Match:
     ]
 
 
+def runs_code(config: TrainerConfig, at: NodeView) -> Match:
+    """Each setting by which code of completions would run on a machine that cannot confine it."""
+    places, confines = config.stage.code_places, at.facts.confines_code
+    return bool(places) and confines is not None and not confines() and [{"where": where} for where in places]
+
+
 def unlisted_bucket(config: TrainerConfig, at: NodeView) -> Match:
     """A bucket that the operator has not listed: this machine's cloud credentials would open it."""
     mirror = config.engine.mirror or ""
@@ -329,6 +335,12 @@ RUN_ROWS = (
         "trainyard.toml has no endpoint {endpoint!r}; it has {known}.",
         'Correct the name, or let the operator add [endpoints."{endpoint}"] with base_url and api_key_env.',
         scope="run",
+    ),
+    Row(
+        "code-confinement", "R-CONFINEMENT", "trainer", "config.stage.{where}", runs_code,
+        "Code that the model writes would run, and the operating system of this machine cannot confine it.",
+        "Run it on Linux with user namespaces or Landlock, or let the operator set allow_unconfined_code in "
+        "trainyard.toml.", scope="run",
     ),
     Row(
         "mirror-bucket", "R-MIRROR", "trainer", "config.engine.mirror", unlisted_bucket,

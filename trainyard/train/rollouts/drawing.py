@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from trainyard.compute.sandbox.service import open_sandboxes
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.estimate.rollouts import DRAWN_AT_ONCE
@@ -90,10 +91,11 @@ class Surroundings:
 def draw_rollout(given: Surroundings, examples: Sequence[Prompt], place: str) -> Rollout:
     """Draw `num_generations` completions of each example, neighbours to one prompt, and settle what they teach."""
     writer, config, panel, settings = given.writer, given.config, given.panel, given.settings
-    with nullcontext(writer) if given.server is None else given.server.drawing(writer) as drawing:
-        drawn = complete_prompts(drawing, examples, config, place, given.environment)
-    answers = [str(example["answer"]) for example in examples for _ in range(settings.num_generations)]
-    found = panel.score([one.sampled for one in drawn], answers)
+    with open_sandboxes():
+        with nullcontext(writer) if given.server is None else given.server.drawing(writer) as drawing:
+            drawn = complete_prompts(drawing, examples, config, place, given.environment)
+        answers = [str(example["answer"]) for example in examples for _ in range(settings.num_generations)]
+        found = panel.score([one.sampled for one in drawn], answers)
     scores_R = torch.tensor(panel.totals(found))
     rows = [one.row for one in drawn]
     measure_tokens(writer, rows, config, given.pad_id, always=given.server is not None)

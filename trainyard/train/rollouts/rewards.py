@@ -1,8 +1,9 @@
 """What a completion is worth: one function of the same signature for each type of reward, for every backend.
 
 To add one: its settings in `spec/axes/rewards.py`, a function and a row here, a line in docs/training.md. Rewards are
-data: no code of a user runs here, and no pattern takes more than time linear in the completion. What a completion
-itself contains runs in a process of its own (`python_checker`).
+data: no code of a user runs here. A pattern of `regex` takes time linear in the completion; the patterns, references
+and comparisons of a JSON Schema may take any time, so they have `SCHEMA_S` in a process of the sandbox. What a
+completion itself contains runs there, too (`python_checker`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
-import orjson
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from pydantic_core import SchemaValidator
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
+from trainyard.compute.sandbox.service import check_schema, open_sandboxes
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.rewards import (
     ContainsReward,
@@ -30,7 +29,10 @@ from trainyard.spec.axes.rewards import (
     RegexReward,
     compiled,
 )
-from trainyard.train.rollouts.python_checker import last_block, runs_through
+from trainyard.train.rollouts.python_checker import last_block, passes_assertions
+
+SCHEMA_S, SCHEMA_MB = 2, 1024
+"""Processor seconds and memory of one completion's check by a schema; one over them is worth 0."""
 
 
 @dataclass(frozen=True)
@@ -85,25 +87,22 @@ def length(completion: SampledCompletion, _answer: str, settings: LengthReward) 
 
 
 def json_schema(completion: SampledCompletion, _answer: str, settings: JsonSchemaReward) -> float:
-    """1.0 or 0.0."""
-    try:
-        value = orjson.loads(last_block(completion.text))
-    except orjson.JSONDecodeError:
-        return 0.0
-    try:
-        return float(Draft202012Validator(settings.definition, registry=Registry()).is_valid(value))
-    except Unresolvable as error:
+    """1.0 or 0.0; 0.0 where the check takes too long or too much memory. Raises `InvalidInput` (`E-REWARD`)."""
+    outcome = check_schema(last_block(completion.text), settings.definition, timeout_s=SCHEMA_S, memory_mb=SCHEMA_MB)
+    if outcome.verdict.startswith("unresolvable"):
         raise InvalidInput(
-            f"The schema of a json_schema reward refers to what it does not contain: {error}.",
+            "The schema of a json_schema reward refers to what it does not contain: "
+            f"{outcome.verdict.removeprefix('unresolvable')}.",
             do="Write the definition below $defs of the schema itself.",
             code="E-REWARD",
-        ) from error
+        )
+    return float(outcome.passed)
 
 
 def python(completion: SampledCompletion, answer: str, settings: PythonReward) -> float:
     """1.0 or 0.0: whether the code and then the row's assertions run to their end."""
-    code = f"{last_block(completion.text)}\n{answer}\n"
-    return float(runs_through(code, timeout_s=settings.timeout_s, memory_mb=settings.memory_mb))
+    limits = {"timeout_s": settings.timeout_s, "memory_mb": settings.memory_mb}
+    return float(passes_assertions(last_block(completion.text), answer, **limits))
 
 
 def environment(completion: SampledCompletion, _answer: str, _settings: EnvironmentReward) -> float:
@@ -144,14 +143,18 @@ class RewardPanel:
 
     def score(self, completions: Sequence[SampledCompletion], answers: Sequence[str]) -> dict[str, list[float]]:
         """Name of each reward -> what each completion is worth by it, without its weight."""
-        return {name: self.score_one(settings, completions, answers) for name, settings in named(self.rewards).items()}
+        with open_sandboxes():
+            return {
+                name: self.score_one(settings, completions, answers) for name, settings in named(self.rewards).items()
+            }
 
     def score_one(self, settings: Any, completions: Sequence[SampledCompletion], answers: Sequence[str]) -> list[float]:
         """What each completion is worth by one reward."""
         if settings.type in MODEL_REWARDS:
             return self.scorers[settings.type].score(completions, settings)
         function = REWARDS[settings.type]
-        return [function(one, answer, settings) for one, answer in zip(completions, answers, strict=True)]
+        with open_sandboxes():
+            return [function(one, answer, settings) for one, answer in zip(completions, answers, strict=True)]
 
     def totals(self, found: dict[str, list[float]]) -> list[float]:
         """The weighted sum of each completion's rewards."""
@@ -165,9 +168,10 @@ def require_sound(rewards: Sequence[Any]) -> None:
         if isinstance(settings, JsonSchemaReward):
             try:
                 Draft202012Validator.check_schema(settings.definition)
-            except SchemaError as error:
+            except (SchemaError, RecursionError) as error:
+                why = error.message if isinstance(error, SchemaError) else "it is nested too deeply"
                 raise InvalidInput(
-                    f"The definition of a json_schema reward is not a JSON Schema: {error.message}.",
+                    f"The definition of a json_schema reward is not a JSON Schema: {why}.",
                     do="Write a schema of draft 2020-12 as stage.rewards.definition.",
                     code="E-REWARD",
                 ) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from trainyard.errors import InvalidInput
@@ -64,3 +66,21 @@ def test_a_schema_reaches_nothing_outside_itself() -> None:
 def test_code_is_worth_something_where_it_and_the_assertions_of_the_row_run(text: str, worth: float) -> None:
     settings = PythonReward(timeout_s=1)
     assert python(SampledCompletion(text, 1), "assert double(4) == 8", settings) == worth
+
+
+@pytest.mark.parametrize(
+    ("definition", "text"),
+    [
+        ({"properties": {"a": {"pattern": "^(a+)+$"}}}, '{"a": "%s!"}' % ("a" * 40)),
+        ({"patternProperties": {"^(a|a)*$": {}}}, '{"%s!": 1}' % ("a" * 40)),
+        ({"uniqueItems": True}, str([{"a": n} for n in range(20_000)]).replace("'", '"')),
+        ({"type": "object", "items": {"$ref": "#"}, "not": {"$ref": "#"}}, "[]"),
+        ({"$ref": "#"}, "1"),
+        ({"items": {"$ref": "#"}, "type": "array"}, "[" * 900 + "]" * 900),
+        ({}, "[" * 5_000),
+    ],
+)  # fmt: skip
+def test_a_schema_that_takes_too_long_or_too_deep_is_worth_nothing(definition: dict[str, object], text: str) -> None:
+    started = time.monotonic()
+    assert json_schema(SampledCompletion(text, 1), "", JsonSchemaReward(definition=definition)) == 0.0
+    assert time.monotonic() - started < 15

@@ -62,6 +62,7 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
     except InvalidInput as error:
         row = {**reason_of(error, None, "").as_dict(), "line": str(error)}
         return FileCheck(file=str(path), ok=False, reasons=(row,))
-    notes = tuple(f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions)
-    notes += tuple(f"{one.id}: {text}" for one in chain.nodes for text in planning.list_advice(one.config, settings))
-    return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=notes)
+    notes = [f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions]
+    notes += [f"{one.id}: {text}" for one in chain.nodes for text in planning.list_advice(one.config, settings)]
+    notes += planning.confinement_notes(chain)
+    return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=tuple(notes))
