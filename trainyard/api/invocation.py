@@ -60,6 +60,8 @@ def carry_out(name: str, request: Any, context: Context) -> Any:
 
 def work(name: str, request: Any, context: Context) -> Any:
     """The response of an operation. Raises `LimitExceeded` (`E-RATE`) while too many heavy ones are running."""
+    if context.caller.remote and OPERATIONS[name].confined and context.confined is not None:
+        return context.confined.carry_out(name, request, context)
     if not (context.caller.remote and OPERATIONS[name].heavy):
         return implementation_of(name)(request, context)
     with load("trainyard.api.access.limits:heavy_place")(context.settings.api_heavy_calls):

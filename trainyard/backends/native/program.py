@@ -207,7 +207,7 @@ def reached(run: NativeRun) -> bool:
 def mirror_of(job: TrainingJob) -> str | None:
     """The job's own folder in the object store: another job must never continue from it."""
     address = job.config.engine.mirror
-    return f"{address.rstrip('/')}/{job.digest}" if address else None
+    return f"{address.rstrip('/')}/{job.work_name}" if address else None
 
 
 def save_checkpoint(
