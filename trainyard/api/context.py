@@ -32,7 +32,7 @@ class Caller:
     @property
     def identity(self) -> str:
         """What is this caller's alone, such as an idempotency key, is stored under this."""
-        return f"{self.name} {self.token_id}"
+        return f"{self.name} {self.token_id}".strip()
 
 
 OWNER = Caller("owner")

@@ -20,6 +20,7 @@ from mcp import types
 from pydantic import BaseModel
 
 from trainyard.api.access.departures import ConfinedCalls
+from trainyard.api.access.hiding import error_for
 from trainyard.api.context import Caller, Context
 from trainyard.api.invocation import carry_out, refuse_early, request_of
 from trainyard.api.mcp.tools import NAMES
@@ -99,7 +100,7 @@ async def call_tool(
                 raise
         return succeeded(result, sender.parts)
     except TrainyardError as error:
-        return failed(error)
+        return failed(error_for(caller, error, settings))
     except Exception as error:  # boundary: one tool that fails does not end the server
         LOG.exception("the tool %s failed", tool)
         bug = TrainyardError(

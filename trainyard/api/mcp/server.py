@@ -17,10 +17,11 @@ from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 import trainyard
 from trainyard.api.access.departures import ConfinedCalls
+from trainyard.api.access.strangers import whole_body
 from trainyard.api.context import Caller
 from trainyard.api.mcp.calls import MAX_CALLS, call_tool
 from trainyard.api.mcp.pages import list_resources, read_resource
@@ -124,9 +125,4 @@ async def checked_message(request: Request) -> Receive:
     async with received_body(request, MAX_MESSAGE_BYTES) as body:
         message = await operation_threads().run(body.read)
         await operation_threads().run(partial(require_structure, message, USUAL))
-    rest = [{"type": "http.request", "body": message, "more_body": False}]
-
-    async def receiving() -> Message:
-        return rest.pop() if rest else await request.receive()
-
-    return receiving
+    return whole_body(message, request.receive)

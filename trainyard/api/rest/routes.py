@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainyard.api.access.departures import ConfinedCalls, Departure
+from trainyard.api.access.hiding import error_for, hide_places_in_json, is_stranger
 from trainyard.api.context import Caller, Context
 from trainyard.api.invocation import carry_out, refuse_early, require_allowed
 from trainyard.api.operations import API, OPERATIONS, READ, REQUESTS, Operation, route_of
@@ -150,12 +151,19 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
             raise HTTPException(405)
         trace = trace_of(request)
         with span(name, request.scope[TRACEPARENT]):
-            answered = await answer_within(request, trace)
+            caller = service.authenticate(request)
+            try:
+                answered = await answer_within(request, trace, caller)
+            except TrainyardError as error:
+                raise error_for(caller, error, service.settings) from error
+            if is_stranger(caller) and answered.media_type == "application/json" and hasattr(answered, "body"):
+                answered.body = hide_places_in_json(bytes(answered.body), service.settings)
+                answered.headers["content-length"] = str(len(answered.body))
         answered.raw_headers.append((TRACE_HEADER.encode(), trace.encode()))
         return answered
 
-    async def answer_within(request: Request, trace: str) -> Response:
-        caller, later = service.authenticate(request), list[Callable[[], None]]()
+    async def answer_within(request: Request, trace: str, caller: Caller) -> Response:
+        later = list[Callable[[], None]]()
         context = Context(
             service.settings,
             say=ignore,
