@@ -27,7 +27,7 @@ from typing import Any
 
 from trainyard.api.access.limits import HEAVY_S, TooMany
 from trainyard.api.context import Context
-from trainyard.api.invocation import implementation_of
+from trainyard.api.invocation import work
 from trainyard.data.limited.process import KILLED_BY_TIME, die_with_parent, limit, limit_memory
 from trainyard.errors import LimitExceeded, TrainyardError
 
@@ -174,7 +174,7 @@ def perform(out: Connection, name: str, request: Any, given: dict[str, Any]) -> 
         **given, say=partial(send, "say"), on_progress=partial(send, "event"), on_part=partial(send, "part")
     )
     try:
-        send("result", implementation_of(name)(request, context))
+        send("result", work(name, request, context))
     except TrainyardError as error:
         send("error", error)
     except MemoryError:

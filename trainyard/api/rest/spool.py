@@ -7,13 +7,14 @@ that are worked on, a few at a time.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -31,6 +32,8 @@ SPOOLED = OpenRequests(8, 16)
 MOST_DECODED, MOST_TENSORS = 1, 4
 """Bodies that are decoded at a time, and those of tensors that are in memory."""
 Places = dict[bool, asyncio.Semaphore]
+TRIM_S = 2.0
+TRIMMING: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 PLACES: WeakKeyDictionary[asyncio.AbstractEventLoop, Places] = WeakKeyDictionary()
 
 
@@ -51,6 +54,7 @@ class Body:
         self.memory = bytearray()
         if self.file is not None:
             self.file.close()
+            trim_later()
 
     def spill(self) -> None:
         """Move what is in memory to the file."""
@@ -93,6 +97,25 @@ async def received_body(
         except ClientDisconnect as error:
             raise InvalidInput("The connection ended before the body did.", code="E-JSON") from error
         yield body
+
+
+def trim_later() -> None:
+    """Give what large bodies took back to the system, once their requests are over: the C library keeps it else."""
+    loop = asyncio.get_running_loop()
+    if loop not in TRIMMING:
+        TRIMMING.add(loop)
+        loop.call_later(TRIM_S, trim_in_thread, loop)
+
+
+def trim_in_thread(loop: asyncio.AbstractEventLoop) -> None:
+    TRIMMING.discard(loop)
+    loop.run_in_executor(None, trim_memory)
+
+
+def trim_memory() -> None:
+    """Call `malloc_trim(3)`, which glibc has."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def body_too_long(most_bytes: int) -> LimitExceeded:
