@@ -31,6 +31,7 @@ from trainyard.api.rest.measured import OPERATION
 from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.replays import Replays, read_key
+from trainyard.api.rest.spool import INLINE_BYTES
 from trainyard.api.rest.structure import BATCHES, USUAL
 from trainyard.callbacks import call_now, ignore
 from trainyard.errors import TrainyardError
@@ -206,9 +207,10 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
 
 
 def require_addressed(request: Request, context: Context) -> None:
-    """Refuse a call of a session that is not the caller's before its body is read. Raises `NotFound`."""
-    session = request.path_params.get("session")
-    if session is not None and request.method != "GET":
+    """Refuse a call of a session that is not the caller's before a long body is read. Raises `NotFound`."""
+    session, length = request.path_params.get("session"), request.headers.get("content-length", "")
+    is_short = length.isdecimal() and int(length) <= INLINE_BYTES
+    if session is not None and request.method != "GET" and not is_short:
         load("trainyard.api.sessions.calling:require_session")(context, session)
 
 
