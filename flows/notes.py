@@ -22,6 +22,7 @@ from trainyard.api.records import NodeResult, NodeState, RunResult
 from trainyard.api.training_logs import draw_run
 from trainyard.compute.events import EventTail
 from trainyard.compute.services import find_service, record_path
+from trainyard.evals import report
 from trainyard.evals.curves import CURVES_FILE
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
@@ -120,7 +121,7 @@ def data_address(picture: str) -> str:
 
 def cell(node: NodeResult) -> str:
     """One table cell: what the node gave, or why it did not."""
-    return node.message.replace("|", "\\|").replace("\n", "<br>")
+    return "<br>".join(map(report.cell, node.message.splitlines()))
 
 
 def evaluator_reports(nodes: Sequence[NodeResult]) -> str:

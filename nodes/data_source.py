@@ -22,7 +22,7 @@ def data_source(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[N
 
 def prepare(context: NodeContext) -> Make:
     # The tenant's own folder is one of the roots that it may read.
-    settings = context.settings.model_copy(update={"tenant": context.run.tenant})
+    settings = context.settings.for_tenant(context.run.tenant)
 
     def make(folder: Path) -> Produced:
         return read_source(context.config(DataSourceConfig), folder, settings=settings, report=context.report)

@@ -223,7 +223,7 @@ def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutp
 def open_context(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> NodeContext:
     """The node's surroundings, with its inputs picked out of the outputs of the nodes before it."""
     inputs = gather(node, upstream)
-    own = settings().model_copy(update={"tenant": run.tenant})
+    own = settings().for_tenant(run.tenant)
     left = tuple(sorted({port.value for output in upstream.values() for port in output.outputs}))
     return NodeContext(node, inputs, run, own, RunRecord(Path(run.folder)), get_run_logger(), left)
 

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
 from trainyard.api.records import read_events
 from trainyard.api.runs.slots import device_slots
-from trainyard.backends.base import work_folder
+from trainyard.backends.base import turn_folder, work_folder
 from trainyard.backends.job import TrainingJob, changed_since, job_for, job_in
 from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
@@ -37,7 +37,7 @@ def slot(context: NodeContext) -> Iterator[None]:
     """One device, or one for each process of a distributed training; an identical training elsewhere is waited for."""
     settings, run = context.settings, context.run.run_id
     count = context.config(TrainerConfig).launch.processes
-    turn = turn_lock(work_folder(job_of(context), settings))
+    turn = turn_lock(turn_folder(job_of(context), settings))
     with device_slots(settings, count, run=run, turn=turn, wanted=context.wanted) as devices:
         context.devices.extend(devices)
         yield

@@ -143,7 +143,9 @@ class Settings(MachineSettings):
         None, description="Base models that `trainyard up` serves; unset: default_base_model; []: none, and no server."
     )
     working_folder: Path = Field(default_factory=Path.cwd, description="Where relative data paths of a chain start.")
-    data_roots: tuple[Path, ...] = Field((), description="Folders besides the working folder that chains may read.")
+    data_roots: tuple[Path, ...] = Field(
+        (), description="Folders besides the working folder that chains of every tenant may read."
+    )
     data_buckets: tuple[str, ...] = Field(
         (), description="Buckets that chains may read with this machine's credentials, such as s3://bucket/prefix."
     )
@@ -212,6 +214,20 @@ class Settings(MachineSettings):
     def may_read(self, address: str) -> bool:
         """Whether `data_buckets` has the bucket, or the part of one, at an address such as s3://bucket/rows.jsonl."""
         return is_below(address, self.data_buckets)
+
+    def for_tenant(self, tenant: str) -> Settings:
+        """Return the settings as they are for a tenant's work.
+
+        Relative paths of another tenant than the machine's own start in that tenant's folder: the working folder is
+        the operator's.
+        """
+        if tenant in ("", self.tenant):
+            return self
+        return self.model_copy(update={"tenant": tenant, "working_folder": self.tenant_folder(tenant)})
+
+    def tenant_folder(self, tenant: str) -> Path:
+        """The folder of a tenant's data, rules and nights."""
+        return self.home / "tenants" / tenant
 
     def data_roots_line(self, folder: Path) -> str:
         """The line of `trainyard.toml` with which chains may read a folder, too; JSON lists of texts are TOML."""

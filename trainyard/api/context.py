@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
+from trainyard.api.access.departures import ConfinedCalls, Departure
 from trainyard.api.operations import Scope
 from trainyard.callbacks import call_now, ignore
 from trainyard.compute.events import Event
@@ -25,6 +26,13 @@ class Caller:
     """Empty: every tenant."""
     remote: bool = False
     """Whether the request came over a network: then what is local is refused."""
+    token_id: str = ""
+    """Of the token that authenticated it; empty for the owner. A name may be another token's later."""
+
+    @property
+    def identity(self) -> str:
+        """What is this caller's alone, such as an idempotency key, is stored under this."""
+        return f"{self.name} {self.token_id}".strip()
 
 
 OWNER = Caller("owner")
@@ -50,16 +58,20 @@ class Context:
     """Through what the caller asks: cli, python, rest or mcp."""
     trace: str = ""
     """The correlation id of the request; it goes with what the request starts."""
+    confined: ConfinedCalls | None = None
+    """Carries out what is confined for a caller over a network; None: this process does."""
+    departure: Departure = field(default_factory=Departure)
+    """Whether the caller has left."""
     afterwards: Callable[[Callable[[], None]], None] = call_now
     """Receives what can be done once the caller has the response of an operation that has succeeded."""
 
 
 def key_of(context: Context, purpose: str = "") -> str:
-    """The idempotency key for Prefect's server; two tenants may choose the same one. Empty without a key.
+    """The idempotency key for Prefect's server; two callers may choose the same one. Empty without a key.
 
     Operations that start runs of one flow for different purposes name theirs.
     """
     if not context.idempotency_key:
         return ""
-    words = (context.caller.tenant, context.idempotency_key, *([purpose] if purpose else []))
+    words = (context.caller.tenant, context.caller.token_id, context.idempotency_key, *([purpose] if purpose else []))
     return hashlib.sha256("\n".join(words).encode()).hexdigest()

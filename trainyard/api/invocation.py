@@ -21,6 +21,8 @@ from trainyard.loading import load
 
 SCOPES = tuple(Scope)
 """Each allows what those before it allow."""
+TYPED = frozenset({"check", "plan", "jobs create", "chains create", "chains update", "sessions create"})
+"""Operations that read a new spec: over a network it comes as JSON, in which `"3"` and true are no numbers."""
 
 
 def request_of(name: str, given: Mapping[str, Any]) -> Any:
@@ -60,6 +62,16 @@ def carry_out(name: str, request: Any, context: Context) -> Any:
 
 def work(name: str, request: Any, context: Context) -> Any:
     """The response of an operation. Raises `LimitExceeded` (`E-RATE`) while too many heavy ones are running."""
+    if context.caller.remote and name in TYPED:
+        with load("trainyard.spec.load.parse:typed_numbers")():
+            return work_within_limits(name, request, context)
+    return work_within_limits(name, request, context)
+
+
+def work_within_limits(name: str, request: Any, context: Context) -> Any:
+    """The response of an operation, in a child or in one of the places for heavy ones. Raises as `work` does."""
+    if context.caller.remote and OPERATIONS[name].confined and context.confined is not None:
+        return context.confined.carry_out(name, request, context)
     if not (context.caller.remote and OPERATIONS[name].heavy):
         return implementation_of(name)(request, context)
     with load("trainyard.api.access.limits:heavy_place")(context.settings.api_heavy_calls):

@@ -29,6 +29,7 @@ from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorC
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import Reference, node_key
+from trainyard.stores.live.job_facts import DEFAULT_TENANT
 from trainyard.stores.models import resolve_model
 
 ROOMS: dict[str, tuple[str, ...]] = {
@@ -55,6 +56,8 @@ def content_key(node: ResolvedNode, inputs: Mapping[Port, Sequence[Reference]], 
     digests = {f"{port.value}/{n}": r.sha256 for port, given in inputs.items() for n, r in enumerate(given)}
     config = node.config.model_dump(mode="json")
     digests |= {one.name: one.digest() for one in dependencies(node, settings, run_id)}
+    if settings.tenant != DEFAULT_TENANT:  # results of tenants are apart; that of the default tenant keeps its key
+        digests["tenant"] = settings.tenant
     return node_key(node.type, config, digests, versions(node.type))
 
 

@@ -80,12 +80,12 @@ OPERATIONS: dict[str, Operation] = {
     "check": Operation(
         "Say whether chain files would run, with all reasons at once; nothing is started.",
         "chains:CheckInput", "chains.check:check", "chains:check_text", READ,
-        tenants=True,
+        tenants=True, confined=True,
     ),
     "plan": Operation(
         "Show what a run would do: resolved config, order, reused results, sizes, times; nothing is started.",
         "chains:PlanInput", "chains.plan:plan", "chains:plan_text", READ,
-        tenants=True, heavy=True,
+        tenants=True, heavy=True, confined=True,
     ),
     "run": Operation(
         "Start a template or a file, or continue a run by its id; with --watch, follow it to its end.",
@@ -424,7 +424,7 @@ OPERATIONS: dict[str, Operation] = {
         "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",
         "data:PreviewInput", "data.preview:preview", "data:preview_text", READ, part_renderer="data:raw_text",
         example="trainyard data preview chats.jsonl --base-model Qwen/Qwen3-4B --max-length 2048",
-        route="GET /api/v1/data/preview", heavy=True, tenants=True,
+        route="GET /api/v1/data/preview", heavy=True, tenants=True, confined=True,
     ),
     "artifacts list": Operation(
         "What the nodes of runs left, the newest run first: sets of rows, adapters, reports.",

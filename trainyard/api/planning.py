@@ -240,12 +240,12 @@ def decided(
 ) -> tuple[ResolvedChain, tuple[MethodDecision, ...]]:
     """The complete chain, and how each `method: auto` was decided here."""
     default = acceptance.locate_model(settings.default_base_model, settings)
-    located_spec = take_recorded(acceptance.locate_models(spec, settings), recorded)
-    located_spec = fit_lengths(located_spec, default, settings)
+    located_spec = take_recorded(acceptance.locate_models(spec, settings.for_tenant(spec.tenant)), recorded)
+    located_spec = fit_lengths(located_spec, default, settings.for_tenant(spec.tenant))
     known: list[RunFacts] = []
 
     def refused(chain: ResolvedChain) -> list[Reason]:
-        known[:] = known or [run_facts(chain, settings.model_copy(update={"tenant": chain.tenant}))]
+        known[:] = known or [run_facts(chain, settings.for_tenant(chain.tenant))]
         return run_reasons(chain, known[0])
 
     chosen, decisions = decide_methods(located_spec, settings, default, refused)
@@ -301,7 +301,7 @@ def examine(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     Files and models that are not here, rows of the table that need the machine, chat templates, and what the targets
     that answer now have against the adapter. Node by node, in the chain's order.
     """
-    own = settings.model_copy(update={"tenant": chain.tenant})
+    own = settings.for_tenant(chain.tenant)
     found = [*acceptance.space_reasons(own), *run_reasons(chain, run_facts(chain, own))]
     for ask in CHAIN_REASONS:
         found += ask(chain, own)
@@ -381,7 +381,7 @@ def plan(
     With `measure`, ten steps of each training that is to be made are trained first, to know its time.
     """
     chain, decisions = decided(spec, settings)
-    settings = settings.model_copy(update={"tenant": chain.tenant})
+    settings = settings.for_tenant(chain.tenant)
     reasons = examine(chain, settings)
     looks = look_up(chain, settings)
     found = FinishedNodes(

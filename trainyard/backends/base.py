@@ -94,7 +94,13 @@ def probe_all(settings: Settings | None = None) -> dict[BackendName, Probe]:
 
 
 def work_folder(job: TrainingJob, settings: Settings) -> Path:
-    return settings.runs / "training" / job.digest[:32]
+    """Return where a job works: its checkpoints, log and metrics."""
+    return settings.runs / "training" / job.work_name
+
+
+def turn_folder(job: TrainingJob, settings: Settings) -> Path:
+    """Return the folder that names the turn of equal jobs of one tenant."""
+    return settings.runs / "training" / job.turn_name
 
 
 def check(job: TrainingJob, settings: Settings) -> Program:

@@ -85,6 +85,8 @@ class TrainingJob(JobData):
     devices: tuple[int, ...] = (0,)
     """The devices of this host that it has, by NVML's numbers; of a machine without a GPU the CPU is 0."""
     run: str = ""
+    tenant: str = Field("", exclude_if=lambda given: not given)
+    """Whose training it is; empty for one that belongs to no run of a tenant."""
     node: str = ""
     until: int | None = None
     """Step after which this execution saves and stops; the same job continues from there. None: its last step."""
@@ -108,15 +110,28 @@ class TrainingJob(JobData):
 
     @property
     def digest(self) -> str:
-        """Names the work folder: the same job in a restarted run finds its checkpoints, another job never does.
+        """Names what is trained: equal jobs have the same digest, whose and in which run they are.
 
-        Where things lie is left out, what they contain is in. With `reuse: false` each run starts for itself.
+        Where things lie is left out, what they contain is in. With `reuse: false` each run's job is another one.
         """
         content = self.model_dump(mode="json", exclude=PLACES)
         places = {} if self.base_sha256 else {"base": self.base}
         data = {} if self.data_sha256 else {"data": {port.value: path for port, path in self.data.items()}}
         own = {} if self.config.reuse else {"run": self.run}
         return digest({**content, **places, **data, **own, "adapter": bool(self.adapter)})
+
+    @property
+    def work_name(self) -> str:
+        """Names the work folder: a resumed run finds its own checkpoints, log and metrics; an equal job of another run
+        or tenant begins with none.
+        """
+        own = {"run": self.run, "tenant": self.tenant} if self.run or self.tenant else {}
+        return (digest({"job": self.digest, **own}) if own else self.digest)[:32]
+
+    @property
+    def turn_name(self) -> str:
+        """Names the turn that equal jobs of one tenant take: who waited finds the finished result."""
+        return (digest({"job": self.digest, "tenant": self.tenant}) if self.tenant else self.digest)[:32]
 
 
 def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any) -> TrainingJob:
@@ -143,7 +158,7 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any)
         base_sha256=model.sha256,
         threads=training_threads(settings.threads),
         locks=str(device_folder(settings)),
-        **inputs,
+        **{"tenant": settings.tenant, **inputs},
     )
 
 
@@ -175,7 +190,7 @@ def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
 def mirror_address(job: TrainingJob) -> str | None:
     """The job's own folder in the object store: another job must never continue from it."""
     address = job.config.engine.mirror
-    return f"{address.rstrip('/')}/{job.digest}" if address else None
+    return f"{address.rstrip('/')}/{job.work_name}" if address else None
 
 
 def mirror_folder(job: TrainingJob) -> Path | None:
@@ -191,6 +206,7 @@ PLACES = {
     "locks",
     "devices",
     "run",
+    "tenant",
     "node",
     "until",
     "data",
@@ -233,7 +249,7 @@ def work_folders_of_earlier_versions(trainings: Path) -> Iterator[tuple[Path, Pa
         job = job_in(spec.parent)
         if job is None:
             continue
-        today = trainings / job.digest[: len(spec.parent.name)]
+        today = trainings / job.work_name[: len(spec.parent.name)]
         if today != spec.parent and not today.exists():
             yield spec.parent, today
 

@@ -53,8 +53,12 @@ def real_root(root: Path) -> Path:
 
 
 def data_roots(settings: Settings, tenant: str | None = None) -> tuple[Path, ...]:
-    """Where chains may read: the working folder, the tenant's root, then the operator's `data_roots`."""
-    return (settings.working_folder, settings.home / "tenants" / (tenant or settings.tenant), *settings.data_roots)
+    """Where chains may read: the working folder, the tenant's root, then the operator's `data_roots`.
+
+    For another tenant than that of the settings the working folder is the tenant's root.
+    """
+    own = settings.for_tenant(tenant or "")
+    return tuple(dict.fromkeys((own.working_folder, own.tenant_folder(own.tenant), *own.data_roots)))
 
 
 def is_inside(place: Path, roots: Iterable[Path]) -> bool:

@@ -2,7 +2,9 @@
 
 uvicorn waits for ever for a client that sends half a request, and keeps all of it. `BoundedProtocol` gives a request's
 head ten seconds and 64 KiB and its body a minute, a client that reads nothing of its answer two minutes, and keeps at
-most 512 connections: beyond them the oldest that has sent no whole head gives way. It parses with httptools and runs on
+most 512 connections: beyond them the oldest that has sent no whole head, or has its answer already, gives way. Trailers
+are dropped: a field behind a body is no header, and whoever checked the headers has not seen it (RFC 9110, 6.5.1).
+It parses with httptools and runs on
 uvloop, because h11 and asyncio's own loop take half of the time of a small request.
 """
 
@@ -31,17 +33,21 @@ from trainyard.stores.processes import process_start
 MAX_CONNECTIONS = 512
 HEAD_S = 10.0
 BODY_S = 60.0
+REST_S = 5.0
+"""How long the rest of a body may take to arrive that was answered before its end."""
 UNREAD_S = 120.0
 """How long an answer waits for a client that reads none of it."""
 MAX_HEAD_BYTES = 64 << 10
 """Of a request line and its headers, as long as they are not whole; h11 has the same limit, httptools none. As much may
 arrive of a next request while one is answered."""
+FRAMING_PER_BYTE = 8
+"""As many bytes of chunk sizes, extensions and trailers may come with each byte of a body, and `MAX_HEAD_BYTES`."""
 JOINED_BYTES = 64 << 10
 """As much is sent at once: uvicorn waits for a client that reads slowly once the transport has more."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
-Phase = Literal["head", "body", "answer"]
+Phase = Literal["head", "body", "rest", "answer"]
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -183,6 +189,9 @@ class BoundedProtocol(HttpToolsProtocol):
     head_bytes = 0
     in_body = False
     """Whether a whole head has come and its message has not ended."""
+    framing_bytes = 0
+    """What has arrived since the head, less the body's own bytes."""
+    body_bytes = 0
     seen: object = None
     """The request of the phase."""
     deadline: asyncio.TimerHandle | None = None
@@ -197,7 +206,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.make_room()
 
     def data_received(self, data: bytes) -> None:
+        was_in_body = self.in_body
         super().data_received(data)
+        if was_in_body and self.in_body:
+            self.framing_bytes += len(data)
+            if self.framing_bytes - self.body_bytes > MAX_HEAD_BYTES + FRAMING_PER_BYTE * self.body_bytes:
+                self.transport.abort()
         if self.transport.get_protocol() is not self:
             return  # it is a websocket now
         phase = self.phase_now()
@@ -209,9 +223,17 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.head_bytes > MAX_HEAD_BYTES:
                 self.refuse_head(phase)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.in_body:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self.in_body = True
+        self.in_body, self.framing_bytes, self.body_bytes = True, 0, 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self.in_body = False
@@ -220,6 +242,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.joined.flush()
         super().on_response_complete()
+        if self.phase_now() == "rest":  # no data may ever come, upon which the phase would change
+            self.enter("rest")
 
     def refuse_head(self, phase: Phase) -> None:
         """Close a connection whose head is too long; in the middle of an answer there is no other one."""
@@ -256,9 +280,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.deadline = self.unread = None
 
     def phase_now(self) -> Phase:
-        """What the connection waits for: a request's head, its body, or our answer."""
+        """What the connection waits for: a request's head, its body, the rest of one that is answered, our answer."""
         if self.cycle is None or self.cycle.response_complete:
-            return "body" if self.in_body else "head"  # the rest of a body that was answered before its end
+            return "rest" if self.in_body and self.cycle is not None else "body" if self.in_body else "head"
         return "body" if self.cycle.more_body else "answer"
 
     def enter(self, phase: Phase) -> None:
@@ -266,7 +290,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.phase, self.since, self.head_bytes, self.seen = phase, self.loop.time(), 0, self.cycle
         if self.deadline is not None:
             self.deadline.cancel()
-        allowed_s = {"head": HEAD_S, "body": BODY_S}.get(phase)
+        allowed_s = {"head": HEAD_S, "body": BODY_S, "rest": REST_S}.get(phase)
         self.deadline = self.loop.call_later(allowed_s, self.expire) if allowed_s is not None else None
 
     def expire(self) -> None:
@@ -277,13 +301,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def make_room(self) -> None:
-        """Close the oldest connection that has sent no whole head; this one if there is none.
+        """Close the oldest connection that has sent no whole head or has its answer; this one if there is none.
 
         Those that are closing already are in the list until the loop's next turn.
         """
         here = [one for one in self.connections if not one.transport.is_closing()]
         if len(here) > MAX_CONNECTIONS:
             own = [one for one in here if isinstance(one, BoundedProtocol)]  # others are websockets
-            oldest = min((one for one in own if one.phase_now() == "head"), key=lambda one: one.since, default=self)
+            oldest = min(
+                (one for one in own if one.phase_now() in ("head", "rest")), key=lambda one: one.since, default=self
+            )
             oldest.transport.write(FULL)
             oldest.transport.close()

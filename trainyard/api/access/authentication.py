@@ -21,7 +21,7 @@ from trainyard.api.context import OWNER, Caller
 from trainyard.api.operations import Scope
 from trainyard.errors import Denied
 from trainyard.settings import Settings
-from trainyard.stores.access.logins import OWN_STRING, LoginFile, forgery_token
+from trainyard.stores.access.logins import LoginFile, forgery_token, id_of_string
 from trainyard.stores.access.tokens import PREFIX, TokenFile, TokenRecord
 from trainyard.stores.auth_string import read_auth
 
@@ -62,39 +62,39 @@ class Authenticator:
         return caller
 
     def caller_of_credentials(self, given: str, address: str) -> tuple[Caller, str]:
-        """The caller of a token or of the home's string, and the token's name. Raises as `authenticate` does."""
+        """The caller of a token or of the home's string, and the token's id. Raises as `authenticate` does."""
         if given.startswith(PREFIX):
             if (record := self.tokens.find(given)) is not None:
-                return caller_of(record), record.name
+                return caller_of(record), record.id
             raise Denied("The token is wrong, or was revoked, or has expired.", do=LOGIN_AGAIN, code="E-AUTH")
         self.wrong.require_patience(address)
         text = read_auth(self.settings) or ""
         accepted = [one for one in (text, text.partition(":")[2]) if one]
         if given and any(hmac.compare_digest(given.encode(errors="replace"), one.encode()) for one in accepted):
-            return REMOTE_OWNER, OWN_STRING
+            return REMOTE_OWNER, id_of_string(text)
         self.wrong.note(address)
         what = "This is neither a token nor the string of this home." if given else "There is no token."
         raise Denied(what, do=LOGIN_AGAIN, code="E-AUTH")
 
     def caller_of_code(self, code: str) -> tuple[Caller, str]:
-        """The caller of a code of a link, which is used up then, and the token's name. Raises `Denied` (`E-AUTH`)."""
-        name = self.logins.redeem_code(code)
-        if name is None:
+        """The caller of a code of a link, which is used up then, and the token's id. Raises `Denied` (`E-AUTH`)."""
+        token_id = self.logins.redeem_code(code)
+        if token_id is None:
             raise Denied(
                 "This link was used before, or is older than an hour.", do="Make another: `trainyard dashboard`.",
                 code="E-AUTH",
             )  # fmt: skip
-        return self.caller_named(name), name
+        return self.caller_with_id(token_id), token_id
 
     def caller_of_cookie(self, cookie: str) -> Caller:
         """The caller of a login, with what its token allows now."""
-        return self.caller_named(self.logins.find(cookie))
+        return self.caller_with_id(self.logins.find(cookie))
 
-    def caller_named(self, name: str | None) -> Caller:
-        """The caller of a token by its name. Raises `Denied` (`E-AUTH`) if there is none (any more)."""
-        if name == OWN_STRING:
+    def caller_with_id(self, token_id: str | None) -> Caller:
+        """The caller of a token by its id. Raises `Denied` (`E-AUTH`) if there is none (any more)."""
+        if token_id is not None and token_id == id_of_string(read_auth(self.settings) or ""):
             return REMOTE_OWNER
-        record = self.tokens.named(name) if name is not None else None
+        record = self.tokens.find_by_id(token_id) if token_id is not None else None
         if record is None:
             raise Denied("The login has ended.", do="Log in again.", code="E-AUTH")
         return caller_of(record)
@@ -114,7 +114,7 @@ class Authenticator:
 
 
 def caller_of(record: TokenRecord) -> Caller:
-    return Caller(record.name, Scope(record.scope), record.tenant, remote=True)
+    return Caller(record.name, Scope(record.scope), record.tenant, remote=True, token_id=record.id)
 
 
 def token_of(header: str) -> str:

@@ -53,13 +53,13 @@ def add_logins(app: Starlette, authenticator: Authenticator) -> None:
         address = request.client.host if request.client else ""
         try:
             if token.startswith(CODE_PREFIX):
-                caller, name = authenticator.caller_of_code(token)
+                caller, token_id = authenticator.caller_of_code(token)
             else:
-                caller, name = authenticator.caller_of_credentials(token, address)
+                caller, token_id = authenticator.caller_of_credentials(token, address)
         except Denied as error:
             record_event(authenticator.settings, "login", "", trace_of(request), error)
             raise
-        cookie = authenticator.logins.begin(name)
+        cookie = authenticator.logins.begin(token_id)
         record_event(authenticator.settings, "login", caller.name, trace_of(request))
         answer = JSONResponse(facts(caller, cookie))
         answer.set_cookie(

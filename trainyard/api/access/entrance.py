@@ -28,6 +28,7 @@ from trainyard.api.access.limits import (
     OpenRequests,
     network_of,
 )
+from trainyard.api.access.strangers import MAX_LOGIN_BYTES, LateBody, StrangerBodies, whole_body
 from trainyard.api.context import Caller
 from trainyard.api.rest.bodies import MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE
 from trainyard.api.rest.problems import MEDIA_TYPE, answer_problem
@@ -36,6 +37,7 @@ from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 
 LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"
+SESSIONS = "/api/v1/sessions/"
 PAGES = "/dashboard"
 ASSETS = "/dashboard/assets/"
 """Files whose names contain a hash of their content."""
@@ -70,6 +72,7 @@ class Entrance:
         self.app, self.authenticator, self.buckets = app, authenticator, buckets
         self.callers = OpenRequests(MOST_OF_CALLER, MOST_OF_CALLERS)
         self.addresses = OpenRequests(MOST_OF_ADDRESS, MOST_OF_ADDRESSES)
+        self.bodies = StrangerBodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -82,7 +85,11 @@ class Entrance:
         with ExitStack() as place:
             try:
                 limit = self.admit(scope)
+                if CALLER not in scope and scope["method"] == "POST":  # no place is taken by a body that does not come
+                    receive = whole_body(await self.bodies.receive(receive), receive)
                 place.enter_context(self.place(scope))
+            except LateBody as error:
+                return await refusal_of(error, scope, 408)(scope, receive, send)
             except TrainyardError as error:
                 return await refusal_of(error, scope)(scope, receive, send)
             await self.app(scope, capped(receive, limit), send)
@@ -98,7 +105,7 @@ class Entrance:
         """Put the caller into the scope, and return how long the body may be. Raises what refuses the request."""
         headers = Headers(scope=scope)
         require_lengths(scope, headers)
-        limit = MAX_TENSORS_BYTES if media_type(headers) == TENSORS_TYPE else MAX_BODY_BYTES
+        limit = longest_body(scope, headers)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise too_long(limit)
@@ -143,6 +150,14 @@ def require_lengths(scope: Scope, headers: Headers) -> None:
             raise InvalidInput(f"The header {name.decode()} occurs twice.", do="Send it once.", code="E-PARAMETER")
 
 
+def longest_body(scope: Scope, headers: Headers) -> int:
+    """How long the body of a request may be, before its route says so: only sessions take tensors."""
+    if (scope["method"], scope["path"]) == ("POST", LOGIN):
+        return MAX_LOGIN_BYTES
+    is_tensors = media_type(headers) == TENSORS_TYPE and scope["path"].startswith(SESSIONS)
+    return MAX_TENSORS_BYTES if is_tensors else MAX_BODY_BYTES
+
+
 def media_type(headers: Headers) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
@@ -180,9 +195,9 @@ def with_policy(send: Send, policy: bytes, *, is_hashed: bool = False) -> Send:
     return sending
 
 
-def refusal_of(error: TrainyardError, scope: Scope) -> Response:
+def refusal_of(error: TrainyardError, scope: Scope, status: int = 0) -> Response:
     """The problem document in place of the application's answer."""
-    return answer_problem(error, trace_of(Request(scope)))
+    return answer_problem(error, trace_of(Request(scope)), status=status)
 
 
 def as_problem(refusal: Refusal) -> RefusalBody:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainyard.compute.services import EMBEDDED, find_service, record_path
-from trainyard.data.paths import data_roots, is_inside, refuse_path
+from trainyard.data.paths import data_roots, is_inside, refuse_path, resolve_inside
 from trainyard.data.remote.addresses import require_public
 from trainyard.errors import Denied, InvalidInput, NotFound
 from trainyard.settings import Settings
@@ -25,10 +25,13 @@ from trainyard.stores.models import model_folder
 
 MODEL_FIELDS = frozenset({"base_model", "model", "teacher", "tokenizer", "judge"})
 """Last names of fields that may name a model's folder."""
+PATH_FIELDS = frozenset({"path", "repository", "documents", "evaluation_sets", "template"})
+"""Last names of fields that may name a file or a folder of data."""
 
 
 def require_reachable(texts: Iterable[tuple[str, str]], settings: Settings, tenant: str) -> None:
-    """Refuse a model's folder outside of what chains may read, and a server inside this network.
+    """Refuse hidden files, paths outside of a tenant's roots, a model's folder outside of what chains may read, and a
+    server inside this network.
 
     Raises `Refused` (`R-PATH-ROOT`, `R-URL`).
     """
@@ -37,6 +40,35 @@ def require_reachable(texts: Iterable[tuple[str, str]], settings: Settings, tena
             require_model(place, text, settings, tenant)
         elif is_server_field(place):
             require_server(place, text, settings)
+        elif is_path_field(place):
+            require_path(place, text, settings, tenant)
+
+
+def is_path_field(place: str) -> bool:
+    """Whether a field names a file or a folder of this machine from which rows, documents or a template are read."""
+    parts = place.split(".")
+    return parts[-1] in PATH_FIELDS or (len(parts) > 1 and parts[-2] == "files")
+
+
+def require_path(place: str, text: str, settings: Settings, tenant: str) -> None:
+    """Refuse a hidden file, and for a tenant what its own roots do not contain. Raises `Refused` (`R-PATH-ROOT`)."""
+    if ":" in text.partition("/")[0] or (place.endswith("template") and not text.endswith(".jinja")):
+        return  # an address, a set of the Hub, or the name of a renderer
+    own = tenant_roots(settings, tenant) if tenant else data_roots(settings)
+    if any(part.startswith(".") and part not in (".", "..") for part in Path(text).parts):
+        raise refuse_path(text, own, place, "has a hidden file or folder in it (its name begins with a dot)")
+    if not tenant:
+        return
+    try:
+        resolve_inside(text, own, field=place)
+    except NotFound:
+        if tenant == settings.tenant:  # whose runs find relative paths in the operator's working folder, too
+            raise
+
+
+def tenant_roots(settings: Settings, tenant: str) -> tuple[Path, ...]:
+    """Where a token of a tenant may read: its own folder, and what the operator has opened to every tenant."""
+    return (settings.tenant_folder(tenant), *settings.data_roots)
 
 
 def is_server_field(place: str) -> bool:
@@ -65,9 +97,9 @@ def origin_of(address: str) -> tuple[str, str, int | None] | None:
 
 
 def require_model(place: str, text: str, settings: Settings, tenant: str) -> None:
-    roots = (*data_roots(settings, tenant or None), settings.models)
+    roots = (*(tenant_roots(settings, tenant) if tenant else data_roots(settings)), settings.models)
     looks_like_path = text.startswith(("/", "~", ".")) or ".." in Path(text).parts or "\\" in text
-    folder = model_folder(text, settings) if len(text) <= 4096 else None
+    folder = model_folder(text, settings.for_tenant(tenant)) if len(text) <= 4096 else None
     if folder is None and not looks_like_path:
         return
     if folder is not None and folder == model_folder(settings.default_base_model, settings):

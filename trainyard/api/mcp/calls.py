@@ -19,6 +19,8 @@ import anyio.to_thread
 from mcp import types
 from pydantic import BaseModel
 
+from trainyard.api.access.departures import ConfinedCalls
+from trainyard.api.access.hiding import error_for
 from trainyard.api.context import Caller, Context
 from trainyard.api.invocation import carry_out, refuse_early, request_of
 from trainyard.api.mcp.tools import NAMES
@@ -76,6 +78,7 @@ async def call_tool(
     send: Callable[[float, float | None, str], Any],
     limiter: anyio.CapacityLimiter,
     traceparent: str = "",
+    confined: ConfinedCalls | None = None,
 ) -> types.CallToolResult:
     """Carry out the operation of a tool for a caller. An error is a result too, with code, what, why and do.
 
@@ -84,15 +87,20 @@ async def call_tool(
     sender = ProgressSender(send, NAMES.get(tool, ""))
     own = new_traceparent(traceparent)
     context = Context(
-        settings, sender.say, sender.event, sender.part, caller=caller, trace=trace_id(own), surface="mcp"
+        settings, sender.say, sender.event, sender.part, caller=caller, trace=trace_id(own), surface="mcp",
+        confined=confined,
     )  # fmt: skip
     try:
         work = partial(perform, tool, arguments, context)
         with span(NAMES.get(tool, "mcp"), own):
-            result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+            try:
+                result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+            except anyio.get_cancelled_exc_class():
+                context.departure.note()
+                raise
         return succeeded(result, sender.parts)
     except TrainyardError as error:
-        return failed(error)
+        return failed(error_for(caller, error, settings))
     except Exception as error:  # boundary: one tool that fails does not end the server
         LOG.exception("the tool %s failed", tool)
         bug = TrainyardError(

@@ -6,6 +6,7 @@ Over HTTP every request is complete in itself (stateless): it carries its token,
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,11 +20,16 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 import trainyard
+from trainyard.api.access.departures import ConfinedCalls
+from trainyard.api.access.strangers import whole_body
 from trainyard.api.context import Caller
 from trainyard.api.mcp.calls import MAX_CALLS, call_tool
 from trainyard.api.mcp.pages import list_resources, read_resource
 from trainyard.api.mcp.tools import list_tools
+from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.api.rest.problems import answer_problem
+from trainyard.api.rest.spool import received_body
+from trainyard.api.rest.structure import USUAL, require_structure
 from trainyard.errors import NotFound, TrainyardError
 from trainyard.settings import Settings
 from trainyard.tracing import is_traceparent
@@ -36,10 +42,11 @@ An error says what to do: code, what, why, do."""
 CALLER = "trainyard.caller"
 """Key of a request's scope: who has authenticated."""
 TRACEPARENT = "traceparent"
+MAX_MESSAGE_BYTES = 2 << 20
 Handling = ServerRequestContext[Any, Any]
 
 
-def build_server(settings: Settings, owner: Caller | None = None) -> Server[Any]:
+def build_server(settings: Settings, owner: Caller | None = None, confined: ConfinedCalls | None = None) -> Server[Any]:
     """The server. `owner` is the caller of every request; without one, it is who has authenticated the request."""
     limiter = anyio.CapacityLimiter(MAX_CALLS)
 
@@ -50,6 +57,7 @@ def build_server(settings: Settings, owner: Caller | None = None) -> Server[Any]
         return await call_tool(
             params.name, params.arguments or {}, settings=settings, caller=owner or caller_of(handling),
             send=handling.session.report_progress, limiter=limiter, traceparent=traceparent_of(handling, params),
+            confined=confined,
         )  # fmt: skip
 
     async def on_list_resources(_: Handling, __: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
@@ -95,15 +103,26 @@ def serve_stdio(settings: Settings, caller: Caller) -> None:
 class HttpApp:
     """The application at /mcp (streamable HTTP). `authenticate` returns the caller of a request, or raises `Denied`."""
 
-    def __init__(self, settings: Settings, authenticate: Callable[[Request], Caller]) -> None:
-        self.server, self.authenticate = build_server(settings), authenticate
+    def __init__(
+        self, settings: Settings, authenticate: Callable[[Request], Caller], confined: ConfinedCalls | None = None
+    ) -> None:
+        self.server, self.authenticate = build_server(settings, confined=confined), authenticate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             scope[CALLER] = self.authenticate(Request(scope, receive))
+            receive = await checked_message(Request(scope, receive))
         except TrainyardError as error:
             await answer_problem(error)(scope, receive, send)
             return
         manager = StreamableHTTPSessionManager(app=self.server, stateless=True)
         async with manager.run():  # one for each request: it needs no lifespan of the service
             await manager.handle_request(scope, receive, send)
+
+
+async def checked_message(request: Request) -> Receive:
+    """Receive a message and check what it contains before it is decoded. Raises `LimitExceeded`, `InvalidInput`."""
+    async with received_body(request, MAX_MESSAGE_BYTES) as body:
+        message = await operation_threads().run(body.read)
+        await operation_threads().run(partial(require_structure, message, USUAL))
+    return whole_body(message, request.receive)

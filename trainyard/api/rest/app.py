@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import trainyard
+from trainyard.api.access.departures import ConfinedCalls
 from trainyard.api.live.workers import WorkerWatch
 from trainyard.api.mcp.server import HttpApp
 from trainyard.api.operations import API
@@ -31,12 +32,12 @@ from trainyard.settings import Settings
 LOG = logging.getLogger("trainyard.rest")
 
 
-def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
+def build_app(settings: Settings, authenticate: Authenticate, confined: ConfinedCalls | None = None) -> FastAPI:
     """The application of a home. `authenticate` returns the caller of a request, or raises `Denied`."""
     app = FastAPI(title="Trainyard", version=trainyard.__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False  # 404: a redirect would repeat what a client wrote
     replays = Replays(settings.services / "replays.sqlite3")
-    add_operations(app, ApiParts(settings, authenticate, replays))
+    add_operations(app, ApiParts(settings, authenticate, replays, confined))
     document: dict[str, Any] = {}
     workers = WorkerWatch(settings)
     measured = ApiMetrics((partial(read_jobs, settings), partial(read_trainings, settings), read_gpus))
@@ -59,7 +60,7 @@ def build_app(settings: Settings, authenticate: Authenticate) -> FastAPI:
             document.update(await anyio.to_thread.run_sync(openapi_document))
         return JSONResponse(document)
 
-    app.router.routes.append(Route("/mcp", HttpApp(settings, authenticate)))
+    app.router.routes.append(Route("/mcp", HttpApp(settings, authenticate, confined)))
     add_pages(app)
     add_error_answers(app)
     return app

@@ -5,24 +5,29 @@ JSON is read strictly: a number in quotation marks is not a number, a key may oc
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.datastructures import QueryParams
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
+from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.api.rest.problems import FieldProblem
-from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.api.rest.spool import INLINE_BYTES, Body, place_for, received_body
+from trainyard.api.rest.structure import USUAL, JsonLimits, require_structure
+from trainyard.errors import InvalidInput
 
 JSON_TYPE, TENSORS_TYPE = "application/json", "application/x-safetensors"
 TENSORS, IF_MATCH = "tensors", "if_match"
 """Names of fields that a body of tensors, and the header If-Match, fill."""
 MAX_BODY_BYTES = 8 << 20
+SMALL_BODY_BYTES = 256 << 10
+"""Of a request without lists and objects."""
 MAX_TENSORS_BYTES = 256 << 20
 MAX_DEPTH = 100
 NESTED = {dict, list}
@@ -39,23 +44,19 @@ class InvalidFields(InvalidInput):
         super().__init__(what, **words)
 
 
-async def read_body(request: Request, most_bytes: int) -> bytes:
-    """Read a body. Raises `LimitExceeded` (`E-BODY-LENGTH`), and `InvalidInput` (`E-JSON`) for a client that left."""
-    found = bytearray()
-    try:
-        async for part in request.stream():
-            found += part
-            if len(found) > most_bytes:
-                raise LimitExceeded(
-                    f"The body is longer than {most_bytes:,} bytes.", do="Send less at a time.", code="E-BODY-LENGTH"
-                )
-    except ClientDisconnect as error:
-        raise InvalidInput("The connection ended before the body did.", code="E-JSON") from error
-    return bytes(found)
-
-
-async def read_request(model: type[BaseModel], request: Request, whole: str = "") -> Any:
+async def read_request(
+    model: type[BaseModel],
+    request: Request,
+    whole: str = "",
+    *,
+    caller: str = "",
+    folder: Path | None = None,
+    limits: JsonLimits = USUAL,
+) -> Any:
     """The request of an operation. With `whole`, the body is the value of that field, and the others are in the query.
+
+    A long body waits in a file below `folder`, and is decoded on a thread, one at a time: neither its bytes nor its
+    objects are there while others wait for the event loop.
 
     Raises `InvalidFields` (`E-PARAMETER`), `InvalidInput` (`E-JSON`, `E-MEDIA-TYPE`) and `LimitExceeded`.
     """
@@ -65,22 +66,59 @@ async def read_request(model: type[BaseModel], request: Request, whole: str = ""
         path[IF_MATCH] = header.strip().removeprefix("W/").strip('"')
     if request.method == "GET":
         return read_query(model, request.query_params, path)
-    if media_type(request) == TENSORS_TYPE and TENSORS in model.model_fields:
-        tensors = await read_body(request, MAX_TENSORS_BYTES)
-        return read_query(model, request.query_params, {**path, TENSORS: base64.b64encode(tensors).decode()})
-    if whole:
-        found = read_object(await read_body(request, MAX_BODY_BYTES), media_type(request))
-        return read_query(model, request.query_params, path, {whole: found})
-    if request.scope["query_string"] and request.query_params:
+    kind = media_type(request)
+    if kind == TENSORS_TYPE and TENSORS in model.model_fields:
+        found = read_query(model, request.query_params, path)
+        async with received_body(request, MAX_TENSORS_BYTES, caller, folder) as body, place_for(tensors=True):
+            tensors = await operation_threads().run(body.read)
+            return found.model_copy(update={TENSORS: tensors})
+    if not whole and request.scope["query_string"] and request.query_params:
         raise unknown_fields(request.query_params, "in the query", "Send them in the body, as JSON.")
-    body = await read_body(request, MAX_BODY_BYTES)
-    given = {} if not body else read_object(body, media_type(request))
+    decode = partial(decode_request, model, path, kind=kind, query=request.query_params, whole=whole, limits=limits)
+    async with received_body(request, most_bytes(model), caller, folder) as body:
+        if body.size <= INLINE_BYTES:
+            return decode(body)
+        async with place_for(tensors=False):
+            return await operation_threads().run(partial(decode, body))
+
+
+def decode_request(
+    model: type[BaseModel],
+    path: Mapping[str, Any],
+    received: Body,
+    *,
+    kind: str,
+    query: QueryParams,
+    whole: str,
+    limits: JsonLimits,
+) -> Any:
+    """The request of a body that has arrived. Raises as `read_request` does."""
+    body = received.read()
+    require_structure(body, limits)
+    if whole:
+        return read_query(model, query, path, {whole: read_object(body, kind)})
+    given = {} if not body else read_object(body, kind)
     if twice := sorted(path.keys() & given.keys()):
         raise unknown_fields(twice, "in the body, and in the path or a header", "Give them once.")
     try:
         return model.model_validate_json(with_fields(body if given else b"{}", path), strict=True)
     except ValidationError as error:
         raise invalid_fields(error) from error
+
+
+@lru_cache(256)
+def most_bytes(model: type[BaseModel]) -> int:
+    """How long the body of a request may be: one whose fields are all plain values has few of them."""
+    fields = model.model_fields.values()
+    return MAX_BODY_BYTES if any(has_parts(field.annotation) for field in fields) else SMALL_BODY_BYTES
+
+
+def has_parts(annotation: Any) -> bool:
+    """Whether a field's type has an unknown number of values in it."""
+    origin = get_origin(annotation) or annotation
+    if origin in (dict, list, tuple, set, Any, bytes) or (isinstance(origin, type) and issubclass(origin, BaseModel)):
+        return True
+    return any(has_parts(one) for one in get_args(annotation) if not isinstance(one, str))
 
 
 def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:

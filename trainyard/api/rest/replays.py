@@ -79,7 +79,7 @@ class Replays:
         another request with the same key, and what `work` raises.
         """
         digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
-        place = (caller.name, operation, key)
+        place = (caller.identity, operation, key)
         database = self.connect()
         if (known := self.claim(database, place, digest)) is not None:
             return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,15 +20,19 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from trainyard.api.access.departures import ConfinedCalls, Departure
+from trainyard.api.access.hiding import error_for, hide_places_in_json, is_stranger
 from trainyard.api.context import Caller, Context
 from trainyard.api.invocation import carry_out, refuse_early, require_allowed
-from trainyard.api.operations import API, OPERATIONS, REQUESTS, Operation, route_of
+from trainyard.api.operations import API, OPERATIONS, READ, REQUESTS, Operation, route_of
 from trainyard.api.responses import Blob
 from trainyard.api.rest.bodies import InvalidFields, read_request
 from trainyard.api.rest.measured import OPERATION
 from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.replays import Replays, read_key
+from trainyard.api.rest.spool import INLINE_BYTES
+from trainyard.api.rest.structure import BATCHES, USUAL
 from trainyard.callbacks import call_now, ignore
 from trainyard.errors import TrainyardError
 from trainyard.loading import load
@@ -39,6 +44,8 @@ Authenticate = Callable[[Request], Caller]
 TRACE_HEADER, TRACEPARENT = "x-trace-id", "trainyard.traceparent"
 """The header with the correlation id of an answer, and where a request's traceparent is kept."""
 EVENTS_TYPE = "text/event-stream"
+LEAVING_S = 0.2
+"""A client is not watched while it waits less than this."""
 STREAMS = "trainyard.api."
 SESSIONS_PATH = f"{API}/sessions"
 SESSION_PATH = f"{SESSIONS_PATH}/{{session}}"
@@ -54,6 +61,7 @@ class ApiParts:
     settings: Settings
     authenticate: Authenticate
     replays: Replays
+    confined: ConfinedCalls | None = None
 
 
 def trace_of(request: Request) -> str:
@@ -144,12 +152,19 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
             raise HTTPException(405)
         trace = trace_of(request)
         with span(name, request.scope[TRACEPARENT]):
-            answered = await answer_within(request, trace)
+            caller = service.authenticate(request)
+            try:
+                answered = await answer_within(request, trace, caller)
+            except TrainyardError as error:
+                raise error_for(caller, error, service.settings) from error
+            if is_stranger(caller) and answered.media_type == "application/json" and hasattr(answered, "body"):
+                answered.body = hide_places_in_json(bytes(answered.body), service.settings)
+                answered.headers["content-length"] = str(len(answered.body))
         answered.raw_headers.append((TRACE_HEADER.encode(), trace.encode()))
         return answered
 
-    async def answer_within(request: Request, trace: str) -> Response:
-        caller, later = service.authenticate(request), list[Callable[[], None]]()
+    async def answer_within(request: Request, trace: str, caller: Caller) -> Response:
+        later = list[Callable[[], None]]()
         context = Context(
             service.settings,
             say=ignore,
@@ -158,10 +173,15 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
             trace=trace,
             idempotency_key=read_key(request),
             afterwards=later.append if operation.keeps_replies else call_now,
+            confined=service.confined,
         )
         model = load(REQUESTS + operation.request)
         refuse_early(name, model, context)
-        given = await read_request(model, request, operation.body)
+        require_addressed(request, context)
+        limits = BATCHES if operation.keeps_replies else USUAL
+        given = await read_request(
+            model, request, operation.body, caller=caller.identity, folder=service.settings.services, limits=limits
+        )
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
             require_allowed(name, given, context)
             return await stream(load(STREAMS + operation.stream), given, context, request)
@@ -170,7 +190,10 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
             key = context.idempotency_key
             once = partial(service.replays.once, caller, name, given, key, partial(as_json, work))
             return respond_bytes(await operation_threads().run(once), operation.status)
-        result = await operation_threads().run(work)
+        if operation.scope is READ:
+            result = await run_while_connected(work, request, context.departure)
+        else:
+            result = await operation_threads().run(work)
         try:
             response = respond(result, operation.status, request)
         except BaseException:
@@ -181,6 +204,40 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
 
     setattr(answer, OPERATION, name)  # for the metrics
     return answer
+
+
+def require_addressed(request: Request, context: Context) -> None:
+    """Refuse a call of a session that is not the caller's before a long body is read. Raises `NotFound`."""
+    session, length = request.path_params.get("session"), request.headers.get("content-length", "")
+    is_short = length.isdecimal() and int(length) <= INLINE_BYTES
+    if session is not None and request.method != "GET" and not is_short:
+        load("trainyard.api.sessions.calling:require_session")(context, session)
+
+
+async def run_while_connected(work: Callable[[], Any], request: Request, departure: Departure) -> Any:
+    """What `work` returns on a thread. When the client leaves, what has not begun does not, and children are ended."""
+
+    def begin() -> Any:
+        departure.require_caller()
+        return work()
+
+    running = asyncio.ensure_future(operation_threads().run(begin))
+    done, _ = await asyncio.wait((running,), timeout=LEAVING_S)  # most have ended by then
+    if done:
+        return running.result()
+    leaving = asyncio.ensure_future(wait_for_disconnect(request))
+    try:
+        await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            departure.note()
+        return await running
+    finally:
+        leaving.cancel()
+
+
+async def wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def finish(later: Iterable[Callable[[], None]]) -> None:

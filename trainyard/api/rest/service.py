@@ -11,6 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainyard.api.access.authentication import Authenticator
 from trainyard.api.access.browser import add_logins
+from trainyard.api.access.confined_calls import ChildCalls
+from trainyard.api.access.departures import ConfinedCalls
 from trainyard.api.access.entrance import caller_of_request, protect
 from trainyard.api.access.exposure import Exposure, in_host, names_for, require_safe, warn_of_expiry
 from trainyard.api.access.guarding import Guard
@@ -79,20 +81,25 @@ def serve_api(
             more = "".join(f" and {scheme}://{in_host(one.getsockname()[0])}:{port}" for one in exposed)
             say(f"the API answers at {first}/api/v1{more}; Ctrl-C ends it")
 
+        confined = ChildCalls(settings.api_heavy_calls)
         begin = sockets.enter_context(keep_live(settings, say))
-        app: ASGIApp = AtFirstRequest(guarded_app(settings, everybody=everybody, names=names), begin.set)
+        app: ASGIApp = AtFirstRequest(
+            guarded_app(settings, everybody=everybody, names=names, confined=confined), begin.set
+        )
         app = BehindProxy(app, chosen.behind_proxy) if chosen.behind_proxy else app
         server = AnnouncingServer(server_config(app, graceful_s=5), announce)
         run_servers(server, [listener], exposed, certificate)
     return url
 
 
-def guarded_app(settings: Settings, *, everybody: bool = False, names: Iterable[str] = ()) -> Guard:
+def guarded_app(
+    settings: Settings, *, everybody: bool = False, names: Iterable[str] = (), confined: ConfinedCalls | None = None
+) -> Guard:
     """The whole service: the API of a home behind its checks, for clients that call it by loopback or one of `names`.
 
-    With `everybody`, who reaches it is the owner.
+    With `everybody`, who reaches it is the owner. Without `confined`, this process works on every request itself.
     """
     authenticator = Authenticator(settings, everybody)
-    app = build_app(settings, caller_of_request)
+    app = build_app(settings, caller_of_request, confined)
     add_logins(app, authenticator)
     return protect(app, authenticator, names=names)

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
+import hmac
 import json
 from dataclasses import dataclass
 
 import uvicorn
+from fastapi import FastAPI
 from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
 from starlette.datastructures import Headers
@@ -39,6 +42,7 @@ from trainyard.settings import settings
 HOST = "127.0.0.1"
 SUBPROTOCOL = "prefect"
 """Of a websocket whose first message is its credentials."""
+DOCUMENT_PATHS = ("/openapi.json",)
 CREDENTIALS_S = 10.0
 """How long a websocket may take for them."""
 
@@ -113,6 +117,37 @@ def with_deadline(scope: Scope, receive: Receive) -> Receive:
     return receiving
 
 
+class GuardedDocument:
+    """An ASGI app that answers Prefect's OpenAPI document for callers with credentials, and builds it once.
+
+    Prefect writes it anew for each request, two seconds of its event loop, and asks for no credentials.
+    """
+
+    def __init__(self, app: FastAPI, auth_string: str | None) -> None:
+        self.app, self.auth_string = app, auth_string
+        self.document: bytes | None = None
+        self.lock = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].rstrip("/") not in DOCUMENT_PATHS:
+            return await self.app(scope, receive, send)
+        if not self.is_authorized(Headers(scope=scope).get("authorization", "")):
+            refusal = Refusal(401, "E-AUTH", "The OpenAPI document needs the credentials of this server.")
+            return await send_answer(send, 401, as_prefect_answers(refusal))
+        async with self.lock:
+            self.document = self.document or await asyncio.to_thread(self.build)
+        await send_answer(send, 200, RefusalBody(self.document, JSON_TYPE))
+
+    def build(self) -> bytes:
+        return json.dumps(self.app.openapi()).encode()
+
+    def is_authorized(self, header: str) -> bool:
+        if self.auth_string is None:
+            return True
+        expected = base64.b64encode(self.auth_string.encode()).decode()
+        return hmac.compare_digest(header.encode(), f"Basic {expected}".encode())
+
+
 def main() -> None:
     """Serve until this process is ended: what `prefect server start` does for one process, behind the guard."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -129,7 +164,9 @@ def main() -> None:
     chosen = Exposure(given.host or HOST, given.tls_cert, given.tls_key, given.behind_proxy, names)
     certificate = require_safe(chosen, everybody=given.no_auth)
     origins = filter(None, server.api.cors_allowed_origins.split(","))
-    counted = CountedCredentials(create_app(final=True), WrongCredentials(settings().api_failed_logins))
+    secret = server.api.auth_string
+    prefect = GuardedDocument(create_app(final=True), secret.get_secret_value() if secret is not None else None)
+    counted = CountedCredentials(prefect, WrongCredentials(settings().api_failed_logins))
     app: ASGIApp = Guard(counted, origins, as_prefect_answers, names=names_for(chosen, certificate))
     config = uvicorn.Config(
         BehindProxy(app, chosen.behind_proxy) if chosen.behind_proxy else app,

@@ -19,7 +19,7 @@ from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.table import run_reasons, session_reasons
 from trainyard.spec.graph import check
 from trainyard.spec.job import SessionSpec, resolve_session, trainer_of_session
-from trainyard.spec.load.parse import reasons_of
+from trainyard.spec.load.parse import reasons_of, validate
 from trainyard.spec.nodes import TrainerNode
 from trainyard.spec.training import TrainerConfig
 
@@ -49,7 +49,7 @@ def read_spec(given: Mapping[str, Any]) -> SessionSpec:
         because = "A session has no data set: its rows come with each call of forward."
         raise Refused([Reason("R-SOURCE", None, named[0], because, f"Remove {named[0]}, or start a job with it.")])
     try:
-        return SessionSpec.model_validate(dict(given))
+        return validate(SessionSpec, dict(given))
     except ValidationError as error:
         raise Refused(reasons_of(error, SessionSpec)) from error
 

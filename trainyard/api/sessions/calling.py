@@ -65,7 +65,7 @@ def call_verb(
     """
     header = {"call": "verb", "verb": verb, "given": given, "op_seq": op_seq, "wait_s": WAIT_S if wait else 0.0}
     if context.idempotency_key:
-        header["key"] = f"{context.caller.name} {context.idempotency_key}"
+        header["key"] = f"{context.caller.identity} {context.idempotency_key}"
     return follow(context, session, ask_session(context, session, header, body), wait=wait)
 
 

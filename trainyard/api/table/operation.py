@@ -35,6 +35,9 @@ class NetworkFacts:
     """Why only a caller on this machine may ask for it; empty for what may come over a network, too."""
     heavy: bool = False
     """Whether it takes long or much memory: over a network only some of these run at a time."""
+    confined: bool = False
+    """Whether its cost depends on what is in the request: for callers over a network a child process works on it,
+    with limits of memory and time, and ends when the caller leaves."""
     keeps_replies: bool = False
     """Whether what carries it out keeps the answers to an Idempotency-Key itself; else the service does."""
     tenants: bool = False

@@ -215,7 +215,10 @@ def add_commits(given: requests.EngineeringInput, context: Context) -> Added:
     config = config_of(given.config, None, context)
     bucket = bucket_of(config, given.bucket, "sft")
     place = given.repo.absolute()  # who types the command may read it
-    roots = (place.resolve(), *(root.absolute() for root in data_roots(settings, config.tenant)))
+    roots = (
+        place.resolve(),
+        *(root.absolute() for root in data_roots(settings.model_copy(update={"tenant": config.tenant}))),
+    )
     briefs = json.loads(given.briefs.read_text(encoding="utf-8")) if given.briefs is not None else {}
     with reading_service() as service:
         read = service.read_commits(CommitsRequest(place, roots, briefs))

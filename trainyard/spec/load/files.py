@@ -15,7 +15,7 @@ from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.words import word_reasons
 from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.spec.load.limits import MAX_SPEC_BYTES
-from trainyard.spec.load.parse import check_crowded, parse_chain, reasons_of, suggest
+from trainyard.spec.load.parse import check_crowded, parse_chain, reasons_of, suggest, validate
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.templates import TEMPLATES, build_template
 
@@ -71,7 +71,7 @@ def read_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
         return from_template(value)
     if isinstance(value, Mapping) and "dataset" in value and "nodes" not in value:
         try:
-            return chain_of_job(JobSpec.model_validate(value)), []
+            return chain_of_job(validate(JobSpec, value)), []
         except ValidationError as error:
             return None, reasons_of(error, JobSpec)
     if isinstance(value, Mapping) and "nodes" not in value and (known := word_reasons(value, None)):

@@ -7,12 +7,15 @@ wrong with the others: `parse_nodes` reads them one by one.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,6 +26,9 @@ from trainyard.spec.load.limits import MAX_KEYS, MAX_REASONS
 from trainyard.spec.load.spellings import VALUES, right_name, tags_of
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
+Model = TypeVar("Model", bound=BaseModel)
+TYPED_NUMBERS: ContextVar[bool] = ContextVar("typed numbers", default=False)
+NUMBER_TYPES = frozenset({"int_type", "float_type", "bool_type"})
 TAGGED_LISTS = ("rewards",)
 """Fields that list variants of a setting, distinguished by their `type`."""
 TAGGED = ("stage", "method")
@@ -70,10 +76,36 @@ def parse_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
         because = f"A chain is a mapping with `nodes`, not {describe_value(value)}."
         return None, [Reason("E-SPEC-TYPE", None, "", because, "Write `nodes:` with a list of `type` and `config`.")]
     try:
-        return ChainSpec.model_validate(value), []
+        return validate(ChainSpec, value), []
     except ValidationError as error:
         ids = number(parse_nodes(value, read=False))
         return None, reasons_of(error, ChainSpec, ids)
+
+
+def validate(model: type[Model], value: Any) -> Model:
+    """Validate a plain value. Inside of `typed_numbers`, texts and truth values are no numbers, as in JSON."""
+    if not TYPED_NUMBERS.get():
+        return model.model_validate(value)
+    try:
+        text = json.dumps(value)
+    except TypeError:  # it has parts that were validated already
+        return model.model_validate(value)
+    try:
+        return model.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        if any(one["type"] in NUMBER_TYPES for one in error.errors(include_url=False)):
+            raise
+    return model.model_validate(value)  # other types are read as in a file
+
+
+@contextmanager
+def typed_numbers() -> Iterator[None]:
+    """Take a number for a number alone: for callers whose values have types, other than those of a command line."""
+    token = TYPED_NUMBERS.set(True)
+    try:
+        yield
+    finally:
+        TYPED_NUMBERS.reset(token)
 
 
 def parse_nodes(value: Any, read: bool = True) -> list[ParsedNode]:

@@ -1,4 +1,4 @@
-"""Browsers that are logged in: TRAINYARD_HOME/access/logins.json has the hash of each cookie, and its token's name.
+"""Browsers that are logged in: TRAINYARD_HOME/access/logins.json has the hash of each cookie, and its token's id.
 
 A login ends after twelve hours, when it is logged out, and as soon as its token is revoked or expires: what it may do
 is looked up again at each request. A code logs one browser in, once, within an hour: a link has it. The token
@@ -21,8 +21,8 @@ CODE_S = 3600
 CODE_PREFIX = "once_"
 MAX_LOGINS = 1_000
 """Of these the one that ends first makes room for another."""
-OWN_STRING = ""
-"""In place of a token's name: the login was made with the home's own string."""
+OWN_STRING = "own:"
+"""Begins the id of the home's own string, as that of a token is its hash."""
 
 
 def logins_file(home: Path) -> Path:
@@ -37,26 +37,31 @@ def pack_logins(records: Records) -> dict[str, Any]:
     return versioned("logins", {"records": records})
 
 
+def id_of_string(text: str) -> str:
+    """Return the id of the home's own string: a login that was made with an earlier string ends with it."""
+    return f"{OWN_STRING}{digest_of(text)}"
+
+
 class LoginFile:
     """The logins of browsers of a home."""
 
     def __init__(self, home: Path) -> None:
         self.file = SecretFile(logins_file(home), unpack_logins, pack_logins)
 
-    def begin(self, token_name: str, now: float | None = None) -> str:
+    def begin(self, token_id: str, now: float | None = None) -> str:
         """A new login with a token; return its cookie."""
         cookie = new_secret("")
-        self.add(cookie, {"token": token_name}, LOGIN_S, now)
+        self.add(cookie, {"token": token_id}, LOGIN_S, now)
         return cookie
 
-    def offer_code(self, token_name: str, now: float | None = None) -> str:
+    def offer_code(self, token_id: str, now: float | None = None) -> str:
         """A new code, with which one browser logs in as with the token."""
         code = new_secret(CODE_PREFIX)
-        self.add(code, {"token": token_name, "once": True}, CODE_S, now)
+        self.add(code, {"token": token_id, "once": True}, CODE_S, now)
         return code
 
     def redeem_code(self, code: str, now: float | None = None) -> str | None:
-        """The name of the token of a code, which is used up then; None for one that is unknown, used or too old."""
+        """The id of the token of a code, which is used up then; None for one that is unknown, used or too old."""
         with self.file.changing() as records:
             record = find_record(records, code)
             if record is None or not record.get("once"):
@@ -74,7 +79,7 @@ class LoginFile:
             records[digest_of(secret)] = {**record, "expires": now + lasts_s}
 
     def find(self, cookie: str, now: float | None = None) -> str | None:
-        """The name of the token of a login; None for one that is unknown or has ended."""
+        """The id of the token of a login; None for one that is unknown or has ended."""
         record = find_record(self.file.records(), cookie)
         if record is None or record.get("once") or record["expires"] <= (time.time() if now is None else now):
             return None

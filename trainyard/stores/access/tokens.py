@@ -2,7 +2,8 @@
 
     {"records": {<SHA-256 of the token>: {name, scope, tenant, created, expires}}}
 
-A token that is revoked is gone from the file, and a service that is running reads the file again when it changes.
+A token that is revoked is gone from the file, and a service that is running reads the file again when it changes. A
+token is the same one by its hash, never by its name: a name that was revoked may be used again, by somebody else.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class TokenRecord:
     """Empty: every tenant."""
     created: float
     expires: float
+    id: str = ""
+    """The SHA-256 of the token, under which the file has its record."""
 
     def is_valid(self, now: float) -> bool:
         return now < self.expires
@@ -80,23 +83,25 @@ class TokenFile:
                 )
             if len(records) >= MAX_TOKENS:
                 raise LimitExceeded(f"There are {MAX_TOKENS:,} tokens, which is the most.", do="Revoke some.")
-            records[digest_of(token)] = asdict(TokenRecord(name, scope, tenant, now, now + days * DAY_S))
+            records[digest_of(token)] = facts_of(TokenRecord(name, scope, tenant, now, now + days * DAY_S))
         return token
 
     def find(self, token: str, now: float | None = None) -> TokenRecord | None:
         """What a token allows; None for one that is unknown, revoked or expired."""
         record = find_record(self.file.records(), token)
-        found = TokenRecord(**record) if record is not None else None
+        found = TokenRecord(**record, id=digest_of(token)) if record is not None else None
         return found if found and found.is_valid(time.time() if now is None else now) else None
 
-    def named(self, name: str, now: float | None = None) -> TokenRecord | None:
-        """The valid token of a name."""
-        now = time.time() if now is None else now
-        return next((one for one in self.list() if one.name == name and one.is_valid(now)), None)
+    def find_by_id(self, token_id: str, now: float | None = None) -> TokenRecord | None:
+        """Return what the token of an id allows; None for one that was revoked or has expired."""
+        record = self.file.records().get(token_id)
+        found = TokenRecord(**record, id=token_id) if record is not None else None
+        return found if found and found.is_valid(time.time() if now is None else now) else None
 
     def list(self) -> list[TokenRecord]:
         """Every token, by name; those that have expired included, until another is made."""
-        return sorted((TokenRecord(**one) for one in self.file.records().values()), key=lambda one: one.name)
+        records = self.file.records().items()
+        return sorted((TokenRecord(**one, id=token_id) for token_id, one in records), key=lambda one: one.name)
 
     def revoke(self, name: str) -> TokenRecord:
         """Remove a token; it opens nothing any more. Raises `NotFound` (`E-NOT-FOUND`)."""
@@ -105,4 +110,9 @@ class TokenFile:
             if found is None:
                 known = ", ".join(sorted(one["name"] for one in records.values())) or "none"
                 raise NotFound(f"There is no token {name!r}.", why=f"There is {known}.", do="Correct the name.")
-            return TokenRecord(**records.pop(found))
+            return TokenRecord(**records.pop(found), id=found)
+
+
+def facts_of(record: TokenRecord) -> dict[str, Any]:
+    """Return a record as the file has it, without the id that is its key."""
+    return {name: value for name, value in asdict(record).items() if name != "id"}

@@ -171,7 +171,7 @@ def test_a_body_may_be_one_field(app: FastAPI) -> None:
         ({"content": b'{"files": [NaN]}'}, 400, "E-JSON", "NaN is not JSON"),
         ({"content": b"[1]"}, 400, "E-JSON", "not a JSON object"),
         ({"content": b'{"files": ' + b"[" * 200 + b"]" * 200 + b"}"}, 400, "E-JSON", "more than 100 levels"),
-        ({"content": b"[" * 100_000}, 400, "E-JSON", "nested too deeply"),
+        ({"content": b"[" * 15_000}, 400, "E-JSON", "nested too deeply"),
         ({"content": b"\xff\xfe"}, 400, "E-JSON", "not valid JSON"),
         ({"content": b"{}", "headers": {"content-type": "text/plain"}}, 415, "E-MEDIA-TYPE", "text/plain"),
         ({"json": {"files": [], "more": 1}}, 422, "E-PARAMETER", "more"),

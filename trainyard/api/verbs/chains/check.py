@@ -8,10 +8,12 @@ from typing import Any
 
 from trainyard.api import planning
 from trainyard.api.acceptance import reason_of
+from trainyard.api.access.hiding import error_for, reasons_for
 from trainyard.api.access.reaching import require_template
 from trainyard.api.context import Context
 from trainyard.api.requests.chains import ChainText, CheckInput
 from trainyard.api.responses import Response
+from trainyard.api.verbs.chains.tenancy import keep_to_tenant
 from trainyard.errors import InvalidInput, Refused
 from trainyard.loading import load
 
@@ -50,17 +52,19 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
     settings = context.settings
     path = given if isinstance(given, Path) else str(given.get("name") or "chain")
     try:
-        wanted = planning.asked(str(given) if isinstance(given, Path) else given)
+        wanted = keep_to_tenant(planning.asked(str(given) if isinstance(given, Path) else given), context.caller)
         for note in wanted.notes:
             context.say(f"{path}: {note}")
         chain, decisions = planning.decided(wanted.spec, settings)
         if reasons := planning.examine(chain, settings):
             raise Refused(reasons)
     except Refused as refused:
-        rows = tuple({**reason.as_dict(), "line": reason.line()} for reason in refused.reasons)
+        reasons = reasons_for(context.caller, refused.reasons, settings)
+        rows = tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons)
         return FileCheck(file=str(path), ok=False, reasons=rows)
     except InvalidInput as error:
-        row = {**reason_of(error, None, "").as_dict(), "line": str(error)}
+        shown = error_for(context.caller, error, settings)
+        row = {**reason_of(shown, None, "").as_dict(), "line": str(shown)}
         return FileCheck(file=str(path), ok=False, reasons=(row,))
     notes = [f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions]
     notes += [f"{one.id}: {text}" for one in chain.nodes for text in planning.list_advice(one.config, settings)]

@@ -200,9 +200,15 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
 
 
 def settings_of(context: Context) -> Settings:
-    """The settings with the caller's tenant, whose folder is one of the data roots."""
-    tenant = context.caller.tenant
-    return context.settings.model_copy(update={"tenant": tenant}) if tenant else context.settings
+    """The settings of the caller's tenant, whose folder is one of the data roots.
+
+    A token of a tenant reads that tenant's folder, not the one in which the operator works.
+    """
+    caller, settings = context.caller, context.settings
+    if not (caller.remote and caller.tenant):
+        return settings.for_tenant(caller.tenant)
+    update = {"tenant": caller.tenant, "working_folder": settings.tenant_folder(caller.tenant)}
+    return settings.model_copy(update=update)
 
 
 def read_first(

@@ -79,7 +79,7 @@ def by_estimate(node: str, seconds: float | None, work: TrainingLogs | None) -> 
 
 def by_plan(chain: ResolvedChain, ended: dict[str, Any], settings: Settings) -> dict[str, float]:
     """Trainer's id -> seconds that `plan` estimates, with the rows that the nodes before it have left by now."""
-    settings, here = settings.model_copy(update={"tenant": chain.tenant}), devices_here()[0]
+    settings, here = settings.for_tenant(chain.tenant), devices_here()[0]
     outputs = dict(finished_outputs(ended, settings))
     finished = FinishedNodes(chain, {one: outputs.get(one) for one in chain.order}, ended)
     known = Known(

@@ -10,7 +10,8 @@ from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
 from trainyard.errors import Unavailable
 from trainyard.settings import Settings
-from trainyard.stores.access.logins import CODE_S, OWN_STRING, LoginFile
+from trainyard.stores.access.logins import CODE_S, LoginFile, id_of_string
+from trainyard.stores.auth_string import read_auth
 
 
 class DashboardLink(Response):
@@ -34,4 +35,6 @@ def show_dashboard(_given: Nothing, context: Context) -> DashboardLink:
 
 def link_to(service_url: str, settings: Settings) -> str:
     """The page of a service with a new code. It is behind the #, which browsers keep out of requests and logs."""
-    return f"{service_url}/dashboard#login={LoginFile(settings.home).offer_code(OWN_STRING)}"
+    return (
+        f"{service_url}/dashboard#login={LoginFile(settings.home).offer_code(id_of_string(read_auth(settings) or ''))}"
+    )

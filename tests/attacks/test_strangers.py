@@ -1,0 +1,288 @@
+"""Strangers at the service: large bodies, bodies that stop, JSON bombs, trailers, names that are used again.
+
+The service is a process of its own, and most clients are sockets, so that each byte is as an attacker sends it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.api_process import serving
+from trainyard.stores.access.tokens import TokenFile
+
+MiB = 1 << 20
+CHECK, LOGIN = "/api/v1/check", "/api/v1/login"
+TENSORS = "application/x-safetensors"
+LARGEST_MiB = 256
+
+
+@dataclass(frozen=True)
+class Place:
+    """A running service with three callers."""
+
+    port: int
+    home: Path
+    work: Path
+    run: str
+    read: str
+
+    @property
+    def process(self) -> psutil.Process:
+        here = (one for one in psutil.Process().children() if f"{self.port}" in one.cmdline())
+        return next(here)
+
+    def connect(self) -> socket.socket:
+        one = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        one.settimeout(30)
+        return one
+
+    def head(self, path: str, *more: str, token: str = "") -> bytes:
+        lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Content-Type: application/json", *more]
+        lines += [f"Authorization: Bearer {token}"] if token else []
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+    def ask(self, method: str, path: str, token: str = "", **given: Any) -> httpx.Response:
+        headers = {**({"authorization": f"Bearer {token}"} if token else {}), **given.pop("headers", {})}
+        return httpx.request(method, f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=60, **given)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    home, work = tmp_path_factory.mktemp("api") / "home", tmp_path_factory.mktemp("work")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+            patch.delenv(name, raising=False)
+        patch.setenv("TRAINYARD_HOME", str(home))
+        patch.setenv("TRAINYARD_WORKING_FOLDER", str(work))
+        (work / ".env").write_text("KEY=secret\n")
+        (work / "chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 20)
+        own = home / "tenants" / "acme"
+        own.mkdir(parents=True)
+        (own / "own.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 20)
+        tokens = TokenFile(home)
+        run, read = tokens.create("many", "run", "", 1), tokens.create("acme", "read", "acme", 1)
+        with serving() as port:
+            yield Place(port, home, work, run, read)
+
+
+def read_answer(one: socket.socket) -> bytes:
+    found = bytearray()
+    while b"\r\n\r\n" not in found and (part := one.recv(1 << 16)):
+        found += part
+    return bytes(found)
+
+
+def status_of(one: socket.socket) -> int:
+    answer = read_answer(one)
+    return int(answer.split()[1]) if answer else 0
+
+
+def test_a_trailer_is_not_a_header(place: Place) -> None:
+    with place.connect() as one:
+        one.sendall(place.head(CHECK, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n")
+        one.sendall(f"Authorization: Bearer {place.run}\r\n\r\n".encode())
+        assert status_of(one) == 401
+
+
+def send_for_a_while(one: socket.socket, head: bytes, more: bytes) -> None:
+    one.sendall(head + b"2\r\n{}\r\n")
+    for _ in range(50):
+        one.sendall(more)
+        time.sleep(0.02)
+
+
+def test_endless_trailers_and_extensions_end_the_connection(place: Place) -> None:
+    for more in (b"0\r\n" + b"x-filler: " + b"a" * 500_000, b"1;ext=" + b"a" * 500_000):
+        with place.connect() as one, pytest.raises(OSError, match=r"reset|Broken pipe|closed"):
+            send_for_a_while(one, place.head(CHECK, "Transfer-Encoding: chunked", token=place.read), more)
+
+
+def test_half_bodies_lock_nobody_out_of_the_login(place: Place) -> None:
+    half = [place.connect() for _ in range(600)]
+    try:
+        for one in half:
+            one.sendall(place.head(LOGIN, "Content-Length: 100") + b"{")
+        began = time.monotonic()
+        assert place.ask("POST", LOGIN, json={"token": place.run}).status_code == 200
+        assert place.ask("GET", "/dashboard").status_code in (200, 307, 404)
+        assert place.ask("GET", "/health").status_code == 200
+        assert time.monotonic() - began < 5
+    finally:
+        for one in half:
+            one.close()
+
+
+def test_a_half_body_of_a_stranger_has_five_seconds(place: Place) -> None:
+    began = time.monotonic()
+    with place.connect() as one:
+        one.sendall(place.head(LOGIN, "Content-Length: 100") + b"{")
+        assert status_of(one) == 408
+    assert 4 < time.monotonic() - began < 12
+
+
+def test_a_long_login_is_refused(place: Place) -> None:
+    assert place.ask("POST", LOGIN, json={"token": "x" * 5_000}).status_code == 413
+
+
+def test_the_body_of_a_session_that_is_not_there_is_not_read(place: Place) -> None:
+    with place.connect() as one:
+        head = place.head("/api/v1/sessions/X/forward", f"Content-Length: {LARGEST_MiB * MiB}", token=place.run)
+        one.sendall(head.replace(b"application/json", TENSORS.encode()))
+        assert status_of(one) == 404  # not a byte of it was sent
+
+
+def test_tensors_are_for_sessions_alone(place: Place) -> None:
+    answer = place.ask("POST", CHECK, place.run, content=b"x" * (9 * MiB), headers={"content-type": TENSORS})
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("item", [b"{}", b"[]", b"0", b'""', b'"\\"[["'])
+def test_a_bomb_is_refused_before_it_is_decoded(place: Place, item: bytes) -> None:
+    body = b'{"files": [' + b",".join([item] * (8 * MiB // (len(item) + 1) - 10)) + b"]}"
+    before, began = place.process.memory_info().rss, time.monotonic()
+    answer = place.ask("POST", CHECK, place.run, content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (413, "E-BODY-LENGTH")
+    assert time.monotonic() - began < 5
+    assert place.process.memory_info().rss - before < 200 * MiB
+
+
+def test_long_texts_are_not_taken_for_structure(place: Place) -> None:
+    body = {"files": [{"name": "text", "nodes": [], "notes": "[{,:" * 500_000}]}
+    answer = place.ask("POST", CHECK, place.run, json=body)
+    assert answer.status_code == 200
+    assert not answer.json()["files"][0]["ok"]
+
+
+def test_names_that_are_used_again_are_other_callers(place: Place) -> None:
+    tokens = TokenFile(place.home)
+    first = tokens.create("again", "read", "acme", 1)
+    with httpx.Client(base_url=f"http://127.0.0.1:{place.port}") as browser:
+        assert browser.post(LOGIN, json={"token": first}).status_code == 200
+        assert browser.get(LOGIN).json()["tenant"] == "acme"
+        tokens.revoke("again")
+        assert browser.get(LOGIN).status_code == 401
+        tokens.create("again", "admin", "", 1)
+        assert browser.get(LOGIN).status_code == 401
+
+
+OUTSIDE = (
+    "chats.jsonl", ".env", "../.env", "nothing.jsonl", "/etc/passwd", "/etc", "/etc/nothing", "/proc/self/exe",
+    "../beta", "../../tenants/beta/x.jsonl", ".ssh/id_rsa",
+)  # fmt: skip
+
+
+def test_a_tenant_learns_nothing_of_what_is_not_its_own(place: Place) -> None:
+    (place.home / "tenants" / "acme" / "link.jsonl").symlink_to(place.work / "chats.jsonl")
+    found = [place.ask("GET", "/api/v1/data/preview", place.read, params={"path": path}) for path in OUTSIDE]
+    found.append(place.ask("GET", "/api/v1/data/preview", place.read, params={"path": "link.jsonl"}))
+    texts = {json.dumps({**one.json(), "trace": ""}) for one in found}
+    assert len(texts) == 1, texts
+    (text,) = texts
+    assert str(place.home) not in text
+    assert str(place.work) not in text
+    assert "E-DATA-NOT-FOUND" in text
+
+
+def test_check_says_the_same_of_every_place_that_is_not_a_tenants(place: Place) -> None:
+    rows = []
+    for path in OUTSIDE:
+        chain = {"name": "c", "nodes": [{"type": "data_source", "config": {"path": path}}, {"type": "trainer"}]}
+        answer = place.ask("POST", CHECK, place.read, json={"files": [chain]})
+        body = {**answer.json(), "trace": ""}
+        rows.append((answer.status_code, json.dumps(body)))
+        assert str(place.home) not in answer.text
+        assert str(place.work) not in answer.text
+    assert {"chats.jsonl", "secret"}.isdisjoint(" ".join(text for _, text in rows).split())
+
+
+@pytest.mark.slow
+def test_a_tenant_reads_its_own_folder(place: Place) -> None:
+    answer = place.ask("GET", "/api/v1/data/preview", place.read, params={"path": "own.jsonl"})
+    assert answer.status_code == 200
+    assert str(place.home) not in answer.text
+
+
+# The bar
+
+
+def probe(place: Place, stop: Event, seconds: list[float]) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{place.port}", timeout=60) as client:
+        while not stop.is_set():
+            began = time.perf_counter()
+            assert client.get("/health").status_code == 200
+            seconds.append(time.perf_counter() - began)
+            time.sleep(0.02)
+
+
+def send_and_leave(place: Place, path: str, kind: str, body: bytes, repeat: int) -> None:
+    """Send a body as fast as the service takes it, all but its end where `repeat` is larger than one, and hang up."""
+    with place.connect() as one:
+        head = place.head(path, f"Content-Length: {len(body) * repeat}", token=place.run)
+        try:
+            one.sendall(head.replace(b"application/json", kind.encode()))
+            for _ in range(repeat):
+                one.sendall(body)
+        except OSError:
+            return  # it was refused before its end
+
+
+def nodes(size: int) -> bytes:
+    node = b'{"type":"data_source","config":{"path":"x.jsonl"}}'
+    return b'{"files":[{"name":"c","nodes":[' + b",".join([node] * (size // (len(node) + 1))) + b"]}]}"
+
+
+def work_left(place: Place) -> float:
+    """CPU seconds that the service and its children used within a second."""
+    family = [place.process, *place.process.children(recursive=True)]
+    before = sum(sum(one.cpu_times()[:2]) for one in family)
+    time.sleep(1)
+    return sum(sum(one.cpu_times()[:2]) for one in family if one.is_running()) - before
+
+
+@pytest.mark.slow
+def test_large_bodies_of_clients_that_hang_up(place: Place) -> None:
+    """Six clients for each kind of body, next to a health probe: it stays below a second, and nothing is left."""
+    text = json.dumps({"files": [{"name": "c", "nodes": [], "notes": "a" * (8 * MiB - 200)}]}).encode()
+    bomb = b'{"files": [' + b",".join([b"{}"] * (8 * MiB // 3 - 10)) + b"]}"
+    kinds = (
+        ("/api/v1/sessions/X/forward", TENSORS, bytes(MiB), LARGEST_MiB),
+        (CHECK, "application/json", bomb, 1),
+        (CHECK, "application/json", nodes(MiB // 2), 1),
+        (CHECK, "application/json", nodes(8 * MiB - 200), 1),
+        (CHECK, "application/json", text, 1),
+    )
+    place.ask("POST", CHECK, place.run, content=nodes(200), headers={"content-type": "application/json"})
+    time.sleep(1)
+    before, idle = place.process.memory_info().rss, work_left(place)
+    stop, seconds = Event(), list[float]()
+    thread = Thread(target=probe, args=(place, stop, seconds))
+    thread.start()
+    try:
+        for kind in kinds:
+            with ThreadPoolExecutor(6) as pool:
+                list(pool.map(lambda _, kind=kind: send_and_leave(place, *kind), range(6)))
+            time.sleep(1)
+        time.sleep(5)
+    finally:
+        stop.set()
+        thread.join()
+    left, grown = work_left(place), place.process.memory_info().rss - before
+    ordered = sorted(seconds)
+    p99 = ordered[int(len(ordered) * 0.99)]
+    print(f"health p99 {p99:.3f} s, worst {ordered[-1]:.3f} s of {len(ordered)}; {grown / MiB:.0f} MiB; {left:.2f} s")
+    assert p99 <= 1.0
+    assert grown < 150 * MiB
+    assert left < idle + 0.3
+    assert not [one for one in place.process.children(recursive=True) if "spawn_main" in " ".join(one.cmdline())]
