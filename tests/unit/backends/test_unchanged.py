@@ -92,7 +92,7 @@ def test_a_short_run_leaves_its_last_checkpoint_and_its_best_ones(jobs: Jobs, tm
     assert len(best) == 2
     assert not (work / "checkpoints").exists()
     assert "gemm_4bit" not in (work / "child.log").read_text()
-    mirrored = {path.name for path in (tmp_path / "mirror" / job.digest).iterdir()}
+    mirrored = {path.name for path in (tmp_path / "mirror" / job.work_name).iterdir()}
     assert mirrored >= {"step-0000000005", *best}
 
 
