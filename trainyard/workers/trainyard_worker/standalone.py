@@ -244,7 +244,7 @@ def with_objects(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_object(arguments: Any) -> Any:
-    """Arguments as an object: nothing and `null` are an empty one. Raises `ValueError` for what is no object."""
+    """Arguments as an object: nothing and `null` are an empty one. Raises `ValueError` for anything else."""
     value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"the arguments of a call are not an object: {str(arguments)[:80]}")
