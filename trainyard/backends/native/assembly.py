@@ -245,7 +245,7 @@ def encode_held_out(
     rows = evaluation_rows(job)
     encode = stage.encode_held_out or (lambda *given: stage.encode(*given)[0])
     found = list(encode(rows, tokenizer, config))
-    if config.stage.type is Stage.CPT:  # a block is no row
+    if config.stage.type is Stage.CPT:  # blocks, not rows
         found = found[: asked.max_rows]
     if len(found) < stage.facts.smallest_batch:
         raise InvalidInput(

@@ -24,7 +24,7 @@ class TemplateRefusal(TemplateError):
 def refusals() -> Iterator[None]:
     """Raise a `TemplateRefusal` in place of anything that a template raises for a conversation.
 
-    A template that used up its limits is no refusal: `TemplateLimit` passes.
+    `TemplateLimit`, of a template that used up its limits, passes.
     """
     try:
         yield

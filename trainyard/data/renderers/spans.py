@@ -160,7 +160,7 @@ class TemplateText:
 
     def taken(self, turns: list[Turn]) -> list[Turn]:
         """The turns in the form that the template takes: contents as text or blocks, arguments as objects or text, and
-        results in the order of their calls. Raises `TemplateRefusal` for arguments that are no object."""
+        results in the order of their calls. Raises `TemplateRefusal` for arguments that are not an object."""
         if any(turn.get("tool_calls") for turn in turns):
             turns = [with_arguments(turn, as_text=self.wants_argument_text) for turn in in_order(turns)]
         return as_blocks(turns) if self.wants_blocks else turns

@@ -25,7 +25,7 @@ def as_blocks(turns: list[Turn]) -> list[Turn]:
 def in_order(turns: list[Turn]) -> list[Turn]:
     """The turns with the results of a turn's calls in the order of the calls.
 
-    Most templates write no ids, so a model tells results apart by their order. A run of results stays as it is unless
+    Most templates write no ids, so a model distinguishes results by their order. A run of results stays as it is unless
     each has the id of another call.
     """
     ordered = list(turns)
@@ -46,7 +46,7 @@ def in_order(turns: list[Turn]) -> list[Turn]:
 def with_arguments(turn: Turn, *, as_text: bool) -> Turn:
     """A turn with the arguments of its calls as objects, or as the JSON text of objects.
 
-    Raises `TemplateRefusal` for arguments that are no object.
+    Raises `TemplateRefusal` for arguments that are not an object.
     """
     if not turn.get("tool_calls"):
         return turn

@@ -167,12 +167,6 @@ class Chat:
             return []
 
     def render(self, messages: list[dict[str, Any]], row: dict[str, Any], *, ask: bool = False) -> str:
-        try:
-            return self.written(list(map(with_objects, messages)), row, ask=ask)
-        except TypeError:  # some templates take the arguments of calls as text
-            return self.written(messages, row, ask=ask)
-
-    def written(self, messages: list[dict[str, Any]], row: dict[str, Any], *, ask: bool) -> str:
         marked = []
         for message in messages:
             control = self.special if message["role"] == "assistant" else self.control
@@ -232,23 +226,6 @@ class Chat:
         prompt = self.ids(asked, start=True)
         answers = [self.learned_ids(text[len(asked) : self.turn_end(text)]) for text in texts]
         return [{"input_ids": prompt + ids, "labels": [IGNORED] * len(prompt) + ids} for ids in answers]
-
-
-def with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with the arguments of its calls as objects, which most templates write as JSON."""
-    calls = [
-        {**call, "function": {**call["function"], "arguments": as_object(call["function"].get("arguments"))}}
-        for call in message.get("tool_calls") or ()
-    ]
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def as_object(arguments: Any) -> Any:
-    """Arguments as an object: nothing and `null` are an empty one. Raises `ValueError` for what is no object."""
-    value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-    if value is not None and not isinstance(value, dict):
-        raise ValueError(f"the arguments of a call are not an object: {str(arguments)[:80]}")
-    return value or {}
 
 
 def one_of(tokens: set[str]) -> re.Pattern[str]:
