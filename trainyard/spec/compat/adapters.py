@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainyard.spec.axes.methods import DEFAULT_INIT, AdapterSettings, LowRankSettings, Method
+from trainyard.spec.axes.methods import DEFAULT_INIT, AdapterSettings, LowRankSettings, Method, adapter_settings
 from trainyard.spec.compat.context import Match, NodeView, Row
 from trainyard.spec.compat.training import earlier, written_as_one
 from trainyard.spec.estimate.bases import BaseFacts
@@ -51,8 +51,8 @@ def other_experts(config: TrainerConfig, at: NodeView) -> Match:
     before, base = written_as_one(config, at), facts_of(config, at)
     if before is None or base is None or not base.experts or not (reaches_experts(config) and reaches_experts(before)):
         return False
-    shapes = [(one.method.target_modules, one.method.layers) for one in (before, config) if has_shape(one)]
-    return shapes[0] != shapes[1]
+    old, new = adapter_settings(before.method), adapter_settings(config.method)
+    return (old.target_modules, old.layers) != (new.target_modules, new.layers)
 
 
 def has_shape(config: TrainerConfig) -> bool:

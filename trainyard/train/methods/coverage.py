@@ -75,11 +75,9 @@ def adapted_weights(model: Any, adapter: str) -> set[int]:
 def matrices_of(module: torch.nn.Module) -> list[tuple[Any, int]]:
     """(weight, number of values) of the matrices of a module itself."""
     if is_linear(module):
-        weight: Any = getattr(module, "weight", module)
-        inputs, outputs = (module.nx, module.nf) if isinstance(module, Conv1D) else (
-            module.in_features, module.out_features
-        )  # fmt: skip
-        return [(weight, int(inputs) * int(outputs))]
+        layer: Any = module
+        inputs, outputs = (layer.nx, layer.nf) if isinstance(layer, Conv1D) else (layer.in_features, layer.out_features)
+        return [(getattr(layer, "weight", layer), int(inputs) * int(outputs))]
     own = module.named_parameters(recurse=False)  # the biases of experts are a matrix, too
     return [(weight, weight.numel()) for name, weight in own if weight.ndim > 1 and not name.endswith("bias")]
 

@@ -1,6 +1,6 @@
 """Layers that get an adapter: linear modules, and on a mixture of experts the stacked matrices of the experts.
 
-transformers keeps the experts of a block in one tensor (E, ·, ·), which is no linear module: PEFT adapts such a tensor
+transformers keeps the experts of a block in one tensor (E, ·, ·) instead of linear modules: PEFT adapts such a tensor
 by its name (`target_parameters`). A router chooses experts and gets no adapter unless its name is written; a vision or
 audio tower next to the language model gets none with `all-linear`.
 """
