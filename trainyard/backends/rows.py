@@ -173,6 +173,9 @@ def plain(row: shapes.Row) -> dict[str, Any]:
         case shapes.LabelledRow():
             said = {"prompt": turns(row.prompt), "completion": turns(row.completion), "label": row.label}
             return {**said, **parse("tools", row.tools)}
+        case shapes.PromptRow():
+            answer = {"answer": row.answer} if row.answer else {}
+            return {"prompt": turns(row.prompt), **answer, **parse("tools", row.tools)}
         case shapes.TextRow() | shapes.DocumentRow():
             return {"text": row.text}
 

@@ -240,8 +240,8 @@ def shown_setting(found: KeyResult) -> str:
 def rows_of(keys: Sequence[KeyResult]) -> tuple[KeyRow, ...]:
     return tuple(
         KeyRow(
-            key=one.key, value=shown_value(one), status=one.status, ours=shown_setting(one), because=one.because, do=one.do,
-            code=one.code,
+            key=result.key, value=shown_value(result), status=result.status, ours=shown_setting(result),
+            because=result.because, do=result.do, code=result.code,
         )
-        for one in keys
+        for result in keys
     )  # fmt: skip
