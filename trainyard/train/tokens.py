@@ -165,7 +165,8 @@ def encode_rows(
     `encode(renderer, row, max_length, ledger)` enters its row, and returns its examples, or None where nothing is left
     of it. A row that the template refuses (wrong order of roles, say) is counted instead, with the template's words.
     """
-    renderer, ledger, examples = Renderer(tokenizer), TokenLedger(), []
+    renderer, ledger = Renderer(tokenizer), TokenLedger()
+    examples: list[Found] = []
     for row in training_rows(rows, ledger):
         try:
             made = encode(renderer, row, max_length, ledger)

@@ -58,7 +58,7 @@ def in_form(call: dict[str, Any], *, as_text: bool) -> dict[str, Any]:
     if not isinstance(function, Mapping):
         return call
     value = function.get("arguments")
-    arguments = read_arguments(value, str(function.get("name")))
+    arguments: Any = read_arguments(value, str(function.get("name")))
     if as_text:
         is_object_text = isinstance(value, str) and value.lstrip().startswith("{") and arguments
         arguments = value if is_object_text else orjson.dumps(arguments).decode()
