@@ -173,6 +173,8 @@ def plain(row: shapes.Row) -> dict[str, Any]:
         case shapes.LabelledRow():
             said = {"prompt": turns(row.prompt), "completion": turns(row.completion), "label": row.label}
             return {**said, **parse("tools", row.tools)}
+        case shapes.PromptRow():
+            return {"prompt": turns(row.prompt), "answer": row.answer, **parse("tools", row.tools)}
         case shapes.TextRow() | shapes.DocumentRow():
             return {"text": row.text}
 

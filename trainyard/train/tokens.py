@@ -19,12 +19,12 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.renderers.rendering import Piece, Renderer, turn_of
-from trainyard.data.rows import TRAIN, LabelledRow, Message, PreferenceRow, SftRow, TextRow
+from trainyard.data.rows import TRAIN, LabelledRow, Message, PreferenceRow, PromptRow, SftRow, TextRow
 from trainyard.errors import InvalidInput
 from trainyard.train.head import IGNORED
 
 Encoded = dict[str, list[int]]
-AnyRow = TypeVar("AnyRow", SftRow, PreferenceRow, LabelledRow, TextRow)
+AnyRow = TypeVar("AnyRow", SftRow, PreferenceRow, LabelledRow, TextRow, SftRow | PromptRow)
 Found = TypeVar("Found")
 
 
