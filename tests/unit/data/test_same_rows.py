@@ -40,7 +40,10 @@ texts = st.one_of(
 turn_weights = st.fixed_dictionaries({}, optional={"weight": st.sampled_from([0, 1]), "name": texts})
 tools = st.just([{"type": "function", "function": {"name": "lamp", "parameters": {"type": "object", "properties": {
     "pier": {"type": "string"}}}}}])  # fmt: skip
-arguments = st.fixed_dictionaries({"pier": texts}, optional={"count": st.integers(-99, 99)})
+arguments = st.fixed_dictionaries({"pier": texts}, optional={"count": st.integers(-99, 99)}).map(
+    lambda values: dict(sorted(values.items(), reverse=True))
+)
+"""One order of keys: Arrow's structs have the order of their column, which a row cannot change."""
 
 
 def user(text: str) -> dict[str, Any]:

@@ -146,7 +146,8 @@ class Normaliser:
         keys, detected = frozenset(record), self.detected
         if None in record.values():
             shape = shape_of_record(record, detected.allowed)
-            if shape is not shape_of(keys, detected.allowed) and shape.port is detected.shape.port:
+            by_keys = shape_of(keys, detected.allowed)
+            if shape is not None and shape is not by_keys and shape.port is detected.shape.port:
                 keys = frozenset(key for key, value in record.items() if value is not None)
         return self.kind(keys)
 
