@@ -22,7 +22,7 @@ from trainyard.loading import load
 SCOPES = tuple(Scope)
 """Each allows what those before it allow."""
 TYPED = frozenset({"check", "plan", "jobs create", "chains create", "chains update", "sessions create"})
-"""Operations that read a new spec: over a network it comes as JSON, in which `"3"` and true are no numbers."""
+"""Operations that read a new spec: over a network it is JSON, in which `"3"` and true are not read as numbers."""
 
 
 def request_of(name: str, given: Mapping[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 uvicorn waits for ever for a client that sends half a request, and keeps all of it. `BoundedProtocol` gives a request's
 head ten seconds and 64 KiB and its body a minute, a client that reads nothing of its answer two minutes, and keeps at
 most 512 connections: beyond them the oldest that has sent no whole head, or has its answer already, gives way. Trailers
-are dropped: a field behind a body is no header, and whoever checked the headers has not seen it (RFC 9110, 6.5.1).
+are dropped: the checks of the headers ran before a field behind the body arrived (RFC 9110, 6.5.1).
 It parses with httptools and runs on
 uvloop, because h11 and asyncio's own loop take half of the time of a small request.
 """

@@ -4,7 +4,7 @@
 
 A chain of a few kilobytes may take seconds to check, and a row of a data set may be anything: what a stranger sends
 costs a child, never the process that answers everybody. The child ends when its caller leaves. One caller has two
-children at a time and some requests that wait; beyond them it is told when to ask again.
+children at a time and some requests that wait; beyond them it gets 429 and when to ask again.
 """
 
 from __future__ import annotations

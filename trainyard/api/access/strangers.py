@@ -1,7 +1,8 @@
 """Bodies of requests without a caller: short ones, soon, and few at a time.
 
-Whoever logs in sends its body together with the head. A client that sends half of one waits at most five seconds, and
-gives way to newer ones when there are many: it takes no place that a login, a page or another caller needs.
+A client that logs in sends its body together with the head. A client that sends half of one waits at most five
+seconds, and gives way to newer ones when there are many: it takes no place that a login, a page or another caller
+needs.
 """
 
 from __future__ import annotations

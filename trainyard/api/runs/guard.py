@@ -120,7 +120,7 @@ def with_deadline(scope: Scope, receive: Receive) -> Receive:
 class GuardedDocument:
     """An ASGI app that answers Prefect's OpenAPI document for callers with credentials, and builds it once.
 
-    Prefect writes it anew for each request, two seconds of its event loop, and asks for no credentials.
+    Prefect writes it again for each request, two seconds of its event loop, and asks for no credentials.
     """
 
     def __init__(self, app: FastAPI, auth_string: str | None) -> None:

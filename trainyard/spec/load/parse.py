@@ -83,7 +83,7 @@ def parse_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
 
 
 def validate(model: type[Model], value: Any) -> Model:
-    """Validate a plain value. Inside of `typed_numbers`, texts and truth values are no numbers, as in JSON."""
+    """Validate a plain value. Inside of `typed_numbers`, only numbers are numbers, as in JSON."""
     if not TYPED_NUMBERS.get():
         return model.model_validate(value)
     try:
