@@ -43,7 +43,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.states import JobState
 from trainyard.stores import metrics as stored
 from trainyard.stores.artifacts import Produced
-from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
+from trainyard.stores.jobs import JobRecord, JobStore, SubmittingProcess, new_job_id
 from trainyard.stores.metrics import Point, TrainingMetrics, TrainingProgress
 
 WAITING = "waiting for the device"
@@ -265,8 +265,7 @@ class TrainingManager:
             base_model=config.base_model or job.base,
             work=str(work_folder(job, self.settings)),
             tenant=self.settings.tenant,
-            pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
+            process=SubmittingProcess(pid=os.getpid(), started=psutil.Process().create_time()),
             created=time.time(),
         )
         backend, folder = self.backends[config.backend], self.store.folder / record.id

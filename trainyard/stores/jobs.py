@@ -28,6 +28,14 @@ JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 JOB_FILE = re.compile(rf"{JOB_ID.pattern}\.json")
 
 
+class SubmittingProcess(BaseModel):
+    """The process that submitted a job, and steers it while it lives."""
+
+    pid: int
+    started: float
+    """When it was created (seconds of the epoch): another process may get its number."""
+
+
 class JobRecord(BaseModel):
     """One job as a list shows it."""
 
@@ -47,10 +55,7 @@ class JobRecord(BaseModel):
     result: str = ""
     """Folder of the adapter or model, once it is completed."""
     tenant: str = "default"
-    pid: int | None = None
-    """The process that submitted it, and steers it while it lives."""
-    process_started: float = 0.0
-    """When that process was created (seconds of the epoch): another one may get its number."""
+    process: SubmittingProcess | None = None
     created: float = 0.0
     updated: float = 0.0
     facts: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from trainyard.backends.manager import Options, TrainingManager
 from trainyard.errors import Conflict
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
-from trainyard.stores.jobs import JobStore
+from trainyard.stores.jobs import JobStore, SubmittingProcess
 
 RUN = "0190d3c2-1f2e-4a3b-8c4d-5e6f70819203"
 
@@ -62,6 +62,10 @@ def test_a_job_whose_program_died_has_failed(context: Context, jobs: Jobs) -> No
     run_id = manager.submit_local(jobs(backend="native", hyperparameters={"max_steps": 1}))
     manager.wait(run_id, 120)
     store = JobStore(context.settings.home / "jobs")
-    store.put(store.get(run_id).model_copy(update={"state": JobState.RUNNING, "process_started": 1.0}))
+    store.put(
+        store.get(run_id).model_copy(
+            update={"state": JobState.RUNNING, "process": SubmittingProcess(pid=1, started=1.0)}
+        )
+    )
     job = show_job(JobInput(job=run_id), context)
     assert (job.state, job.detail, job.pid) == (JobState.FAILED, "crashed", None)

@@ -17,7 +17,7 @@ from trainyard.backends.oom import follow_restarts
 from trainyard.errors import Conflict
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
-from trainyard.stores.jobs import JobRecord, JobStore
+from trainyard.stores.jobs import JobRecord, JobStore, SubmittingProcess
 from trainyard.stores.live.job_ids import derive_job_id, is_named
 from trainyard.stores.live.job_index import JobPage, JobQuery, Row, page_of, place_of
 
@@ -36,8 +36,8 @@ def row_of_record(record: JobRecord, settings: Settings) -> Row:
     """Return a record as a row; of a job whose program has ended, that it failed."""
     work = TrainingLogs(NODE, follow_restarts(Path(record.work)), record.created)
     training = describe(work, curves_folder(settings))
-    pid = record.pid if record.state in OPEN and is_alive(record) else None
-    died = record.state in OPEN and pid is None and record.pid is not None
+    process = record.process if record.state in OPEN else None
+    died = process is not None and not is_alive(process)
     return {
         "id": derive_job_id(record.id),
         "run_id": record.id,
@@ -50,7 +50,7 @@ def row_of_record(record: JobRecord, settings: Settings) -> Row:
         "started": record.created,
         "seconds": round(record.updated - record.created, 1),
         "attempts": 1,
-        "pid": pid,
+        "pid": process.pid if process and not died else None,
         "url": "",
         "parameters": {},
         "waits_for_trainer": False,
@@ -65,10 +65,10 @@ def row_of_record(record: JobRecord, settings: Settings) -> Row:
     }
 
 
-def is_alive(record: JobRecord) -> bool:
+def is_alive(process: SubmittingProcess) -> bool:
     """Return whether the program that submitted a job is running."""
     try:
-        return record.pid is not None and abs(psutil.Process(record.pid).create_time() - record.process_started) < 1
+        return abs(psutil.Process(process.pid).create_time() - process.started) < 1
     except psutil.NoSuchProcess:
         return False
 

@@ -91,7 +91,7 @@ def row_set(
     """Files of rows. The first file's first rows, converted if they are to be, decide the format of all."""
     readers = [RowFile(path, label if len(paths) == 1 else path.name, roots, limits) for path in paths]
     files = RowFiles(paths, roots)
-    sample = first_sample(readers)
+    sample = read_first_rows(readers)
     if not sample.records:
         raise nothing_to_read(label, "It has no rows.") if sample.fault is None else no_row(sample.fault)
     records = list(sample.records)
@@ -117,14 +117,14 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Sample:
+class FirstRows:
     """The first rows of a file, unjudged, and the first that cannot be parsed."""
 
     records: Sequence[Any] = ()
     fault: Fault | None = None
 
 
-def first_sample(readers: Iterable[RowFile]) -> Sample:
+def read_first_rows(readers: Iterable[RowFile]) -> FirstRows:
     """The sample of the first file that has one; else one without rows and the first fault of all files."""
     fault: Fault | None = None
     for reader in readers:
@@ -132,7 +132,7 @@ def first_sample(readers: Iterable[RowFile]) -> Sample:
         if sample.records:
             return sample
         fault = fault or sample.fault
-    return Sample((), fault)
+    return FirstRows((), fault)
 
 
 def no_row(fault: Fault) -> InvalidInput:
@@ -172,29 +172,29 @@ class RowFile:
             return "values", text
         return "jsonl", text
 
-    def sample(self) -> Sample:
+    def sample(self) -> FirstRows:
         """The first rows, unjudged, to detect the format."""
         with open_inside(self.path, self.roots) as stream:
             parser, text = self.parser(stream)
             if text is None:
                 with closing(BATCHES[parser](stream, self.name, self.limits)) as batches:  # type: ignore[type-var]
-                    return Sample(next(batches, [])[: jsonl.SAMPLE_ROWS])
+                    return FirstRows(next(batches, [])[: jsonl.SAMPLE_ROWS])
             if parser == "jsonl":
                 return self.sample_lines(text)
             found = list(itertools.islice(self.records(parser, text, {}), jsonl.SAMPLE_ROWS))
         good = [record for _, _, record, _ in found if not isinstance(record, BadRow)]
         bad = next((row for row in found if isinstance(row[2], BadRow)), None)
-        return Sample(good, bad and Fault(self.name, bad[0], bad[2], bad[3]))
+        return FirstRows(good, bad and Fault(self.name, bad[0], bad[2], bad[3]))
 
-    def sample_lines(self, text: TextStream) -> Sample:
+    def sample_lines(self, text: TextStream) -> FirstRows:
         """The first values of a file of lines that can be parsed, however late they come."""
         fault: Fault | None = None
         for block in line_blocks(text.blocks, self.limits):
             if not block.too_long and (records := jsonl.sample(block)):
-                return Sample(records)
+                return FirstRows(records)
             if fault is None and (bad := jsonl.first_fault(block)) is not None:
                 fault = Fault(self.name, *bad)
-        return Sample((), fault)
+        return FirstRows((), fault)
 
     def records(self, parser: str, text: TextStream, facts: dict[str, Any]) -> Iterable[tuple[int, int, Any, Any]]:
         """(line, byte offset, record, its text) of a CSV file or a JSON array."""

@@ -123,7 +123,7 @@ def read_config(path: Path, given: ImportInput) -> Imported:
 
 
 def family_of_base(tool: ConfigTool, value: Any, overrides: Mapping[str, Any], folder: Path) -> str | None:
-    """The `model_type` in the config.json of the base's folder; None where the base is no folder of this machine."""
+    """The `model_type` in the config.json of the base's folder; None where the base is not a folder of this machine."""
     named = overrides.get("base_model")
     for key, (converter, _) in tool.keys.items():
         if named is None and converter.ours == "base_model":

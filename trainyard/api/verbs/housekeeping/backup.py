@@ -20,7 +20,6 @@ import sqlite3
 import tarfile
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -391,7 +390,7 @@ def unpack(file: Path, folder: Path) -> BackupManifest:
                     manifest = read_manifest(file, stream, member.size)
                 else:
                     found[member.name] = write_member(place_of(member.name, folder, file), stream, member)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError) as error:
         raise not_a_backup(file, f"{type(error).__name__}: {error}.") from error
     except OSError as error:
         if error.errno is not None and error.errno not in OF_THE_ARCHIVE:
