@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,7 +135,11 @@ def facts_for_child(context: Context) -> dict[str, Any]:
 
 def result_of(child: ForkServerProcess, ours: Connection, name: str, context: Context) -> Any:
     """Report what a child says until it has the result. Raises the error that it met, or that of its limit."""
-    callbacks = {"say": context.say, "event": context.on_progress, "part": context.on_part}
+    callbacks: dict[str, Callable[[Any], None]] = {
+        "say": context.say,
+        "event": context.on_progress,
+        "part": context.on_part,
+    }
     try:
         while True:
             kind, value = ours.recv()

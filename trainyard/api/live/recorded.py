@@ -68,7 +68,7 @@ def row_of_record(record: JobRecord, settings: Settings) -> Row:
 def is_alive(process: SubmittingProcess) -> bool:
     """Return whether the program that submitted a job is running."""
     try:
-        return abs(psutil.Process(process.pid).create_time() - process.started) < 1
+        return bool(abs(psutil.Process(process.pid).create_time() - process.started) < 1)
     except psutil.NoSuchProcess:
         return False
 
