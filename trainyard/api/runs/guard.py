@@ -135,7 +135,8 @@ class GuardedDocument:
             refusal = Refusal(401, "E-AUTH", "The OpenAPI document needs the credentials of this server.")
             return await send_answer(send, 401, as_prefect_answers(refusal))
         async with self.lock:
-            document = self.document = self.document or await asyncio.to_thread(self.build)
+            document = self.document or await asyncio.to_thread(self.build)
+            self.document = document
         await send_answer(send, 200, RefusalBody(document, JSON_TYPE))
 
     def build(self) -> bytes:
