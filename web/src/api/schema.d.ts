@@ -9751,6 +9751,11 @@ export interface components {
             ignored_keys: {
                 [key: string]: number;
             };
+            /**
+             * Notes
+             * @default []
+             */
+            notes: string[];
             /** Path */
             path: string;
             port: components["schemas"]["Port"];
