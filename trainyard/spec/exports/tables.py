@@ -182,7 +182,7 @@ def axolotl_stage(stage: StageSettings) -> Keys | None:
     if stage.type == "dpo":
         words = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
         loss = str(getattr(stage, "loss", "sigmoid"))
-        alone: Keys = {"cpo_alpha": 0.0} if loss == "simpo" else {}  # axolotl adds CPO's loss unless it is told not to
+        alone: Keys = {"cpo_alpha": 0.0} if loss == "simpo" else {}  # without it axolotl adds the loss of CPO
         return {"rl": words[loss], **alone} if loss in words else None
     known: dict[str, Keys] = {
         "sft": {},

@@ -298,7 +298,7 @@ def only_in(form: Callable[[Config], bool], when: Computed | None) -> Computed:
 
 
 def batching_of_stage(_config: Config, settings: Mapping[str, Any]) -> str:
-    """Pre-training packs by itself."""
+    """Pre-training packs automatically."""
     return "packed" if settings["stage.type"] == "cpt" else "padded"
 
 

@@ -379,7 +379,7 @@ def evaluate_by() -> KeyConverter:
 
 
 def same_tokenizer(base: str) -> KeyConverter:
-    """A tokenizer that is named beside the base, which is in the key `base`."""
+    """A tokenizer that is named next to the base, which is in the key `base`."""
 
     def convert(given: Any, config: Config) -> KeyAnswer:
         if given in (None, "", config.get(base)):

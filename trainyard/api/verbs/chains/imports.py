@@ -123,7 +123,7 @@ def read_config(path: Path, given: ImportInput) -> Imported:
 
 
 def family_of_base(tool: ConfigTool, value: Any, overrides: Mapping[str, Any], folder: Path) -> str | None:
-    """The `model_type` in the config.json of the base's folder; None where the base is no folder of this machine."""
+    """The `model_type` in the config.json of the base's folder; None where the base is not a folder of this machine."""
     named = overrides.get("base_model")
     for key, (converter, _) in tool.keys.items():
         if named is None and converter.ours == "base_model":
@@ -240,8 +240,8 @@ def shown_setting(found: KeyResult) -> str:
 def rows_of(keys: Sequence[KeyResult]) -> tuple[KeyRow, ...]:
     return tuple(
         KeyRow(
-            key=one.key, value=shown_value(one), status=one.status, ours=shown_setting(one), because=one.because, do=one.do,
-            code=one.code,
+            key=one.key, value=shown_value(one), status=one.status, ours=shown_setting(one), because=one.because,
+            do=one.do, code=one.code,
         )
         for one in keys
     )  # fmt: skip
