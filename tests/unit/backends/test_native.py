@@ -45,7 +45,7 @@ def test_a_relative_mirror_is_below_the_working_folder(jobs: Jobs, tmp_path: Pat
     job = job.model_copy(update={"config": locate_mirror(job.config, tmp_path)})
     train_here(job, tmp_path / "run")
     (copied,) = (tmp_path / "check points").iterdir()
-    assert copied.name == job.digest
+    assert copied.name == job.work_name
     assert any(path.suffix == ".safetensors" for path in copied.rglob("*"))
     for address in ("file:///backup", "file://localhost/backup", "gs://bucket/one", None):
         kept = job.config.model_copy(update={"engine": job.config.engine.model_copy(update={"mirror": address})})

@@ -13,7 +13,7 @@ from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.chains.run import start
 from trainyard.errors import NotFound
 from trainyard.spec.templates import TEMPLATES
-from trainyard.stores.live.job_ids import CHAIN_ID, REVISION_TAG, is_reserved
+from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG, continued_run, is_reserved
 
 
 def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
@@ -30,8 +30,9 @@ def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
         tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
     )
     chain = tuple(tag for tag in row["tags"] if CHAIN_ID.fullmatch(tag) or REVISION_TAG.fullmatch(tag))
+    work = () if given.refresh else (f"{CONTINUES_TAG}{continued_run(row['tags']) or row['run_id']}",)
     again = RunInput(target=target, parameters=parameters, refresh=given.refresh, watch=given.watch, tags=tags)
-    return start(again, context, own_tags=chain)
+    return start(again, context, own_tags=(*chain, *work))
 
 
 def asked_by(row: dict[str, Any], listing: Any) -> tuple[str | dict[str, Any], dict[str, Any]]:
