@@ -30,7 +30,7 @@ from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 def job_with(**given: str) -> TrainingJob:
     config = resolve_trainer(TrainerConfig.model_validate({"engine": {"mirror": "file:///mirror"}}), "starter")
-    return TrainingJob(config=config, data={Port.SFT: "rows"}, base="starter", locks="locks", **given)  # type: ignore[arg-type]
+    return TrainingJob(config=config, data={Port.SFT: "rows"}, base="starter", locks="locks", **given)
 
 
 def test_equal_jobs_of_runs_and_tenants_share_no_folder() -> None:

@@ -19,8 +19,8 @@ from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG,
 def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
     """Start a new job with the parameters of an earlier one, whatever became of that.
 
-    A training that is the same continues from a checkpoint that is left, and finished results are taken over; with
-    `refresh` what was finished is made again. Raises `NotFound` (`E-NOT-FOUND`) where the template of
+    A training that is the same continues where the earlier job left it, and finished results are taken over; with
+    `refresh` everything is made again. Raises `NotFound` (`E-NOT-FOUND`) where the template of
     the job is not there any more, and what `start` raises.
     """
     listing = import_prefect_client(context.settings, "listing")
