@@ -74,9 +74,11 @@ async def run_sweep(spec: SweepSpec, chain: ResolvedChain) -> State[dict[str, An
     record.begin(chain.model_dump(mode="json"))
     known = find_record(settings(), spec.name)
     if known is None or known.run_id != run.run_id:
-        write_record(settings(), SweepRecord(spec=spec, run_id=run.run_id, created=started))
+        known = SweepRecord(spec=spec, run_id=run.run_id, created=known.created if known else started)
+        write_record(settings(), known)
     with sweep_lock(settings(), spec.name, run.run_id), interruptible():
         await quietly(tag_run(spec))
+        run = replace(run, continues=f"{spec.name}-{known.created}")  # a sweep whose run is gone gets another one
         trials = Trials(spec, chain, run, record, SweepStudy(sweep_folder(settings(), spec.name), spec))
         await trials.run_all()
         result = trials.result(time.time() - started)

@@ -51,7 +51,7 @@ from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import ResolvedChain
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.artifacts import NodeOutput
-from trainyard.stores.live.job_ids import job_id_of
+from trainyard.stores.live.job_ids import continued_run, job_id_of
 from trainyard.tracing import span
 
 PROGRESS_EVERY_S = 10.0
@@ -195,7 +195,10 @@ def run_info(chain: ResolvedChain) -> RunInfo:
     run_id = str(flow_run.id)
     folder = str(settings().runs / run_id)
     refresh = REFRESH_TAG in flow_run.tags
-    return RunInfo(run_id, chain.name, chain.tenant, folder, alias_of(chain), refresh, id=id_of(chain))
+    continues = continued_run(flow_run.tags)
+    return RunInfo(
+        run_id, chain.name, chain.tenant, folder, alias_of(chain), refresh, continues=continues, id=id_of(chain)
+    )
 
 
 def id_of(chain: ResolvedChain) -> str:

@@ -66,6 +66,8 @@ class RunInfo:
     """Make every result again, even if a finished one is in the store."""
     until: Mapping[str, int] = field(default_factory=dict)
     """Id of a trainer -> step after which its training saves and stops for now, as a trial of a sweep does."""
+    continues: str = ""
+    """Run or sweep whose trainings it continues; empty for its own."""
     id: str = ""
     """What names it to users: the job's id, or `run_id` where no trainer is part of it."""
 

@@ -102,5 +102,6 @@ def job_of(context: NodeContext) -> TrainingJob:
         devices=tuple(context.devices) or (0,),
         run=context.run.run_id,
         node=context.node.id,
+        continues=context.run.continues,
         until=context.run.until.get(context.node.id),
     )

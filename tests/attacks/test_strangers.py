@@ -6,9 +6,10 @@ The service is a process of its own, and most clients are sockets, so that each 
 from __future__ import annotations
 
 import json
+import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ MiB = 1 << 20
 CHECK, LOGIN = "/api/v1/check", "/api/v1/login"
 TENSORS = "application/x-safetensors"
 LARGEST_MiB = 256
+SMALL = {"files": [{"name": "c", "nodes": []}]}
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,66 @@ def test_names_that_are_used_again_are_other_callers(place: Place) -> None:
         assert browser.get(LOGIN).status_code == 401
 
 
+def test_a_key_of_a_token_that_was_revoked_is_not_that_of_a_new_one(place: Place) -> None:
+    """The same name, another tenant: its chain is stored, and it gets nothing of the first answer."""
+    tokens = TokenFile(place.home)
+    body = {"name": "keyed", "nodes": [{"type": "data_source", "config": {"path": "own.jsonl"}}, {"type": "trainer"}]}
+    headers, found = {"idempotency-key": "the-same-key"}, list[dict[str, Any]]()
+    for tenant in ("acme", "beta"):
+        token = tokens.create("keyed", "run", tenant, 1)
+        answers = [place.ask("POST", "/api/v1/chains", token, json=body, headers=headers) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [201, 201]
+        assert answers[0].json()["id"] == answers[1].json()["id"], "the same request is carried out once"
+        found.append(answers[0].json())
+        assert [chain["id"] for chain in place.ask("GET", "/api/v1/chains", token).json()["chains"]] == [
+            found[-1]["id"]
+        ]
+        if tenant == "beta":
+            assert place.ask("GET", f"/api/v1/chains/{found[0]['id']}", token).status_code == 404
+        tokens.revoke("keyed")
+    assert found[0]["id"] != found[1]["id"]
+    assert {one["tenant"] for one in found} == {"acme", "beta"}
+
+
+def confined_children(place: Place) -> list[psutil.Process]:
+    """The children that carry out requests: forks of the process from which they are forked."""
+    family = {one.pid: one for one in place.process.children(recursive=True)}
+    forkers = {pid for pid, one in family.items() if "forkserver" in " ".join(one.cmdline())}
+    return [one for one in family.values() if one.ppid() in forkers]
+
+
+def wait_until(true: Callable[[], bool], seconds: float) -> bool:
+    ends = time.monotonic() + seconds
+    while not (is_true := true()) and time.monotonic() < ends:
+        time.sleep(0.05)
+    return is_true
+
+
+def test_a_caller_has_two_children_and_four_requests_that_wait(place: Place) -> None:
+    """Two run, four wait, the next one is told when to ask again; all end when their caller hangs up."""
+    assert place.ask("POST", CHECK, place.run, json=SMALL).status_code == 200
+    body, clients = nodes(9_900 * 51), [place.connect() for _ in range(8)]
+    try:
+        for one in clients:
+            one.sendall(place.head(CHECK, f"Content-Length: {len(body)}", token=place.run) + body)
+        answered, most = list[socket.socket](), 0
+        for _ in range(200):
+            most = max(most, len(confined_children(place)))
+            if answered := select.select(clients, (), (), 0.05)[0]:
+                break
+        assert most == 2
+        answers = [read_answer(one).lower() for one in answered]
+        assert [int(answer.split()[1]) for answer in answers] == [429] * len(answers)
+        assert all(b"\r\nretry-after: " in answer for answer in answers)
+        assert place.ask("POST", CHECK, place.read, json=SMALL).status_code == 200, "another caller has its own places"
+        assert len(confined_children(place)) == 2
+    finally:
+        for one in clients:
+            one.close()
+    assert wait_until(lambda: not confined_children(place), 5)
+    assert place.ask("POST", CHECK, place.run, json=SMALL).status_code == 200
+
+
 OUTSIDE = (
     "chats.jsonl", ".env", "../.env", "nothing.jsonl", "/etc/passwd", "/etc", "/etc/nothing", "/proc/self/exe",
     "../beta", "../../tenants/beta/x.jsonl", ".ssh/id_rsa",
@@ -285,4 +347,4 @@ def test_large_bodies_of_clients_that_hang_up(place: Place) -> None:
     assert p99 <= 1.0
     assert grown < 150 * MiB
     assert left < idle + 0.3
-    assert not [one for one in place.process.children(recursive=True) if "spawn_main" in " ".join(one.cmdline())]
+    assert not confined_children(place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from trainyard.spec.chain import ChainSpec
 from trainyard.sweeps.asha import Trial, TrialState
 from trainyard.sweeps.folder import dump_spec, read_record, sweep_folder
 from trainyard.sweeps.spec import SweepSpec, parse_range
-from trainyard.sweeps.study import SweepStudy
+from trainyard.sweeps.study import STUDY_FILE, SweepStudy
 
 pytestmark = [pytest.mark.usefixtures("prefect"), pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -94,3 +95,21 @@ def test_a_training_that_is_killed_each_time_is_a_failed_trial(
     assert "No trial finished. Trial 0: E-KILLED" in str(state.message)
     (trial,) = trials_of(one)
     assert (trial.state, trial.code) == (TrialState.FAILED, "E-KILLED")
+
+
+def folders_of(spec: SweepSpec) -> set[str]:
+    """The work folders of the sweep's trainings in its present run."""
+    events = read_events(settings().runs / read_record(settings(), spec.name).run_id)
+    return {event["folder"] for event in events if event["event"] == "job"}
+
+
+def test_a_sweep_whose_run_is_gone_continues_its_trainings_in_another_one(spec: SweepSpec) -> None:
+    single = spec.model_copy(update={"trials": 1})
+    assert carry_out(single).is_completed()
+    before, run_id = folders_of(single), read_record(settings(), spec.name).run_id
+    (sweep_folder(settings(), spec.name) / STUDY_FILE).unlink()
+    shutil.rmtree(settings().artifacts)
+    assert carry_out(single).is_completed()
+    assert read_record(settings(), spec.name).run_id != run_id
+    assert folders_of(single) == before
+    assert len(before) == 1

@@ -28,8 +28,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterato
         yield stack
 
 
-def client_of(stack: Stack, tenant: str) -> httpx.Client:
-    token = stack.json("tokens", "create", "--name", tenant, "--scope", "run", "--tenant", tenant)["token"]
+def client_of(stack: Stack, tenant: str, name: str = "") -> httpx.Client:
+    token = stack.json("tokens", "create", "--name", name or tenant, "--scope", "run", "--tenant", tenant)["token"]
     api = running(stack.settings, "api")
     assert api is not None
     return httpx.Client(base_url=f"{api.url}/api/v1", headers={"authorization": f"Bearer {token}"}, timeout=60)
@@ -71,3 +71,36 @@ def test_what_one_tenant_started_does_not_exist_for_another(stack: Stack) -> Non
         assert red.get("/sessions").json()["sessions"] == []
         assert [one["id"] for one in blue.get("/jobs").json()["jobs"] if one["id"] == ids["job"]] == [ids["job"]]
         assert blue.post(f"/sessions/{ids['session']}/close", json={}).status_code in (200, 409)
+
+
+def job_of_token(stack: Stack, tenant: str) -> tuple[httpx.Client, dict[str, Any]]:
+    """A job that a token of the same name, of another tenant each time, starts twice with the same key."""
+    client = client_of(stack, tenant, "again")
+    body = {"dataset": {"path": "own.jsonl"}, "hyperparameters": {"max_steps": 6, "seed": 11}, "name": "equal"}
+    answers = [client.post("/jobs", json=body, headers={"idempotency-key": "the-same-key"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [202, 202], [answer.text for answer in answers]
+    assert answers[0].json()["run_id"] == answers[1].json()["run_id"]
+    stack.json("tokens", "revoke", "again")
+    return client, answers[0].json()
+
+
+def test_equal_jobs_of_tokens_of_one_name_share_nothing(stack: Stack) -> None:
+    """The key of the revoked token starts nothing for its successor and answers nothing; folders, logs are apart."""
+    jobs = []
+    for tenant in ("blue", "red"):
+        client, job = job_of_token(stack, tenant)
+        client.close()
+        stack.finish(job["run_id"])
+        jobs.append(job)
+    first, second = jobs
+    assert first["run_id"] != second["run_id"]
+    folders = [Path(stack.events(job["run_id"], "job")[-1]["folder"]) for job in jobs]
+    assert folders[0] != folders[1]
+    with client_of(stack, "red", "other") as red:
+        assert red.get(f"/jobs/{first['id']}").status_code == 404
+        until(lambda: red.get(f"/jobs/{second['id']}").status_code == 200, 60, "the job in the index")
+        log = red.get(f"/jobs/{second['id']}/logs").text
+        metrics = red.get(f"/jobs/{second['id']}/metrics").text
+        assert not [text for text in (log, metrics) if first["run_id"] in text or str(folders[0]) in text]
+    lines = (folders[1] / "events.jsonl").read_text()
+    assert lines.count('"event":"started"') == 1, "it was trained anew, from its first step"

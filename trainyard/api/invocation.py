@@ -21,7 +21,7 @@ from trainyard.loading import load
 
 SCOPES = tuple(Scope)
 """Each allows what those before it allow."""
-TYPED = frozenset({"check", "plan", "jobs create", "chains create", "chains update", "sessions create"})
+TYPED = frozenset({"check", "plan", "run", "jobs create", "chains create", "chains update", "sessions create"})
 """Operations that read a new spec: over a network it is JSON, in which `"3"` and true are not read as numbers."""
 
 

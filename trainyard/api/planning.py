@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.api import acceptance
@@ -201,7 +200,7 @@ def preset_parameters(name: str, preset: str) -> dict[str, Any]:
             do=f"Correct the name, or add {path.name} to {PRESETS}.",
             code="E-PARAMETER",
         )
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    return dict(load_value(path))
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

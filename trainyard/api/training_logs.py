@@ -32,7 +32,7 @@ class TrainingLogs:
     node: str
     folder: Path
     since: float = 0.0
-    """When this run first started it (seconds of the epoch): an identical job of another run shares the folder."""
+    """When this run first started it (seconds of the epoch): a job that it retries shares the folder."""
 
     @property
     def log(self) -> Path:

@@ -131,7 +131,7 @@ def run_training(
     program, place = check(job, settings), work_folder(job, settings)  # what is refused leaves no file behind
     lock = job_lock(settings, place, run=job.run, give_up=lambda: wanted() is not DesiredState.RUN)
     with unless_stopped(lock, wanted, "The training was stopped while the same one was running elsewhere."):
-        if earlier := adopt_earlier_work(place, settings):
+        if earlier := adopt_earlier_work(place, job, settings):
             on_event({"event": "adopted_work", "earlier": earlier.name, "work": place.name})
         place.mkdir(parents=True, exist_ok=True)
         write_json_durably(place / SPEC_FILE, job.model_dump(mode="json"))

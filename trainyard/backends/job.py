@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -22,6 +22,7 @@ from trainyard.spec.load.changes import list_changes
 from trainyard.spec.nodes import BAD_FRACTION
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK
+from trainyard.stores.live.job_facts import read_chain_facts
 from trainyard.stores.models import resolve_model
 from trainyard.stores.whole import move_folder, write_json_durably
 
@@ -88,6 +89,8 @@ class TrainingJob(JobData):
     tenant: str = Field("", exclude_if=lambda given: not given)
     """Whose training it is; empty for one that belongs to no run of a tenant."""
     node: str = ""
+    continues: str = Field("", exclude_if=lambda given: not given)
+    """Run or sweep whose work it continues: of a job that was retried the first one; empty for its own run's."""
     until: int | None = None
     """Step after which this execution saves and stops; the same job continues from there. None: its last step."""
 
@@ -122,10 +125,11 @@ class TrainingJob(JobData):
 
     @property
     def work_name(self) -> str:
-        """Names the work folder: a resumed run finds its own checkpoints, log and metrics; an equal job of another run
-        or tenant begins with none.
+        """Names the work folder: a run that is resumed or retried finds its checkpoints, log and metrics; an equal job
+        of another run or tenant begins with none.
         """
-        own = {"run": self.run, "tenant": self.tenant} if self.run or self.tenant else {}
+        run = self.continues or self.run
+        own = {"run": run, "tenant": self.tenant} if run or self.tenant else {}
         return (digest({"job": self.digest, **own}) if own else self.digest)[:32]
 
     @property
@@ -208,6 +212,7 @@ PLACES = {
     "run",
     "tenant",
     "node",
+    "continues",
     "until",
     "data",
     "base",
@@ -243,28 +248,45 @@ def job_in(work: Path) -> TrainingJob | None:
 EARLIER_FILE = "earlier.json"
 
 
-def work_folders_of_earlier_versions(trainings: Path) -> Iterator[tuple[Path, Path]]:
-    """(folder, folder as this version names it) for each work folder whose name would be another one today."""
+def work_folders_of_earlier_versions(
+    trainings: Path, complete: Callable[[TrainingJob], TrainingJob]
+) -> Iterator[tuple[Path, Path]]:
+    """(folder, folder as this version names it) for each work folder whose name would be another one today.
+
+    `complete` adds to a job what earlier versions did not write: whose it is, and whose work it continues.
+    """
     for spec in sorted(trainings.glob(f"*/{SPEC_FILE}")):
         job = job_in(spec.parent)
         if job is None:
             continue
-        today = trainings / job.work_name[: len(spec.parent.name)]
+        today = trainings / complete(job).work_name[: len(spec.parent.name)]
         if today != spec.parent and not today.exists():
             yield spec.parent, today
 
 
-def adopt_earlier_work(place: Path, settings: Settings) -> Path | None:
+def adopt_earlier_work(place: Path, job: TrainingJob, settings: Settings) -> Path | None:
     """Give the work folder of an earlier version the name `place`, if there is one; returns what it was called.
 
     Raises `Conflict` while a process of that version works there.
     """
+
+    def complete(earlier: TrainingJob) -> TrainingJob:
+        own = {"tenant": earlier.tenant or job.tenant, "continues": job.continues}
+        return earlier.model_copy(update=own) if earlier.run == job.run else earlier
+
     if place.exists():
         return None
-    for earlier, today in work_folders_of_earlier_versions(place.parent):
+    for earlier, today in work_folders_of_earlier_versions(place.parent, complete):
         if today == place:
             return rename_work_folder(earlier, today, settings)
     return None
+
+
+def complete_tenant(settings: Settings, job: TrainingJob) -> TrainingJob:
+    """The job of a work folder with its tenant: that of its run's chain, or of this machine for a job without a run."""
+    facts = read_chain_facts(settings.runs / job.run) if job.run else None
+    tenant = job.tenant or (facts or {}).get("tenant") or settings.tenant
+    return job.model_copy(update={"tenant": tenant})
 
 
 def rename_work_folder(earlier: Path, today: Path, settings: Settings) -> Path:

@@ -191,7 +191,7 @@ class LocalBackend:
         Raises `Refused` with all reasons if the trainer cannot run this job, and `Conflict` (`E-JOB-STATE`) if this
         process is running the same job.
         """
-        if any(other.job.digest == job.digest and not other.over.is_set() for other in self.running.values()):
+        if any(other.job.work_name == job.work_name and not other.over.is_set() for other in self.running.values()):
             raise Conflict(
                 "The same job is running already.", do="Wait for it, or cancel it first.", code="E-JOB-STATE"
             )

@@ -1,6 +1,6 @@
 """The end of a training: its result with a record, the error that explains why there is none, or a restart.
 
-The work folder `runs/training/<job digest>` outlives a killed run: it contains the checkpoints that a restarted trainer
+The work folder `runs/training/<work name>` outlives a killed run: it contains the checkpoints that a restarted trainer
 resumes from. A finished job leaves only its log and events there, and its best checkpoints where it asks for several.
 """
 

@@ -98,6 +98,7 @@ class LocalTrainer:
             data_sha256={port: hashlib.sha256(f"{marker.corpus_sha256}:{share}:{length}".encode()).hexdigest()},
             devices=device_numbers()[:1],
             run=marker.name,
+            tenant=marker.tenant,
             node="nightly",
         )
 

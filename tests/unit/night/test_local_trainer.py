@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainyard.backends.base import work_folder
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import TrainingJob, mirror_address
 from trainyard.data.corpora import Corpora
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.night.deps import TrainingRequest
@@ -80,3 +81,14 @@ def test_a_training_has_the_shorter_of_two_budgets(own: int | None, expected: in
     small = Small()
     trainer(order, small, hyperparameters={**HYPER, "batch_size": 4}, budget_s=own).train(order)
     assert small.budgets == [pytest.approx(expected, abs=30)]
+
+
+def test_a_marker_is_the_same_training_on_every_date_and_machine(order: TrainingRequest) -> None:
+    """It continues from its checkpoint, here or in the mirror, whatever the tenant of the machine's own settings is."""
+    here = trainer(order, Small(), engine={"mirror": "file:///mirror"})
+    there = LocalTrainer(here.config, load_settings(home=order.work.parent / "there", threads=1, tenant="acme"))
+    again = replace(order, work=order.work.parent / "there" / "work", budget_s=60.0)
+    first, second = here.job(order), there.job(again)
+    assert mirror_address(first) == mirror_address(second)
+    other = replace(order, marker=replace(order.marker, tenant="beta"))
+    assert mirror_address(here.job(other)) != mirror_address(first)

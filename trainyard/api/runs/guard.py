@@ -134,10 +134,19 @@ class GuardedDocument:
         if not self.is_authorized(Headers(scope=scope).get("authorization", "")):
             refusal = Refusal(401, "E-AUTH", "The OpenAPI document needs the credentials of this server.")
             return await send_answer(send, 401, as_prefect_answers(refusal))
+        await send_answer(send, 200, RefusalBody(await self.read_document(), JSON_TYPE))
+
+    async def read_document(self) -> bytes:
         async with self.lock:
+<<<<<<< HEAD
             document = self.document or await asyncio.to_thread(self.build)
             self.document = document
         await send_answer(send, 200, RefusalBody(document, JSON_TYPE))
+=======
+            if self.document is None:
+                self.document = await asyncio.to_thread(self.build)
+            return self.document
+>>>>>>> part-service
 
     def build(self) -> bytes:
         return json.dumps(self.app.openapi()).encode()

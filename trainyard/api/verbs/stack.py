@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,7 +27,7 @@ from trainyard.api.requests.stack import MigrateInput, UpInput
 from trainyard.api.responses import Response
 from trainyard.api.rest.starting import NAME as API
 from trainyard.api.rest.starting import start_api
-from trainyard.backends.job import rename_work_folder, work_folders_of_earlier_versions
+from trainyard.backends.job import complete_tenant, rename_work_folder, work_folders_of_earlier_versions
 from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep
 from trainyard.compute.services import Service
@@ -224,7 +225,7 @@ class Migration(Response):
 def migrate(given: MigrateInput, context: Context) -> Migration:
     """Rename the work folders of earlier versions. Raises `Conflict` (`E-DEVICE-BUSY`) while one is worked in."""
     settings = context.settings
-    found = list(work_folders_of_earlier_versions(settings.runs / "training"))
+    found = list(work_folders_of_earlier_versions(settings.runs / "training", partial(complete_tenant, settings)))
     for before, now in () if given.dry_run else found:
         rename_work_folder(before, now, settings)
     folders = tuple(MigratedFolder(before=str(before), now=str(now)) for before, now in found)

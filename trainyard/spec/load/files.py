@@ -17,7 +17,7 @@ from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.spec.load.limits import MAX_SPEC_BYTES
 from trainyard.spec.load.parse import check_crowded, parse_chain, reasons_of, suggest, validate
 from trainyard.spec.load.text import parse_text
-from trainyard.spec.templates import TEMPLATES, build_template
+from trainyard.spec.templates import TEMPLATES
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -89,7 +89,7 @@ def from_template(value: Mapping[str, Any]) -> tuple[ChainSpec | None, list[Reas
         instead = suggest(name, TEMPLATES, f"Use {', '.join(TEMPLATES)}.")
         return None, [Reason("E-SPEC-FILE", None, "template", f"There is no template {name!r}.", instead)]
     try:
-        return build_template(name, parameters), []
+        return validate(TEMPLATES[name].model, parameters).build(), []
     except ValidationError as error:
         reasons = reasons_of(error, TEMPLATES[name].model)
         return None, [replace(one, field=f"parameters.{one.field}".rstrip(".")) for one in reasons]

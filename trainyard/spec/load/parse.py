@@ -93,9 +93,26 @@ def validate(model: type[Model], value: Any) -> Model:
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
-        if any(one["type"] in NUMBER_TYPES for one in error.errors(include_url=False)):
-            raise
+        if has_wrong_number(error):
+            try:
+                model.model_validate_json(json.dumps(shorten_numbers(value)), strict=True)
+            except ValidationError as second:
+                if has_wrong_number(second):
+                    raise
     return model.model_validate(value)  # other types are read as in a file
+
+
+def has_wrong_number(error: ValidationError) -> bool:
+    return any(one["type"] in NUMBER_TYPES for one in error.errors(include_url=False))
+
+
+def shorten_numbers(value: Any) -> Any:
+    """The value with whole numbers as integers: `60.0` is one in JSON."""
+    if isinstance(value, Mapping):
+        return {key: shorten_numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [shorten_numbers(entry) for entry in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @contextmanager

@@ -15,6 +15,8 @@ JOB_TAG = "job"
 """Runs with a trainer have this tag: they are the jobs of `trainyard jobs`."""
 TENANT_TAG, TRACE_TAG = "tenant:", "trace:"
 """Prefixes of the tags that say whose a run is, and which request started it."""
+CONTINUES_TAG = "continues:"
+"""Prefix of the tag of a retried job: the run whose checkpoints, log and curve it continues."""
 ID_BYTES = 6
 DIGEST_LENGTH = 8
 """Hex digits of a chain's digest in the name of its runs."""
@@ -53,6 +55,11 @@ def job_tags(run_id: str, tags: Iterable[str]) -> set[str]:
     return tags | {JOB_TAG, job_id_of(run_id, tags)}
 
 
+def continued_run(tags: Iterable[str]) -> str:
+    """The run whose work a retried job continues; empty for any other."""
+    return next((tag.removeprefix(CONTINUES_TAG) for tag in sorted(tags) if tag.startswith(CONTINUES_TAG)), "")
+
+
 def tenant_of(tags: Iterable[str]) -> str:
     """Whose a run is by its tags; empty if they do not say."""
     return next((tag.removeprefix(TENANT_TAG) for tag in sorted(tags) if tag.startswith(TENANT_TAG)), "")
@@ -77,4 +84,4 @@ def is_named(word: str, name: str) -> bool:
 def is_reserved(tag: str) -> bool:
     """Whether a tag says what Trainyard itself decides: whether a run is a job, a session or of a chain, and whose."""
     named = any(one.fullmatch(tag) for one in (JOB_ID, SESSION_ID, CHAIN_ID, REVISION_TAG))
-    return tag == JOB_TAG or tag.startswith((TENANT_TAG, TRACE_TAG)) or named
+    return tag == JOB_TAG or tag.startswith((TENANT_TAG, TRACE_TAG, CONTINUES_TAG)) or named

@@ -13,14 +13,14 @@ from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.chains.run import start
 from trainyard.errors import NotFound
 from trainyard.spec.templates import TEMPLATES
-from trainyard.stores.live.job_ids import CHAIN_ID, REVISION_TAG, is_reserved
+from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG, continued_run, is_reserved
 
 
 def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
     """Start a new job with the parameters of an earlier one, whatever became of that.
 
-    A training that is the same continues from a checkpoint that is left, and finished results are taken over; with
-    `refresh` what was finished is made again. Raises `NotFound` (`E-NOT-FOUND`) where the template of
+    A training that is the same continues where the earlier job left it, and finished results are taken over; with
+    `refresh` everything is made again. Raises `NotFound` (`E-NOT-FOUND`) where the template of
     the job is not there any more, and what `start` raises.
     """
     listing = import_prefect_client(context.settings, "listing")
@@ -30,8 +30,9 @@ def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
         tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
     )
     chain = tuple(tag for tag in row["tags"] if CHAIN_ID.fullmatch(tag) or REVISION_TAG.fullmatch(tag))
+    work = () if given.refresh else (f"{CONTINUES_TAG}{continued_run(row['tags']) or row['run_id']}",)
     again = RunInput(target=target, parameters=parameters, refresh=given.refresh, watch=given.watch, tags=tags)
-    return start(again, context, own_tags=chain)
+    return start(again, context, own_tags=(*chain, *work))
 
 
 def asked_by(row: dict[str, Any], listing: Any) -> tuple[str | dict[str, Any], dict[str, Any]]:
