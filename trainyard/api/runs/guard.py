@@ -138,9 +138,9 @@ class GuardedDocument:
 
     async def read_document(self) -> bytes:
         async with self.lock:
-            document = self.document or await asyncio.to_thread(self.build)
-            self.document = document
-        await send_answer(send, 200, RefusalBody(document, JSON_TYPE))
+            if self.document is None:
+                self.document = await asyncio.to_thread(self.build)
+            return self.document
 
     def build(self) -> bytes:
         return json.dumps(self.app.openapi()).encode()
