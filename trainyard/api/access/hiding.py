@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,16 +64,23 @@ def hide_places(text: str, settings: Settings) -> str:
 
 def hide_places_in_json(body: bytes, settings: Settings) -> bytes:
     """A JSON text without the folders of this machine that the service knows."""
-    for place in places_of(settings):
+    for place in names_of(own_folders(settings)):
         body = body.replace(place.encode(), HIDDEN.encode())
     return body
 
 
+def own_folders(settings: Settings) -> list[Path]:
+    """The folders of this installation. An answer with rows may contain `/tmp` of its own, which stays."""
+    return [settings.home, settings.working_folder, *settings.data_roots, CHECKOUT]
+
+
 def places_of(settings: Settings) -> list[str]:
-    """The folders whose names no stranger reads, the longest first."""
-    folders = (
-        settings.home, settings.working_folder, *settings.data_roots, CHECKOUT, Path(sys.prefix),
-        Path(sys.base_prefix), Path(tempfile.gettempdir()), Path.home(),
-    )  # fmt: skip
+    """The folders whose names no stranger reads in an error, the longest first."""
+    machine = (sys.prefix, sys.base_prefix, tempfile.gettempdir(), Path.home())
+    return names_of([*own_folders(settings), *map(Path, machine)])
+
+
+def names_of(folders: Iterable[Path]) -> list[str]:
+    """The names of folders as written and as resolved, the longest first; the root of the disk is none."""
     names = {str(path) for folder in folders for path in (folder, folder.resolve()) if path != Path(path.anchor)}
     return sorted(names, key=len, reverse=True)
