@@ -76,8 +76,8 @@ def own_folders(settings: Settings) -> list[Path]:
 
 def places_of(settings: Settings) -> list[str]:
     """The folders whose names no stranger reads in an error, the longest first."""
-    machine = (sys.prefix, sys.base_prefix, tempfile.gettempdir(), Path.home())
-    return names_of([*own_folders(settings), *map(Path, machine)])
+    machine = [Path(sys.prefix), Path(sys.base_prefix), Path(tempfile.gettempdir()), Path.home()]
+    return names_of([*own_folders(settings), *machine])
 
 
 def names_of(folders: Iterable[Path]) -> list[str]:
