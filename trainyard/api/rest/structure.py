@@ -20,7 +20,7 @@ class JsonLimits:
     values: int
 
 
-USUAL = JsonLimits(containers=20_000, texts=100_000, values=100_000)
+USUAL = JsonLimits(containers=60_000, texts=200_000, values=200_000)
 BATCHES = JsonLimits(containers=200_000, texts=400_000, values=4_000_000)
 """Of calls of sessions: rows and prompts, and the tokens of a batch as lists of numbers."""
 
