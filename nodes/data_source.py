@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.client.schemas.objects import State
@@ -25,6 +27,20 @@ def prepare(context: NodeContext) -> Make:
     settings = context.settings.for_tenant(context.run.tenant)
 
     def make(folder: Path) -> Produced:
-        return read_source(context.config(DataSourceConfig), folder, settings=settings, report=context.report)
+        produced = read_source(context.config(DataSourceConfig), folder, settings=settings, report=context.report)
+        for line in list_notes(produced.facts):
+            context.say(line)
+        return produced
 
     return make
+
+
+def list_notes(facts: Mapping[str, Any]) -> list[str]:
+    """Return how the files of each set were read where they left a choice, and the keys that no shape uses."""
+    lines: list[str] = []
+    for name, counts in facts.items():
+        if isinstance(counts, Mapping):
+            lines += [f"{name}: {note}" for note in dict.fromkeys(counts.get("notes", ()))]
+            keys = ", ".join(f"{key} ({rows:,} rows)" for key, rows in counts.get("ignored_keys", {}).items())
+            lines += [f"{name}: ignored keys: {keys}"] if keys else []
+    return lines

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from docs.generator.markdown import cell, code, page, table
 from trainyard.spec.imports.conversion import ConfigTool
-from trainyard.spec.imports.keys import Config, KeyConverter, describe
+from trainyard.spec.imports.defaults import Absent
+from trainyard.spec.imports.keys import Config, KeyAnswer, KeyConverter, describe
 from trainyard.spec.imports.tools import TOOLS
 
 
 def imports_page() -> str:
     parts = [
-        part for word, tool in TOOLS.items() for part in (f"## {tool.title}", counted(word, tool), keys_table(tool))
+        part
+        for word, tool in TOOLS.items()
+        for part in (f"## {tool.title}", counted(word, tool), keys_table(tool), LEFT_OUT, defaults_table(tool))
     ]
     introduction = (
         "What [`trainyard import`](../import.md) makes of each key, by the example in the second column; another value "
@@ -18,6 +21,24 @@ def imports_page() -> str:
         "difference. `refused`: without it something else would be trained."
     )
     return page("Imported keys", introduction, parts)
+
+
+LEFT_OUT = (
+    "Keys that a config leaves out, and what the chain has then. *computed* depends on the rest of the config; "
+    "*refused* has to be written."
+)
+
+
+def defaults_table(tool: ConfigTool) -> str:
+    return table(
+        ["key", "here", "value"], [[code(row.key), code(row.ours), default_text(row)] for row in tool.defaults]
+    )
+
+
+def default_text(row: Absent) -> str:
+    if isinstance(row.value, KeyAnswer):
+        return cell(f"refused: {row.value.because} {row.value.do}")
+    return "computed" if callable(row.value) else cell(code(describe(row.value)))
 
 
 def counted(word: str, tool: ConfigTool) -> str:

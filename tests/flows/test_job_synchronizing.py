@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelled, Completed, Running
-from test_without_trainer import context  # noqa: F401  (its fixture: a server that knows `training-job/local`)
+from test_without_trainer import context, copy_data  # noqa: F401  (a server that knows `training-job/local`)
 
 from trainyard.api.context import Caller, Context
 from trainyard.api.live.found import open_index
@@ -31,6 +31,7 @@ TENANT = "indexed"
 @pytest.fixture
 def here(context: Context) -> Context:  # noqa: F811
     """A caller of a tenant of its own, so that the jobs of other tests are not in its way."""
+    copy_data(context, TENANT)
     return replace(context, caller=Caller("indexed", tenant=TENANT))
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
-from test_without_trainer import JOB, context  # noqa: F401  (its fixture: a server that knows `training-job/local`)
+from test_without_trainer import JOB, context, copy_data  # noqa: F401  (a server that knows `training-job/local`)
 
 from trainyard.api.context import Caller, Context
 from trainyard.api.operations import Scope
@@ -31,6 +31,7 @@ NATIVE = {"dataset": {"path": "data.jsonl"}}
 @pytest.fixture
 def of_tenant(context: Context) -> Callable[[str], Context]:  # noqa: F811
     def made(tenant: str) -> Context:
+        copy_data(context, tenant)
         return replace(context, caller=Caller(f"{tenant}'s token", Scope.RUN, tenant=tenant, remote=True))
 
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,13 @@ def context(home: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.Mo
     deployment.entrypoint = "flows/training_job.py:training_job"
     deployment.apply(work_pool_name=settings().work_pool)
     return Context(settings(), say=lambda _text: None)
+
+
+def copy_data(context: Context, tenant: str) -> None:
+    """Give another tenant the rows of the working folder, from which it may not read, in its own folder."""
+    folder = context.settings.tenant_folder(tenant)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(context.settings.working_folder / "data.jsonl", folder)
 
 
 def created(context: Context, **more: Any) -> RunResult:

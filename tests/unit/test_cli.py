@@ -208,7 +208,7 @@ def test_importing_the_command_line_imports_next_to_nothing() -> None:
     program = "import sys, trainyard.cli; print(*(name for name in sys.modules if name.startswith('trainyard.')))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     rooms = {".".join(name.split(".")[:2]) for name in found.stdout.split()}
-    assert rooms == {"trainyard.api", "trainyard.cli", "trainyard.errors", "trainyard.loading"}
+    assert rooms == {"trainyard.api", "trainyard.cli", "trainyard.errors", "trainyard.loading", "trainyard.proxies"}
 
 
 @pytest.mark.parametrize(

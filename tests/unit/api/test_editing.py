@@ -84,7 +84,7 @@ def test_a_draft_that_is_not_valid_keeps_its_nodes_and_links() -> None:
     assert {("docs", "config.colour"), ("trainer", "config.hyperparameters.epochs")} <= found
     docs, trainer, unknown = expanded.nodes
     assert not docs.valid
-    assert docs.makes == ("sft", "preference", "labelled", "text")
+    assert docs.makes == ("sft", "preference", "labelled", "prompts", "text")
     assert trainer.inputs["preference"][0].node_id == "docs"
     assert unknown.takes == unknown.makes == ()
     assert expanded.spec["nodes"][0]["config"] == {"path": "pairs.jsonl", "colour": 1}

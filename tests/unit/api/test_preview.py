@@ -115,6 +115,20 @@ def test_a_tenant_sees_its_own_folder_and_no_other(tmp_path: Path, home: Path, t
 
 
 @pytest.mark.slow
+def test_what_is_hidden_and_how_a_file_was_read_is_said(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "old.csv").write_bytes("question,answer,page\nWo?,Gr\u00fc\u00dfe,3\n".encode("cp1252"))
+    context = Context(settings())
+    result = preview(PreviewInput(path=tmp_path / "old.csv", base_model=str(tiny_model)), context)
+    assert result.raw.notes == ("read as windows-1252, as it is not UTF-8",)
+    assert "read as windows-1252" in raw_text(result.raw)
+    assert "ignored key page" in preview_text(result)
+    call = {"type": "function", "function": {"name": "weigh", "arguments": "{}"}}
+    turns = [{"role": "user", "content": "Weigh it."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    found, _ = show(tmp_path, [{"messages": [*turns, *CHATS[0]["messages"]]}], tiny_model)
+    assert found.hidden["tool_calls"] == found.hidden["empty_turns"] == 1
+    assert "tool_calls not shown by the chat template" in preview_text(found)
+
+
 def test_both_sides_of_a_pair_are_shown(tmp_path: Path, tiny_model: Path) -> None:
     rows = [{"prompt": "Why?", "chosen": "Because it is so.", "rejected": "No."} for _ in range(3)]
     found, _ = show(tmp_path, rows, tiny_model, rows=1)

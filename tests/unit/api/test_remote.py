@@ -224,11 +224,11 @@ def test_what_is_not_an_address_is_refused(address: str) -> None:
 
 def test_a_body_that_is_too_long_is_refused_with_its_reason(url: str) -> None:
     """The service answers before it has read all of it."""
-    rows = [list(range(100_000, 100_999)) for _ in range(1500)]
+    nodes = [{"type": "validator", "name": "x" * 200} for _ in range(60_000)]
     with connect(url, "owner") as remote:
         for _ in range(3):
             with pytest.raises(LimitExceeded, match="E-BODY-LENGTH"):
-                remote.sessions.forward(session="session-0123456789ab", batch={"input_ids": rows})
+                remote.chains.create(spec={"name": "long", "nodes": nodes})
             assert remote.templates().templates
 
 

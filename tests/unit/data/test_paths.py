@@ -93,7 +93,7 @@ def test_whatever_resolves_is_inside(root: Path, path: str) -> None:
 def test_roots_are_the_working_folder_the_tenant_and_the_settings(tmp_path: Path, home: Path) -> None:
     given = settings_for(tmp_path / "data")
     assert data_roots(given) == (Path.cwd(), home / "tenants" / "default", tmp_path / "data")
-    assert data_roots(given, "acme")[1] == home / "tenants" / "acme"
+    assert data_roots(given, "acme") == (home / "tenants" / "acme", tmp_path / "data")  # not the operator's folder
 
 
 def test_opening_reads_the_file(root: Path) -> None:

@@ -291,7 +291,7 @@ def test_too_many_bad_rows_fail_the_run_and_keep_the_quarantine(tmp_path: Path, 
         read_text(tmp_path, content, max_bad_fraction=0.05)
     assert str(caught.value).startswith(
         "E-DATA-BAD-ROWS: 1 of 10 rows of rows.jsonl are bad (10.0%). Why: At most 5.0% may be. The first: "
-        "rows.jsonl:10 not_json (Expecting property name enclosed in double quotes at character 1: the value goes on in"
+        "rows.jsonl:10 not_json (Expecting property name enclosed in double quotes at character 1: the value continues"
     )
     kept = home / "quarantine" / "rows.jsonl.quarantine.jsonl"
     assert str(kept) in caught.value.do

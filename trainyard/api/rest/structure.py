@@ -21,6 +21,7 @@ class JsonLimits:
 
 
 USUAL = JsonLimits(containers=60_000, texts=200_000, values=200_000)
+"""Enough for a chain of ten thousand nodes, each with its needs and its config."""
 BATCHES = JsonLimits(containers=200_000, texts=400_000, values=4_000_000)
 """Of calls of sessions: rows and prompts, and the tokens of a batch as lists of numbers."""
 

@@ -46,7 +46,8 @@ def hidden_text(part: str) -> str:
 
 
 def raw_text(part: Any) -> str:
-    lines = [f"{part.path}: format {part.format}, rows for {part.port.value}"]
+    notes = "".join(f"; {note}" for note in part.notes)
+    lines = [f"{part.path}: format {part.format}, rows for {part.port.value}{notes}"]
     return "\n".join([*lines, *(cut(json.dumps(row, ensure_ascii=False)) for row in part.rows)]) + "\n"
 
 

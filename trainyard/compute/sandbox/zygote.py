@@ -43,6 +43,7 @@ def main() -> None:
     """Serve until the other end of the standard input is closed."""
     options = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    os.umask(0o022)  # the folders of the new root are read by another user; Trainyard's own mask leaves them to root
     sys.argv[:] = [""]
     os.environ.clear()  # of what the interpreter itself has set, such as LC_CTYPE
     for name in MODULES:

@@ -4238,7 +4238,7 @@ export interface components {
          * @description Shape of the rows of a data set; `auto` detects and reports it.
          * @enum {string}
          */
-        DataFormat: "auto" | "alpaca" | "sharegpt" | "openai" | "prompt_completion" | "preference" | "labelled" | "tool_calls" | "text" | "documents";
+        DataFormat: "auto" | "alpaca" | "sharegpt" | "openai" | "prompt_completion" | "preference" | "labelled" | "prompts" | "tool_calls" | "text" | "documents";
         /**
          * DataPreview
          * @description What a data set is, and what a training would make of it.
@@ -4256,6 +4256,10 @@ export interface components {
             estimated_rows: number | null;
             /** Estimated Tokens */
             estimated_tokens: number | null;
+            /** Hidden */
+            hidden: {
+                [key: string]: number;
+            };
             lengths: components["schemas"]["LengthStatistics"];
             /** Looked At */
             looked_at: number;
@@ -4311,7 +4315,7 @@ export interface components {
             include: string[];
             /**
              * Max Bad Fraction
-             * @description Share of rows that may go to quarantine before the run fails.
+             * @description Share of rows that may be bad, or refused by the chat template, before the run fails.
              * @default 0.05
              */
             max_bad_fraction: number;
@@ -4870,7 +4874,7 @@ export interface components {
             kernels: "torch" | "liger";
             /**
              * Mirror
-             * @description Folder that checkpoints are copied to: file:///backup, or file:name below the working folder.
+             * @description Folder that checkpoints are copied to, that of the last step too: file:///backup, or file:name below the working folder.
              * @default null
              */
             mirror: string | null;
@@ -5099,7 +5103,7 @@ export interface components {
         EvalSettings: {
             /**
              * Keep Best
-             * @description Best checkpoints that are kept besides the newest; 0 keeps none for its metric.
+             * @description Best checkpoints that are kept besides the newest; 0 keeps none for its metric. Several stay after the training.
              * @default 1
              */
             keep_best: number;
@@ -6378,7 +6382,7 @@ export interface components {
         Hyperparameters: {
             /**
              * Batch Size
-             * @description Rows per micro-batch and device.
+             * @description Rows per micro-batch and device; of grpo with its default of 8 completions, 8.
              * @default 4
              */
             batch_size?: number;
@@ -7326,7 +7330,7 @@ export interface components {
          * @description What became of a key.
          * @enum {string}
          */
-        KeyStatus: "mapped" | "noted" | "refused";
+        KeyStatus: "mapped" | "noted" | "default" | "refused";
         /**
          * KtoStage
          * @description How good and bad answers count.
@@ -7502,6 +7506,8 @@ export interface components {
             mean: number;
             /** Median */
             median: number;
+            /** Refused Share */
+            refused_share: number;
             /** Truncated */
             truncated: number;
         };
@@ -8663,7 +8669,7 @@ export interface components {
          * @description State of one node of a run.
          * @enum {string}
          */
-        NodeState: "pending" | "running" | "completed" | "reused" | "failed" | "skipped" | "canceled";
+        NodeState: "pending" | "running" | "paused" | "completed" | "reused" | "failed" | "skipped" | "canceled";
         /**
          * Nothing
          * @description An operation without arguments.
@@ -9107,7 +9113,7 @@ export interface components {
          * @description What travels between nodes, always as a reference, never as data.
          * @enum {string}
          */
-        Port: "documents" | "sft" | "preference" | "labelled" | "text" | "adapter" | "model" | "report" | "reward";
+        Port: "documents" | "sft" | "preference" | "labelled" | "prompts" | "text" | "adapter" | "model" | "report" | "reward";
         /**
          * PortEntry
          * @description What travels between nodes, and the group whose colour it has.
@@ -9557,8 +9563,8 @@ export interface components {
         };
         /**
          * PythonReward
-         * @description 1 where the completion's Python code runs, and after it the row's answer: its assertions. It runs in a process
-         *     of its own, under limits.
+         * @description 1 where the completion's Python code runs, and after it the row's answer: its assertions. The operating system
+         *     confines it, under limits.
          */
         PythonReward: {
             /**
@@ -9745,6 +9751,11 @@ export interface components {
             ignored_keys: {
                 [key: string]: number;
             };
+            /**
+             * Notes
+             * @default []
+             */
+            notes: string[];
             /** Path */
             path: string;
             port: components["schemas"]["Port"];
@@ -9917,6 +9928,16 @@ export interface components {
             home: string;
             /** Made */
             made: number;
+            /**
+             * Settings
+             * @default false
+             */
+            settings: boolean;
+            /**
+             * Tokens
+             * @default 0
+             */
+            tokens: number;
             /** Version */
             version: string;
         };

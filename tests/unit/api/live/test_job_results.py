@@ -50,14 +50,14 @@ def test_a_finished_training_has_the_checkpoints_of_its_mirror_and_its_best(plac
     config = resolve_trainer(TrainerConfig(engine=engine), "base")
     job = TrainingJob(config=config, data={}, base="base", locks=str(tmp_path))
     (place.work / "spec.json").write_text(job.model_dump_json())
-    for root, steps in ((tmp_path / "check points" / job.digest, (20, 30)), (place.work / "best", (10, 20))):
+    for root, steps in ((tmp_path / "check points" / job.work_name, (20, 30)), (place.work / "best", (10, 20))):
         for step in steps:
             commit(root, step, write_weights, facts={"metric": None})
     found = list_checkpoints(CheckpointsInput(job=JOB), place.context).checkpoints
     assert [one.step for one in found] == [30, 20, 10]
     verified = verify_checkpoints(VerifyInput(job=JOB), place.context)
     assert [one.damage for one in verified.checkpoints] == ["", "", ""]
-    (tmp_path / "check points" / job.digest / "step-0000000030" / "weights.bin").write_bytes(b"other")
+    (tmp_path / "check points" / job.work_name / "step-0000000030" / "weights.bin").write_bytes(b"other")
     damaged = verify_checkpoints(VerifyInput(job=JOB), place.context)
     assert [bool(one.damage) for one in damaged.checkpoints] == [True, False, False]
 

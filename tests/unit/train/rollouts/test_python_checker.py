@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from trainyard.compute.sandbox.service import Confinement, open_sandboxes
+from trainyard.inherited import UMASK
 from trainyard.train.rollouts.python_checker import last_block, passes_assertions, run_python
 
 ADD = "def add(a, b):\n    return a + b\n"
@@ -136,6 +138,14 @@ def confined(request: pytest.FixtureRequest) -> Iterator[Confinement]:
 
 def passes(code: str, assertions: str = "", timeout_s: int = 5) -> bool:
     return passes_assertions(code, assertions, timeout_s=timeout_s, memory_mb=512)
+
+
+@pytest.fixture(autouse=True)
+def private_files() -> Iterator[None]:
+    """As in every process of Trainyard: files that it makes are its user's alone."""
+    before = os.umask(UMASK)
+    yield
+    os.umask(before)
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -79,6 +79,8 @@ class RawRows(Response):
     port: Port
     rows: tuple[dict[str, Any], ...]
     ignored_keys: dict[str, int]
+    notes: tuple[str, ...] = ()
+    """How files were read where they left a choice: their encoding, delimiter, comments."""
 
 
 class RenderedPart(Response):
@@ -230,7 +232,10 @@ def read_first(
     place = folder / part.folder / ROWS_FILE
     shown = tuple(plain(row) for row in islice(read_rows(place, port), given.rows))
     facts = {**part.facts, "bad_rows": first_bad_rows(folder / part.folder, given.rows)}
-    raw = RawRows(path=given.path, format=facts["format"], port=port, rows=shown, ignored_keys=facts["ignored_keys"])
+    raw = RawRows(
+        path=given.path, format=facts["format"], port=port, rows=shown, ignored_keys=facts["ignored_keys"],
+        notes=tuple(dict.fromkeys(facts.get("notes", ()))),
+    )  # fmt: skip
     return raw, read_rows(place, port), facts
 
 

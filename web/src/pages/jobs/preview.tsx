@@ -60,13 +60,27 @@ export function DataPreview({ draft }: { draft: Values }) {
   );
 }
 
+const TURNS: Record<string, string> = {
+  empty_turns: "turns of the assistant that say nothing: not learned",
+  unlearned_turns: "turns of the assistant without a border: not learned",
+};
+
+/** What a count of hidden parts, or of turns, is about. */
+function hiddenText(part: string): string {
+  return TURNS[part] ?? `${part.replaceAll("_", " ")}: not shown by the chat template`;
+}
+
 function Shown({ preview }: { preview: Preview }) {
   const { raw, lengths } = preview;
+  const problems: [string, number][] = [
+    ...Object.entries(preview.hidden ?? {}).map(([part, count]): [string, number] => [hiddenText(part), count]),
+    ...Object.entries(raw.ignored_keys).map(([key, count]): [string, number] => [`ignored key ${key}`, count]),
+  ];
   return (
     <>
       <Facts
         facts={[
-          ["Format", raw.format],
+          ["Format", [raw.format, ...(raw.notes ?? [])].join("; ")],
           ["Rows read", `${preview.looked_at}${preview.complete ? ", all" : ""}`],
           ["Rows", formatNumber(preview.estimated_rows)],
           ["Tokens", formatNumber(preview.estimated_tokens)],
@@ -87,6 +101,17 @@ function Shown({ preview }: { preview: Preview }) {
           rowKey={([reason]) => reason}
           columns={[
             { title: "Left out because", cell: ([reason]) => reason },
+            { title: "Rows", numeric: true, cell: ([, count]) => formatNumber(count) },
+          ]}
+        />
+      )}
+      {problems.length > 0 && (
+        <Table
+          caption="What the model does not read or learn"
+          rows={problems}
+          rowKey={([name]) => name}
+          columns={[
+            { title: "Part", cell: ([name]) => name },
             { title: "Rows", numeric: true, cell: ([, count]) => formatNumber(count) },
           ]}
         />
