@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.stores.live.job_facts import read_chain_facts, read_facts
-from trainyard.stores.live.job_ids import JOB_ID, derive_job_id, draw_job_id, is_reserved, job_id_of, job_tags, name_run
+from trainyard.stores.live.job_ids import (
+    JOB_ID,
+    continued_run,
+    derive_job_id,
+    draw_job_id,
+    is_reserved,
+    job_id_of,
+    job_tags,
+    name_run,
+)
 
 RUN = "0190d3c2-1f2e-7a3b-8c4d-5e6f70819203"
 
@@ -41,9 +50,14 @@ def test_a_run_without_a_trainer_is_named_by_its_own_id() -> None:
 
 
 def test_tags_that_say_what_a_run_is_are_reserved() -> None:
-    reserved = ["job", "job-00000000000a", "tenant:acme", "trace:1"]
-    assert [is_reserved(one) for one in reserved] == [True] * 4
+    reserved = ["job", "job-00000000000a", "tenant:acme", "trace:1", "continues:run"]
+    assert [is_reserved(one) for one in reserved] == [True] * 5
     assert not any(map(is_reserved, ["jobs", "job-1", "chain:a", "project:tenant"]))
+
+
+def test_a_retried_job_continues_the_run_of_its_tag() -> None:
+    assert continued_run(["job", f"continues:{RUN}", "mine"]) == RUN
+    assert continued_run(["job", "mine"]) == ""
 
 
 def test_the_facts_of_a_job_are_in_any_of_its_spellings() -> None:
