@@ -256,6 +256,7 @@ def test_queries_give_the_same_rows(records: Records) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @settings(max_examples=2000, **RELAXED)
 @given(sets)
 def test_two_thousand_sets_give_the_same_rows_in_every_type_of_file(records: Records) -> None:
