@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,14 @@ from trainyard.backends.job import (
     mirror_address,
     work_folders_of_earlier_versions,
 )
+from trainyard.backends.manager import Options, TrainingManager
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, SPEC_FILE
-from trainyard.compute.events import Event
+from trainyard.compute.events import Event, read_events
 from trainyard.compute.supervise import DesiredState
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.data import Port
+from trainyard.spec.states import JobState
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 
@@ -148,3 +151,35 @@ def test_a_cancelled_training_continues_in_its_own_run_to_the_same_bits_and_in_n
     assert resumed.restarted_from["step"] == stopped
     assert resumed.steps() == list(range(stopped + 1, 61))
     assert len(weights) == 1
+
+
+@pytest.mark.slow
+def test_a_run_continues_on_another_machine_from_its_mirror(home: Path, jobs: Jobs, tmp_path: Path) -> None:
+    mirror = {"mirror": (tmp_path / "mirror").as_uri()}
+    job = jobs(backend="native", hyperparameters={"max_steps": 60, "save_steps": 5}, engine=mirror)
+    own = job.model_copy(update={"run": "20270101-acme-engineering", "tenant": "acme"})
+    here = Training(own, load_settings(home=home), until=12)
+    with pytest.raises(TrainingStopped, match="its checkpoint is kept"):
+        here.run(tmp_path / "here")
+    there = Training(own.model_copy(update={"node": "nightly"}), load_settings(home=tmp_path / "there"))
+    there.run(tmp_path / "out")
+    assert there.restarted_from["step"] == max(here.steps())
+    assert there.steps() == list(range(max(here.steps()) + 1, 61))
+
+
+@pytest.mark.slow
+def test_a_job_that_another_program_submits_again_continues(home: Path, jobs: Jobs) -> None:
+    job = jobs(backend="native", hyperparameters={"max_steps": 60, "save_steps": 5})
+    first, second = (TrainingManager(load_settings(home=home), Options(poll_s=0.02)) for _ in range(2))
+    job_id = first.submit_local(job)
+    deadline = time.monotonic() + 60
+    while first.progress(job_id).step < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    first.pause(job_id)
+    assert first.wait(job_id, 60).state is JobState.PAUSED
+    again = second.submit_local(job)
+    assert second.wait(again, 120).state is JobState.COMPLETED
+    begun = [event["restarted_from"] for event in read_events(second.events_file(again)) if event["event"] == "begin"]
+    assert begun[0] is None
+    assert begun[-1]["step"] >= 6
