@@ -116,6 +116,9 @@ def start_all(installed: Installed) -> dict[str, str]:
             (folder / f"{name}.{suffix}").write_text(text.format(name=name, n=n))
     given = [(f"What is twice {n}?", f"Twice {n} is {2 * n}.", f"No idea, {n} or so.") for n in range(16)]
     examples = installed.write_rows("examples.jsonl", [{"instruction": q, "output": good} for q, good, _ in given])
+    # A small model says a letter in some completions: rewards that are all alike would teach nothing, and be refused.
+    letters = [{"instruction": q, "output": "aeiou"[at % 5]} for at, (q, _, _) in enumerate(given)]
+    checked = installed.write_rows("letters.jsonl", letters)
     pairs = [{"prompt": q, "chosen": good, "rejected": bad} for q, good, bad in given]
     preferences = installed.write_rows("preferences.jsonl", pairs)
     aligned = {"role": "aligned", "unevaluated": True, "targets": [{"type": "embedded"}]}
@@ -134,7 +137,7 @@ def start_all(installed: Installed) -> dict[str, str]:
             "steps": {"validate": False, **NO_GATE},
         },
         "grpo": {
-            "rows": examples,
+            "rows": checked,
             "reward": "contains",
             "grpo": {"max_steps": 2, "completions": 4, "max_completion_length": 16, "batch_size": 8},
             "steps": {"validate": False, **NO_GATE},
