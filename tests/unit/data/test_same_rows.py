@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 
@@ -250,6 +250,7 @@ def test_every_type_of_file_gives_the_same_rows(records: Records) -> None:
 
 
 @settings(max_examples=5, **RELAXED)
+@example([{"prompt": "INFINITY", "completion": "infinity"}, {"prompt": "10:00", "completion": "2024-01-05"}])
 @given(sets)
 def test_queries_give_the_same_rows(records: Records) -> None:
     check(records, queries=True)

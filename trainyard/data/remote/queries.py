@@ -35,9 +35,13 @@ EXACT = "dateformat='%Y-%m-%d', timestampformat='%Y-%m-%d %H:%M:%S'"
 OPTIONS = {
     "read_parquet": "",
     "read_csv": f", {EXACT}, auto_type_candidates=['BOOLEAN', 'BIGINT', 'DOUBLE', 'DATE', 'TIMESTAMP', 'VARCHAR']",
-    "read_json": f", {EXACT}",
+    "read_json": "",
 }
-CHANGED = ("time", "uuid", "time with time zone")
+CHANGED = frozenset({
+    "time", "uuid", "time with time zone", "date", "timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns",
+    "timestamp with time zone",
+})  # fmt: skip
+"""Types that DuckDB makes of texts: JSON has none of them, and as values `infinity` or `1:00` get another spelling."""
 MEMORY = "1GB"
 """Of DuckDB, inside of what the process may take."""
 CLOSED = {
