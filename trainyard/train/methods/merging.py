@@ -2,7 +2,7 @@
 
 The base is loaded in float32: a sum in 4 bits rounds the adapter away (it moves logits by more than one), and in
 bfloat16 it loses the small half of it. The logits of the sum are compared with those of base and adapter before it is
-rounded.
+rounded, and what was written is loaded and run once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.train.methods.adapters import NEW, TOLERANCE, load_adapter, probe_logits, read_config, written_in
 from trainyard.train.methods.loading import load_model, require_memory
 
@@ -42,12 +42,28 @@ def merge(base: str, adapter: Path, out: Path, dtype: str) -> dict[str, Any]:
     places = [adapter / "tokenizer", Path(base)]
     source = next(place for place in places if place.is_dir())
     AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(out)
+    saved_BTV = probe_logits(model)
+    del model, parameter  # the written model takes its place in memory
+    require_written(out, wanted, saved_BTV)
     return {
         "divergence": divergence,
-        "saved_divergence": largest_difference(before_BTV, probe_logits(model)),
+        "saved_divergence": largest_difference(before_BTV, saved_BTV),
         "tolerance": TOLERANCE,
         "dtype": str(wanted).removeprefix("torch."),
     }
+
+
+def require_written(out: Path, dtype: torch.dtype, saved_BTV: torch.Tensor) -> None:
+    """Load the written model and run it once. Raises `TrainyardError` (`E-MERGE`) where it answers differently."""
+    written = load_model(str(out), "causal", {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype})
+    difference = largest_difference(saved_BTV, probe_logits(written.eval()))
+    if not difference <= TOLERANCE:  # also when it is not a number
+        raise TrainyardError(
+            f"The model was written, and loaded again it answers differently: a logit differs by {difference:.3g}.",
+            why=f"At most {TOLERANCE:g} is allowed: the files are not the model that was summed.",
+            do="Serve the base with the adapter, and report this base.",
+            code="E-MERGE",
+        )
 
 
 def wanted_dtype(base: str, dtype: str) -> torch.dtype:

@@ -13,6 +13,8 @@ from tests.unit.train.methods.conftest import Request, Trained, logits
 from trainyard.errors import TrainyardError
 from trainyard.train.methods import adapters
 from trainyard.train.methods.composition import merged_base
+from trainyard.train.methods.loading import load_model
+from trainyard.train.methods.merging import require_written
 from trainyard.train.methods.table import METHODS, build
 
 
@@ -40,3 +42,18 @@ def test_a_sum_that_says_something_else_is_refused(
     monkeypatch.setattr(adapters, "TOLERANCE", 1e-12)
     with pytest.raises(TrainyardError, match=r"E-MERGE: .* a logit moved by .*At most 1e-12 is allowed"):
         merged_base(request_of("full", adapter=trained("lora")), METHODS[request_of("full").config.method.type])
+
+
+def test_a_written_model_that_answers_differently_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "written")
+    model = load_model(str(folder), "causal", {"dtype": torch.float32, "use_safetensors": True}).eval()
+    saved_BTV = adapters.probe_logits(model)
+    require_written(folder, torch.float32, saved_BTV)
+    (path,) = folder.glob("*.safetensors")
+    weights = load_file(path)
+    name = next(name for name in weights if "mlp" in name)
+    save_file({**weights, name: weights[name] * 3}, path, metadata={"format": "pt"})
+    with pytest.raises(
+        TrainyardError, match=r"E-MERGE: The model was written, and loaded again it answers differently"
+    ):
+        require_written(folder, torch.float32, saved_BTV)
