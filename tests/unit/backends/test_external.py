@@ -15,8 +15,11 @@ from typing import Any
 
 import orjson
 import pytest
+import torch
 import yaml
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs
@@ -395,14 +398,14 @@ def test_loss_that_is_no_number_is_told() -> None:
 
 # The runner, with programs of a few lines in the place of the tool
 
-WRITE_WEIGHTS = """(made / "adapter_model.safetensors").write_bytes(b"\\x02" + bytes(7) + b"{}")"""
+WRITE_WEIGHTS = """shutil.copy(folder / "plan" / "made.safetensors", made / "adapter_model.safetensors")"""
 WELL = """
 import json, pathlib, shutil, sys
 folder = pathlib.Path(sys.argv[1])
 made = folder / "made" / "weights"
 made.mkdir(parents=True)
 shutil.copy(folder / "plan" / "adapter" / "adapter_config.json", made)
-(made / "adapter_model.safetensors").write_bytes(b"\\x02" + bytes(7) + b"{}")
+shutil.copy(folder / "plan" / "made.safetensors", made / "adapter_model.safetensors")
 print("the tool says hello")
 report = {"losses": [[1, 2.0, 0.1], [2, 1.0, 0.1]], "tool": {"name": "toy", "version": "7"},
           "versions": {"toy": "7"}, "precision": "fp32", "precision_why": "toy"}
@@ -451,13 +454,20 @@ class StopOn(Events):
 def plan(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work folder with its plan, made once."""
     folder = tmp_path_factory.mktemp("planned")
-    planned(jobs(backend="unsloth"), folder)
+    job = jobs(backend="unsloth")
+    planned(job, folder)
+    config = LoraConfig.from_pretrained(folder / "plan" / "adapter")
+    with warnings.catch_warnings(action="ignore"):  # PEFT asks transformers for a name that goes
+        model = get_peft_model(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(job.base)), config)
+    weights = {name: torch.full_like(value, 0.01) for name, value in get_peft_model_state_dict(model).items()}
+    save_file(weights, folder / "plan" / "made.safetensors", metadata={"format": "pt"})
     return folder
 
 
 def led(program: str, plan: Path, folder: Path, stop_on: str = "never") -> list[dict[str, Any]]:
     """Lead a program through the planned job; returns the events."""
-    shutil.copytree(plan, folder, dirs_exist_ok=True)
+    if plan != folder:
+        shutil.copytree(plan, folder, dirs_exist_ok=True)
     events = StopOn(folder / "events.jsonl", stop_on)
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text())
     told = orjson.loads((folder / names.PLAN_FOLDER / names.PLAN_FILE).read_bytes())
@@ -483,6 +493,22 @@ def test_result_of_a_tool_is_completed_and_sealed(plan: Path, tmp_path: Path) ->
     assert (result / "adapter" / "tokenizer" / "tokenizer.json").is_file()
     assert (result / "manifest.json").is_file()
     assert not (tmp_path / "made").exists()
+    assert record["adapter_run"] == "yes"
+
+
+@pytest.mark.parametrize("fault", ["missing", "shape", "infinite"])
+def test_an_adapter_that_its_base_cannot_run_is_no_result(fault: str, plan: Path, tmp_path: Path) -> None:
+    shutil.copytree(plan, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "plan" / "made.safetensors"
+    weights = load_file(path)
+    name = next(iter(weights))
+    faults = {"missing": {}, "shape": {name: weights[name][:1]}, "infinite": {name: weights[name] * float("inf")}}
+    changed = faults[fault]
+    kept = {key: value for key, value in weights.items() if key != name}
+    save_file({**kept, **changed}, path, metadata={"format": "pt"})
+    with pytest.raises(TrainyardError, match="E-ADAPTER-INVALID"):
+        led(WELL, tmp_path, tmp_path)
+    assert not (tmp_path / "result").exists()
 
 
 def test_tool_that_halts_after_saving_is_stopped_at_its_step(plan: Path, tmp_path: Path) -> None:

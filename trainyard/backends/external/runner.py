@@ -38,6 +38,7 @@ from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
 from trainyard.workers.trainyard_worker import names
 
+RELOADED_FILE = "reloaded.json"
 BEGUN_FILE = "begun"
 """Says that a tool was started in this folder before."""
 
@@ -96,6 +97,8 @@ def finish_result(run: ExternalRun, log_at: int) -> None:
             code="E-PROGRAM",
         )
 
+    record["adapter_run"] = run_written_adapter(run)
+
     def write(target: Path) -> None:
         shutil.copytree(weights, target, ignore=shutil.ignore_patterns("README.md"))
         frame.name_base(run.job, target)
@@ -108,6 +111,21 @@ def finish_result(run: ExternalRun, log_at: int) -> None:
     for name in (TOKENS_FILE, BEGUN_FILE):
         (run.folder / name).unlink(missing_ok=True)
     frame.report_metrics(run.events, record)
+
+
+def run_written_adapter(run: ExternalRun) -> str:
+    """Have the adapter that the tool has written loaded and run once, as its next reader does.
+
+    Returns `yes`, or why that was not possible here; empty without an adapter. Raises `E-ADAPTER-INVALID`.
+    """
+    if not run.job.config.method.facts.adapter or run.job.is_probe:
+        return ""
+    module = ["trainyard.backends.external.reload", str(run.folder)]
+    run_helper(module, run.folder, "The adapter that the tool has written could not be run.", None)
+    reason = str(orjson.loads((run.place / RELOADED_FILE).read_bytes())["reason"])
+    if reason:
+        run.events.emit("warning", text=f"The adapter was compared with its base, and not run: {reason}.")
+    return reason or "yes"
 
 
 def training_record(run: ExternalRun, report: dict[str, Any], head: str) -> dict[str, Any]:

@@ -53,7 +53,5 @@ def test_a_written_model_that_answers_differently_is_refused(tiny_model: Path, t
     weights = load_file(path)
     name = next(name for name in weights if "mlp" in name)
     save_file({**weights, name: weights[name] * 3}, path, metadata={"format": "pt"})
-    with pytest.raises(
-        TrainyardError, match="E-MERGE: The model was written, and loaded again"
-    ):
+    with pytest.raises(TrainyardError, match="E-MERGE: The model was written, and loaded again"):
         require_written(folder, torch.float32, saved_BTV)
