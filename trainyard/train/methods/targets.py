@@ -29,6 +29,8 @@ FUSED_MODULES = {
 }
 """Type -> modules whose weights the model multiplies by without calling the module, so that an adapter on one would not
 be computed. Source: PEFT refuses `out_proj` and `conv1d`; the weight of `dt_proj` is read in transformers' code."""
+OWN_ADAPTERS = "_adapter_list."
+"""In the names of a Zamba2's own low-rank layers: each use of the shared block has those of all, and calls its own."""
 ROUTERS = ("router", "gate", "wg", "shared_expert_gate")
 """Names of modules that choose experts, or weigh them."""
 TOWERS = ("vision", "visual", "image", "audio", "speech")
@@ -256,7 +258,8 @@ def is_linear(module: torch.nn.Module) -> bool:
 
 
 def is_fused(model: Any, name: str) -> bool:
-    return last(name) in FUSED_MODULES.get(model.config.model_type, ())
+    """Whether an adapter on a module would not be computed: the model does not call it."""
+    return OWN_ADAPTERS in name or last(name) in FUSED_MODULES.get(model.config.model_type, ())
 
 
 def has_towers(model: Any) -> bool:
