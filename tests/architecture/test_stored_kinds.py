@@ -30,6 +30,7 @@ WITHOUT = {
     "trainyard/backends/external/installing.py: build": CACHE,
     "trainyard/backends/external/plan.py: adapter": CHILD,
     "trainyard/backends/external/plan.py: write_plan": CHILD,
+    "trainyard/backends/external/reload.py: reload_adapter": CHILD,
     "trainyard/backends/external/runner.py: start_run": CHILD,
     "trainyard/backends/frame.py: fill": HASHED,
     "trainyard/backends/frame.py: name_base": HASHED,
