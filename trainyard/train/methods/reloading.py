@@ -131,10 +131,10 @@ def unchanged(model: PeftModel) -> Iterator[None]:
         with torch.random.fork_rng(devices), evaluating(model):
             yield
     finally:
+        tuner(model).set_adapter(active)  # first: PEFT warns where an adapter that is active goes
         for name in (RELOADED, OFFSET):
             if name in model.peft_config:
                 model.delete_adapter(name)
-        tuner(model).set_adapter(active)
         for name, value in model.named_parameters():
             if name in trainable and value.requires_grad != trainable[name]:
                 value.requires_grad_(trainable[name])
