@@ -131,4 +131,4 @@ def seed_adapters(here: Settings, scratch: Path, base: Path) -> None:
     """Two versions of one adapter."""
     for number in (1, 2):
         facts = {"deployment": {"targets": [{"type": "registry"}]}, "base_model": str(base)}
-        register(here, scratch / f"weights-{number}", "assistant", str(base), facts)
+        register(here, scratch / f"weights-{number}", "crane", str(base), facts)

@@ -86,11 +86,11 @@ def test_an_evaluation_with_intervals_flips_and_answers(page: Page, records: Rec
 
 def test_a_version_is_promoted_and_rolled_back(page: Page, axe: Audit, records: Records) -> None:
     open_page(page, "/adapters", "Adapters")
-    page.get_by_role("link", name="default/assistant/v2").click()
+    page.get_by_role("link", name="default/crane/v2").click()
     page.get_by_role("button", name="Promote").click()
     page.get_by_role("dialog").get_by_role("button", name="Promote").click()
     expect(page.get_by_role("button", name="Roll back")).to_be_visible()
-    assert records.service.get("adapters/show", name="default/assistant")["record"]["version"] == 2
+    assert records.service.get("adapters/show", name="default/crane")["record"]["version"] == 2
     axe(page)
     page.get_by_role("button", name="Roll back").click()
     page.get_by_role("dialog").get_by_role("button", name="No").click()
@@ -98,21 +98,21 @@ def test_a_version_is_promoted_and_rolled_back(page: Page, axe: Audit, records: 
     page.get_by_role("button", name="Roll back").click()
     page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
     expect(page.get_by_role("button", name="Promote")).to_be_visible()
-    assert records.service.get("adapters/show", name="default/assistant")["record"]["version"] == 1
+    assert records.service.get("adapters/show", name="default/crane")["record"]["version"] == 1
     actions = page.get_by_role("region", name="Which version was live when").get_by_role("row")
     expect(actions.nth(1)).to_contain_text("rollback")
 
 
 def test_base_and_adapter_answer_side_by_side(page: Page, axe: Audit, records: Records) -> None:
-    open_page(page, "/adapters/default/assistant/v1/chat", "Chat with default/assistant/v1")
+    open_page(page, "/adapters/default/crane/v1/chat", "Chat with default/assistant/v1")
     page.get_by_label("Most tokens").fill("4")
     page.get_by_label("Question").fill(EVIL)
     page.keyboard.press("Enter")
     turn = page.get_by_role("listitem")
     expect(turn).to_have_count(1, timeout=SLOW_MS)
     expect(turn).to_contain_text(EVIL)
-    expect(turn).to_contain_text("Adapter: default/assistant/v1")
-    asked = {"adapter": "default/assistant/v1", "question": EVIL, "max_tokens": 4}
+    expect(turn).to_contain_text("Adapter: default/crane/v1")
+    asked = {"adapter": "default/crane/v1", "question": EVIL, "max_tokens": 4}
     answer: dict[str, Any] = records.service.post("adapters/ask", asked)
     texts = turn.locator(".side-by-side p").all_inner_texts()
     assert [" ".join(text.split()) for text in texts] == [
