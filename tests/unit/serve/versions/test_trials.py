@@ -24,9 +24,10 @@ from trainyard.api.terminal.command import render
 from trainyard.api.verbs.adapters import convert_adapter, list_adapters, show_adapter
 from trainyard.api.verbs.housekeeping.backup import back_up, restore
 from trainyard.api.verbs.versions import promote, pull, push, show_card
-from trainyard.errors import TrainyardError
+from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.serve.deploy import deploy
+from trainyard.serve.inference import ModelRunner
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import DeployerConfig
@@ -173,3 +174,13 @@ def test_live_adapters_of_a_restored_home_are_run(yard: Yard) -> None:
     assert good in render("restore", restored)
     runs = {one.name: one.facts["adapter_run"] for one in registry.list()}
     assert runs == {"acme/bad/v1": False, "acme/bad/v2": False, "acme/good/v1": False, "acme/good/v2": True}
+
+
+def test_server_takes_no_adapter_whose_answers_are_not_finite(yard: Yard) -> None:
+    good = fitting_adapter(yard.root / "good", yard.base)
+    bad = fitting_adapter(yard.root / "bad", yard.base, "not finite")
+    runner = ModelRunner(yard.base)
+    runner.load_adapter("acme/good/v1", good)
+    with pytest.raises(InvalidInput, match="E-ADAPTER-MISMATCH: .*NaN or infinity"):
+        runner.load_adapter("acme/bad/v1", bad)
+    assert list(runner.adapters) == ["acme/good/v1"]
