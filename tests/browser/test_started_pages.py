@@ -122,7 +122,7 @@ def num_cancelled(address: str) -> float:
 
 
 def test_a_question_that_is_cancelled_ends_at_the_model_server(page: Page, service: DashboardService) -> None:
-    open_page(page, "/adapters/default/crane/v1/chat", "Chat with default/assistant/v1")
+    open_page(page, "/adapters/default/crane/v1/chat", "Chat with default/crane/v1")
     page.get_by_label("Most tokens").fill(str(ANSWER_TOKENS))
     page.get_by_label("Temperature").fill("2")
     page.get_by_label("Question").fill("Tell me everything about depots.")
