@@ -24,7 +24,7 @@ ANSWER_TOKENS = 2000
 @pytest.fixture
 def chain(service: DashboardService) -> Iterator[str]:
     """The id of a stored chain of a data source and a trainer."""
-    hyper = {"max_steps": 2000, "gradient_accumulation": 1}
+    hyper = {"max_steps": 2000, "gradient_accumulation": 1, "warmup_ratio": 0.0}
     nodes = [
         {"type": "data_source", "config": {"path": "data.jsonl"}},
         {"type": "trainer", "config": {"hyperparameters": hyper, "eval": {"share": 0.2, "steps": 2}}},
