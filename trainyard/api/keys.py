@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import trainyard
 from trainyard.backends import environments
+from trainyard.backends.choices import MachineChoices, choices_digest, decide_choices
 from trainyard.backends.script.templates import template_digest
 from trainyard.data.formats.converters import converter_digest
 from trainyard.data.functions import ENVIRONMENT
@@ -44,7 +45,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
 
 SOURCES = (".py", ".jinja", ".json")
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "trainer": ("torch", "transformers", "peft", "trl", "bitsandbytes", "schedulefree", "pytorch_optimizer", "torchao"),
+    "trainer": (
+        "torch",
+        "transformers",
+        "peft",
+        "trl",
+        "bitsandbytes",
+        "schedulefree",
+        "pytorch_optimizer",
+        "torchao",
+        "flash_attn",
+        "flash_attn_3",
+        "liger_kernel",
+    ),
     "validator": ("phonenumberslite",),
     "evaluator": ("torch", "transformers", "peft"),
 }
@@ -56,9 +69,18 @@ def content_key(node: ResolvedNode, inputs: Mapping[Port, Sequence[Reference]], 
     digests = {f"{port.value}/{n}": r.sha256 for port, given in inputs.items() for n, r in enumerate(given)}
     config = node.config.model_dump(mode="json")
     digests |= {one.name: one.digest() for one in dependencies(node, settings, run_id)}
+    if isinstance(node.config, TrainerConfig):
+        digests["choices"] = choices_digest(choices_of(node.config, inputs, settings))
     if settings.tenant != DEFAULT_TENANT:  # results of tenants are apart; that of the default tenant keeps its key
         digests["tenant"] = settings.tenant
     return node_key(node.type, config, digests, versions(node.type))
+
+
+def choices_of(config: TrainerConfig, inputs: Mapping[Port, Sequence[Reference]], settings: Settings) -> MachineChoices:
+    """Return what this machine decides for a trainer, by the base that the trainer gets."""
+    models = inputs.get(Port.MODEL, ())
+    base = resolve_model(config.base_model or settings.default_base_model, settings).path
+    return decide_choices(config, models[0].path if models else base, settings)
 
 
 class Dependency(NamedTuple):

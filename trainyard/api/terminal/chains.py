@@ -40,8 +40,14 @@ def plan_text(result: Any) -> str:
     lines.append(table([plan_row(node) for node in result.nodes], header))
     lines += [f"{one.node}: {line}" for one in result.decisions for line in one.lines()]
     lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
+    lines += [f"{node.id}: {choices_line(node.choices)}" for node in result.nodes if node.choices]
     lines += [f"{node.id}: note: {text}" for node in result.nodes for text in node.advice]
     return "\n".join([*lines, *(refusal["line"] for refusal in result.refusals)])
+
+
+def choices_line(choices: dict[str, str]) -> str:
+    """`decided on this machine: device cpu, precision fp32 (…), threads 2`."""
+    return f"decided on this machine: {', '.join(f'{name} {value}' for name, value in choices.items())}"
 
 
 def plan_row(node: Any) -> list[str]:
