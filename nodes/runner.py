@@ -60,8 +60,6 @@ class RunInfo:
     tenant: str
     folder: str
     """`TRAINYARD_HOME/runs/<run id>`."""
-    alias: str
-    """`<tenant>/<role>` that the chain deploys to, for a comparison with what is live there."""
     refresh: bool = False
     """Make every result again, even if a finished one is in the store."""
     until: Mapping[str, int] = field(default_factory=dict)
