@@ -48,6 +48,7 @@ from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
+from trainyard.spec.estimate.verdict import find_floor
 from trainyard.spec.graph import ResolvedChain
 from trainyard.stores.artifacts import NodeOutput
 from trainyard.stores.live.job_ids import continued_run, job_id_of
@@ -195,7 +196,9 @@ def run_info(chain: ResolvedChain) -> RunInfo:
     folder = str(settings().runs / run_id)
     refresh = REFRESH_TAG in flow_run.tags
     continues = continued_run(flow_run.tags)
-    return RunInfo(run_id, chain.name, chain.tenant, folder, refresh, continues=continues, id=id_of(chain))
+    return RunInfo(
+        run_id, chain.name, chain.tenant, folder, find_floor(chain), refresh, continues=continues, id=id_of(chain)
+    )
 
 
 def id_of(chain: ResolvedChain) -> str:

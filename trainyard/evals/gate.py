@@ -16,7 +16,8 @@ from typing import Any
 
 from trainyard.data.rows import UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
-from trainyard.evals.statistics import ConfidenceInterval, least_cases
+from trainyard.evals.statistics import ConfidenceInterval
+from trainyard.spec.estimate.verdict import undecidable
 
 
 @dataclass(frozen=True)
@@ -96,17 +97,6 @@ def judge(
         reasons += wrong
         passed += [] if wrong else [f"{one.label}: {describe(one.improvement, one.metric)}"]
     return GateVerdict(not (few or reasons), primary, [*few, *reasons], passed, few, not reasons)
-
-
-def undecidable(label: str, cases: int, confidence: float) -> str | None:
-    """Return why a gate cannot decide on so many independent cases; None if it can."""
-    needed = least_cases(confidence)
-    if cases >= needed:
-        return None
-    return (
-        f"{label}: {cases} independent case{'s' if cases != 1 else ''} cannot support {confidence:.0%} "
-        f"confidence; at least {needed} are needed. Hold out more documents or questions."
-    )
 
 
 def is_above_zero(interval: ConfidenceInterval) -> bool:

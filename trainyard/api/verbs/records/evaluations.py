@@ -147,7 +147,8 @@ def verdict_words(one: FoundArtifact) -> dict[str, Any]:
         "run_id": one.run.id, "run_name": one.run.name, "tenant": one.run.tenant, "node": one.node, "ended": one.ended,
         "available": one.reference is not None, "better": facts.get("better"), "primary": primary,
         "improvement": line.get("improvement"), "reasons": facts.get("reasons") or (),
-        "cautions": facts.get("cautions") or (), "few_rows": facts.get("few_rows") or (), "adapter_sha256": str(facts.get("adapter_sha256") or ""),
+        "cautions": facts.get("cautions") or (), "few_rows": facts.get("few_rows") or (),
+        "adapter_sha256": str(facts.get("adapter_sha256") or ""),
     }  # fmt: skip
 
 
