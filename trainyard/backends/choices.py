@@ -9,8 +9,10 @@ folder loses nothing, because the same facts give the same decision. Imports no 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import orjson
@@ -136,7 +138,9 @@ def keep_choices(config: TrainerConfig, base: Path | None, settings: Settings) -
     chosen = choose(config, base, facts)
     path = choices_file(facts, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_durably(path, versioned("choices", {"facts": facts, "chosen": chosen.model_dump(mode="json")}))
+    draft = path.with_name(f".{path.stem}.{os.getpid()}.{get_ident()}.tmp")  # a chain's trainers start in threads
+    write_json_durably(draft, versioned("choices", {"facts": facts, "chosen": chosen.model_dump(mode="json")}))
+    draft.replace(path)
     return chosen
 
 

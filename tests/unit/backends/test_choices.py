@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -88,6 +89,13 @@ def test_decision_is_kept_by_its_facts_and_may_be_deleted(tiny_model: Path, sett
     more_threads = settings.model_copy(update={"threads": 1})
     assert keep_choices(on_cpu(), tiny_model, more_threads).threads == 1
     assert len(list(settings.choices.iterdir())) == 2
+
+
+def test_trainers_that_start_together_keep_one_decision(tiny_model: Path, settings: Settings) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        kept = list(pool.map(lambda _: keep_choices(on_cpu(), tiny_model, settings), range(32)))
+    assert len(set(kept)) == 1
+    assert [path.suffix for path in settings.choices.iterdir()] == [".json"]
 
 
 def test_digest_has_the_decision_and_not_its_words(tiny_model: Path, settings: Settings) -> None:
