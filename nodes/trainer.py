@@ -23,7 +23,6 @@ from trainyard.errors import Conflict, TrainyardError
 from trainyard.evals.tasks import count_held_out
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.graph import ResolvedNode
-from trainyard.spec.nodes import BAD_FRACTION
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 
@@ -116,7 +115,6 @@ def job_of(context: NodeContext) -> TrainingJob:
         context.settings,
         data={data.kind: str(open_reference(data))},
         data_sha256={data.kind: data.sha256},
-        max_bad_fraction=float(data.facts.get("max_bad_fraction", BAD_FRACTION)),
         adapter=str(open_reference(adapter)) if adapter else None,
         reward_model=str(open_reference(scorer)) if scorer else None,
         reward_sha256=scorer.sha256 if scorer else "",
