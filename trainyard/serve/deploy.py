@@ -136,7 +136,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
 
 
 def keep_newer(wanted: DeployRequest, registry: AdapterRegistry) -> dict[str, Any] | None:
-    """Return the facts of a deployment that leaves what is live as it is; None for one that goes on.
+    """Return the facts of a deployment that leaves what is live as it is; None for one that continues.
 
     A run that reuses its results brings a version that is registered already. Where another one has replaced it, or is
     newer, that one stays: only a promotion or a rollback makes an earlier version live again.
