@@ -10,6 +10,7 @@ from typing import Any
 from trainyard.api.context import Context
 from trainyard.api.requests.adapters import AdapterName, AdaptersInput, ConvertInput
 from trainyard.api.responses import Record, Response
+from trainyard.api.verbs.records.trained import find_version_or_job
 from trainyard.serve.conversion.adapters import CONFIG_FILE
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.serve.conversion.between import convert, layout_of
@@ -81,8 +82,9 @@ def show_adapter(given: AdapterName, context: Context) -> Record:
 def convert_adapter(given: ConvertInput, context: Context) -> Converted:
     source, target = Path(given.source).expanduser().absolute(), given.target.absolute()
     if not source.exists():  # what is there under this name comes before a version of the registry
-        registry = AdapterRegistry(context.settings.adapters)
-        source = registry.path(registry.show(given.source))
+        found = find_version_or_job(given.source, context)
+        is_version = isinstance(found, AdapterVersion)
+        source = AdapterRegistry(context.settings.adapters).path(found) if is_version else found.folder
     base, runs = base_of(given, source, context.settings), []
 
     def try_run(folder: Path) -> None:

@@ -19,6 +19,7 @@ from trainyard.api.requests.adapters import (
 )
 from trainyard.api.responses import Response
 from trainyard.api.verbs.adapters import registry_of
+from trainyard.api.verbs.records.trained import find_version_or_job
 from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.serve.targets.merged import remove_models
@@ -26,7 +27,7 @@ from trainyard.serve.trial import find_base_folder, try_adapter_folder, try_vers
 from trainyard.serve.versions.bucket import is_address, pull_from_store, push_to_store
 from trainyard.serve.versions.card import write_card
 from trainyard.serve.versions.hub import HubAddress, pull_from_hub, push_to_hub
-from trainyard.serve.versions.merging import merge_version
+from trainyard.serve.versions.merging import merge_adapter, merge_version
 from trainyard.serve.versions.promotion import newest, parse_target, roll_out_version
 from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion, parse_name
 from trainyard.stores.files import DISK, make_folders
@@ -219,8 +220,13 @@ class Merged(Response):
 
 
 def merge(given: MergeInput, context: Context) -> Merged:
-    target = given.to.expanduser().absolute()
-    version = AdapterRegistry(context.settings.adapters).show(given.name)
-    facts = merge_version(version, target, context.settings, format=given.format, dtype=given.dtype)
+    """Write a version, or the adapter of a job, as one model. Raises what `find_version_or_job` raises."""
+    target, settings = given.target.expanduser().absolute(), context.settings
+    found = find_version_or_job(given.name, context)
+    if isinstance(found, AdapterVersion):
+        facts = merge_version(found, target, settings, format=given.to, dtype=given.dtype)
+    else:
+        own = {"version": found.label, "sha256": found.reference.sha256}
+        facts = merge_adapter(found.reference, found.name, target, settings, own, format=given.to, dtype=given.dtype)
     kept = ("version", "format", "dtype", "divergence", "saved_divergence")
     return Merged(target=str(target), **{name: facts[name] for name in kept})
