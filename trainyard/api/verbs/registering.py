@@ -18,7 +18,6 @@ from trainyard.serve.deploy import (
     find_base,
     refuse,
     register,
-    run_before,
     summarize,
 )
 from trainyard.serve.embedded import find_running
@@ -54,7 +53,7 @@ def register_job(given: RegisterInput, context: Context) -> Registered:
     """Register the adapter of a job; the same job and role twice is one version.
 
     Raises `InvalidInput` (`E-PARAMETER`, `E-NAME`) for targets without `promote`, and what `find_trained`,
-    `check_files`, `run_before` and `roll_out_version` raise.
+    `check_files`, `register` and `roll_out_version` raise.
     """
     if given.targets and not given.promote:
         raise InvalidInput("--target belongs to --promote.", do="Give --promote, too.", code="E-PARAMETER")
@@ -68,7 +67,7 @@ def register_job(given: RegisterInput, context: Context) -> Registered:
     registry, candidate = AdapterRegistry(settings.adapters), find_base(describe(request), settings)
     with registry.deploying(trained.tenant, role):
         refuse(check_files(request, candidate, settings))
-        version = register(request, registry, candidate, run_before(request, settings))
+        version = register(request, registry, candidate, settings)
         facts: Mapping[str, Any] = {}
         if given.promote:
             facts = roll_out_version(version, registry, settings, action="promote", targets=targets)

@@ -22,10 +22,10 @@ from trainyard.api.verbs.adapters import registry_of
 from trainyard.api.verbs.records.trained import find_version_or_job
 from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, InvalidInput
+from trainyard.serve.card import write_card
 from trainyard.serve.targets.merged import remove_models
 from trainyard.serve.trial import find_base_folder, try_adapter_folder, try_version
 from trainyard.serve.versions.bucket import is_address, pull_from_store, push_to_store
-from trainyard.serve.versions.card import write_card
 from trainyard.serve.versions.hub import HubAddress, pull_from_hub, push_to_hub
 from trainyard.serve.versions.merging import merge_adapter, merge_version
 from trainyard.serve.versions.promotion import newest, parse_target, roll_out_version

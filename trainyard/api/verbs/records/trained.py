@@ -18,6 +18,7 @@ from trainyard.api.verbs.monitoring.next_commands import list_ancestors
 from trainyard.api.verbs.records.finding import FoundArtifact, RunFolder, artifacts_of, gone, open_store, run_folders
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.serve.bases.origins import ServedAdapter, find_adapter, full_name
+from trainyard.serve.version_facts import base_facts
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest, parse_name
 from trainyard.stores.artifacts import Reference, open_reference
@@ -51,6 +52,11 @@ class TrainedAdapter:
     @property
     def is_adapter(self) -> bool:
         return self.reference.kind is Port.ADAPTER
+
+    def as_version(self) -> AdapterVersion:
+        """The same with the facts that a version has, for its card; it has no number."""
+        facts = {**base_facts(self.folder), "data": list(self.sources)}
+        return AdapterVersion(tenant=self.tenant, role="adapter", version=0, sha256=self.reference.sha256, facts=facts)
 
     @property
     def label(self) -> str:
