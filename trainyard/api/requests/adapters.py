@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from trainyard.api.requests.base import Request
 from trainyard.api.requests.fields import Argument, Option
@@ -98,24 +98,12 @@ class PullInput(Request):
     token_env: TokenVariable = Field("HF_TOKEN", description="Environment variable with the token of the Hub.")
 
 
-MERGED = ("safetensors", "gguf")
-
-
-def require_format(value: Any) -> Any:
-    """Refuse the folder that `--to` named in an earlier version. Raises `ValueError`."""
-    if isinstance(value, str) and value not in MERGED:
-        raise ValueError(
-            f"{value!r} is not a format, safetensors or gguf. A folder is given by its place: NAME {value}"
-        )
-    return value
-
-
 class MergeInput(Request):
     name: Annotated[str, Argument("NAME", completes="adapter")] = Field(
         description="TENANT/ROLE[/vN], or an ended job: JOB[/TRAINER]."
     )
-    target: Annotated[Path, Argument("TARGET")] = Field(description="Folder to write; it must not exist.")
-    to: Annotated[Literal["safetensors", "gguf"], BeforeValidator(require_format), Option("--to", "--format")] = Field(
-        "safetensors", description="Format to write; gguf needs the llamacpp environment."
+    target: Annotated[Path | None, Argument("TARGET")] = Field(None, description="Folder to write; it must not exist.")
+    to: Annotated[str, Option("--to", "--format")] = Field(
+        "safetensors", description="Format: safetensors, or gguf, which needs the llamacpp environment."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: that of the base.")
