@@ -47,7 +47,7 @@ class CardFacts:
     template: str = ""
     """The chat template of the training; empty if the version has none."""
     origin: str = ""
-    """How it is introduced, where it is no version of the registry."""
+    """How it is introduced outside the registry."""
 
     @property
     def method(self) -> Method:
@@ -76,7 +76,7 @@ def write_card(version: AdapterVersion, folder: Path, repository: str = "", base
     """The card of a version whose files are in `folder`.
 
     `repository` is where its code loads it from: the Hub's name of where it is published, or a folder. `base` is the
-    folder of its base where that is known, `origin` introduces what is no version of the registry.
+    folder of its base where that is known, `origin` introduces an adapter outside the registry.
     """
     training, config = read_object(folder / "training.json"), read_object(folder / "adapter_config.json")
     place = Path(str(training.get("base_path") or "")) / "config.json"
@@ -327,7 +327,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def keep_card(version: AdapterVersion, registry: AdapterRegistry, settings: Settings) -> AdapterVersion:
     """Write the card of a version into its folder, next to the manifest: its code loads it from there.
 
-    It is no part of what the manifest describes, because it says what was found out later, too. A README of the
+    The manifest does not describe it, because it says what was found out later, too. A README of the
     adapter's own stays.
     """
     if CARD_FILE not in version.files:

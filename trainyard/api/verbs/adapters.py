@@ -73,7 +73,7 @@ def run_word(version: AdapterVersion) -> str:
     """Whether a version was run once on its base here, in a word; a whole model has none."""
     if version.kind != "adapter":
         return ""
-    return {True: "yes", False: "no"}.get(version.facts.get(RUN), "not recorded")
+    return "not recorded" if RUN not in version.facts else "yes" if version.facts[RUN] else "no"
 
 
 def show_adapter(given: AdapterName, context: Context) -> Record:
@@ -90,7 +90,7 @@ def convert_adapter(given: ConvertInput, context: Context) -> Converted:
     Raises what `find_version_or_job`, `convert` and `try_adapter_folder` raise.
     """
     source, target, settings = Path(given.source).expanduser().absolute(), given.target.absolute(), context.settings
-    version, origin = foreign_version(source), f"written from `{source.name}`"
+    version, origin = unregistered_version(source), f"written from `{source.name}`"
     if not source.exists():  # what is there under this name comes before a version of the registry
         found = find_version_or_job(given.source, context)
         if isinstance(found, AdapterVersion):
@@ -112,8 +112,8 @@ def convert_adapter(given: ConvertInput, context: Context) -> Converted:
     return Converted(source=source, target=target, was=was, to=given.to, **runs[0].facts)
 
 
-def foreign_version(source: Path) -> AdapterVersion:
-    """What a card says of an adapter that is no version: what its own files say."""
+def unregistered_version(source: Path) -> AdapterVersion:
+    """What a card says of an adapter outside the registry: what its own files say."""
     return AdapterVersion(tenant="none", role="adapter", version=0, sha256="", facts=base_facts(source))
 
 

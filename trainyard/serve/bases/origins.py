@@ -92,7 +92,7 @@ def check_origin(folder: Path, base: ModelSource) -> None:
 
 
 @dataclass(frozen=True)
-class ServedAdapter:
+class NamedAdapter:
     """A verified adapter, as a server loads it: a version of the registry, or what a job has trained."""
 
     name: str
@@ -108,7 +108,7 @@ def full_name(name: str, settings: Settings) -> str:
     return f"{settings.tenant}/{name}" if own else name
 
 
-def find_adapter(name: str, settings: Settings) -> ServedAdapter:
+def find_adapter(name: str, settings: Settings) -> NamedAdapter:
     """The version that a name means, each byte verified.
 
     Raises `NotFound` (`E-ADAPTER-NOT-FOUND`) for an unknown version or a role without a live one, `InvalidInput`
@@ -123,10 +123,10 @@ def find_adapter(name: str, settings: Settings) -> ServedAdapter:
             code="E-ADAPTER-INVALID",
         )
     alias = version.alias if parse_name(wanted)[2] is None else None
-    return ServedAdapter(version.name, registry.path(version), alias)
+    return NamedAdapter(version.name, registry.path(version), alias)
 
 
-def require_bases(adapters: Sequence[ServedAdapter], bases: Sequence[ModelSource]) -> None:
+def require_bases(adapters: Sequence[NamedAdapter], bases: Sequence[ModelSource]) -> None:
     """Compare each adapter with the bases. Raises as `choose_base`."""
     for one in adapters:
         try:

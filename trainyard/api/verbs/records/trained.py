@@ -17,7 +17,7 @@ from trainyard.api.records import RunResult, read_result
 from trainyard.api.verbs.monitoring.next_commands import list_ancestors
 from trainyard.api.verbs.records.finding import FoundArtifact, RunFolder, artifacts_of, gone, open_store, run_folders
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
-from trainyard.serve.bases.origins import ServedAdapter, find_adapter, full_name
+from trainyard.serve.bases.origins import NamedAdapter, find_adapter, full_name
 from trainyard.serve.version_facts import base_facts
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest, parse_name
@@ -175,7 +175,7 @@ def recorded_adapter(word: str, rows: list[dict[str, Any]], context: Context) ->
     return TrainedAdapter(rows[0]["id"], record.name or record.id, record.tenant, "trainer", reference)
 
 
-def find_served(word: str, context: Context) -> ServedAdapter:
+def find_served(word: str, context: Context) -> NamedAdapter:
     """The adapter that a word names: a version of the registry, else the adapter of a job.
 
     Raises what `find_adapter` raises where no job has the name either, what `find_trained` raises, and `InvalidInput`
@@ -196,11 +196,11 @@ def find_served(word: str, context: Context) -> ServedAdapter:
     return found
 
 
-def served_job(word: str, context: Context, error: TrainyardError) -> ServedAdapter:
+def served_job(word: str, context: Context, error: TrainyardError) -> NamedAdapter:
     """The adapter of a job as a server loads it. `error` is why no version of the registry has this name."""
     trained = find_named_job(word, context, error)
     require_adapter(trained)
-    return ServedAdapter(trained.label, trained.folder, alias=word if word != trained.label else None)
+    return NamedAdapter(trained.label, trained.folder, alias=word if word != trained.label else None)
 
 
 def require_adapter(trained: TrainedAdapter) -> None:

@@ -26,7 +26,7 @@ from trainyard.compute.services import HOST, SupervisedService, free_port
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.inherited import child_environment
 from trainyard.serve import embedded
-from trainyard.serve.bases.origins import ServedAdapter, check_origin, read_origin
+from trainyard.serve.bases.origins import NamedAdapter, check_origin, read_origin
 from trainyard.serve.bases.sources import find_base, require_room
 from trainyard.serve.targets.calling import server_message
 from trainyard.settings import Settings
@@ -184,7 +184,7 @@ def ask_both(both: list[Conversation], question: str, context: Context) -> ChatT
 
 
 @contextmanager
-def serving(adapter: ServedAdapter, context: Context) -> Iterator[tuple[str, str]]:
+def serving(adapter: NamedAdapter, context: Context) -> Iterator[tuple[str, str]]:
     """Yield (address, name of the base) of a server that has the adapter and its base."""
     url = embedded.find_running(context.settings)
     base = load_adapter(url, adapter) if url is not None else None
@@ -196,7 +196,7 @@ def serving(adapter: ServedAdapter, context: Context) -> Iterator[tuple[str, str
         yield own, source.name
 
 
-def load_adapter(url: str, adapter: ServedAdapter) -> str | None:
+def load_adapter(url: str, adapter: NamedAdapter) -> str | None:
     """Load the adapter into a running server, unless it is there; returns its base, None if that is not served."""
     name, wanted = adapter.name, read_origin(adapter.folder).get("base_sha256")
     with httpx.Client(base_url=url, trust_env=False, timeout=ASK_S) as client:
@@ -217,7 +217,7 @@ def load_adapter(url: str, adapter: ServedAdapter) -> str | None:
         return str(base)
 
 
-def base_of(adapter: ServedAdapter, settings: Settings) -> ModelSource:
+def base_of(adapter: NamedAdapter, settings: Settings) -> ModelSource:
     """The base that the adapter was trained on, as it is on this machine.
 
     Raises `NotFound` (`E-MODEL-NOT-FOUND`), and `InvalidInput` (`E-ADAPTER-MISMATCH`) if it is another one by now.
@@ -242,7 +242,7 @@ def base_of(adapter: ServedAdapter, settings: Settings) -> ModelSource:
 
 
 @contextmanager
-def own_server(base: ModelSource, adapter: ServedAdapter, context: Context) -> Iterator[str]:
+def own_server(base: ModelSource, adapter: NamedAdapter, context: Context) -> Iterator[str]:
     """Yield the address of a model server that ends with the block, and with this process."""
     settings = context.settings
     require_room([base], "float32", settings)

@@ -14,7 +14,7 @@ from trainyard.api.verbs.serving.chat import base_of
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput
 from trainyard.loading import load
-from trainyard.serve.bases.origins import ServedAdapter, require_bases
+from trainyard.serve.bases.origins import NamedAdapter, require_bases
 from trainyard.serve.bases.sources import find_bases, require_room
 from trainyard.serve.embedded import server_options
 
@@ -88,7 +88,7 @@ def answer_models(given: ServeInput, context: Context) -> str:
     return str(server.serve(server.parse_arguments(argv), announce))
 
 
-def base_names(adapter: ServedAdapter, context: Context) -> tuple[str, ...]:
+def base_names(adapter: NamedAdapter, context: Context) -> tuple[str, ...]:
     """The base that an adapter was trained on, as this machine has it."""
     return (base_of(adapter, context.settings).name,)
 
