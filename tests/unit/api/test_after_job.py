@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from trainyard.api.invocation import carry_out, request_of
 from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult
 from trainyard.api.terminal.command import render
 from trainyard.api.verbs.chains.run import with_next
+from trainyard.api.verbs.serving.serve import find_model
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
@@ -36,7 +38,15 @@ class Yard:
         self.home, self.base = home, base
         self.context = Context(load_settings(home=home), say=lambda _text: None)
 
-    def job(self, name: str, *, trainers: tuple[str, ...] = ("trainer",), tenant: str = "default", **node: Any) -> None:
+    def job(
+        self,
+        name: str,
+        *,
+        trainers: tuple[str, ...] = ("trainer",),
+        tenant: str = "default",
+        kind: Port = Port.ADAPTER,
+        **node: Any,
+    ) -> None:
         """A job with trainers, each of which has left an adapter; `node` are settings of the last one."""
         record = RunRecord(self.home / "runs" / RUNS[name])
         own = {"base_sha256": model_sha256(self.base), "chat_template_sha256": chat_template_sha256(self.base)}
@@ -47,8 +57,11 @@ class Yard:
         for number, one in enumerate(trainers):
 
             def make(folder: Path, at: int = number) -> Produced:
-                fitting_adapter(folder / "adapter", self.base, adapter_run="yes", steps=at, **own)
-                return Produced(outputs={Port.ADAPTER: ProducedSet(folder="adapter")})
+                if kind is Port.MODEL:
+                    shutil.copytree(self.base, folder / "model")
+                else:
+                    fitting_adapter(folder / "adapter", self.base, adapter_run="yes", steps=at, **own)
+                return Produced(outputs={kind: ProducedSet(folder=kind.value)})
 
             key = f"{name}{number}".encode().hex().ljust(64, "0")
             output = ArtifactStore(self.context.settings.artifacts).produce(key, make)
@@ -210,6 +223,19 @@ def test_a_job_is_talked_to_and_asked_by_its_name(yard: Yard) -> None:
     assert (chat.adapter.startswith(IDS["desk"]), turn.adapter is not None) == (True, True)
     asked = yard.call("adapters ask", adapter="desk-1f2e3d4c", question="Hello?", max_tokens=4)
     assert (asked.adapter, asked.adapter_version) == (turn.adapter, chat.adapter)
+
+
+def test_a_whole_model_is_served_and_neither_talked_to_nor_merged(yard: Yard, tmp_path: Path) -> None:
+    yard.job("desk", kind=Port.MODEL)
+    result = with_next(read(yard, "desk"), yard.context)
+    assert result.next == ("trainyard serve desk-1f2e3d4c",)  # over a network, too: no folder of this machine
+    found = find_model("desk", yard.context)
+    assert found is not None
+    assert (found / "config.json").is_file()
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID: .* trained a whole model, not an adapter"):
+        yard.call("chat", adapter="desk", questions=("Hello?",))
+    with pytest.raises(InvalidInput, match="E-MERGE: desk-1f2e3d4c is a whole model"):
+        yard.call("adapters merge", name="desk", target=tmp_path / "merged")
 
 
 def test_serve_takes_a_job_for_the_role_model_alone(yard: Yard) -> None:

@@ -14,7 +14,7 @@ from trainyard.api.requests.graph import ADDRESS
 
 class ServeInput(Request):
     job: Annotated[str | None, Argument("JOB", completes="run")] = Field(
-        None, min_length=1, description="Serve the adapter of this ended job on its base."
+        None, min_length=1, description="Serve the adapter of this ended job on its base, or its model."
     )
     role: Literal["training", "graph", "model"] | None = Field(
         None,

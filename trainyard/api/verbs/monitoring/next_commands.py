@@ -43,7 +43,7 @@ def next_commands(result: RunResult, folder: Path) -> tuple[str, ...]:
 def use_result(label: str, made: Reference, result: RunResult) -> list[str]:
     """Commands that use what a trainer has made; `label` names it."""
     if made.kind is Port.MODEL:
-        return [f"trainyard serve --role model --model {shlex.quote(str(made.path))}"]
+        return [f"trainyard serve {label}"]
     role = result.chain if result.chain and result.chain != UNNAMED else DEFAULT_ROLE
     return [
         f"trainyard chat {label}",

@@ -208,7 +208,7 @@ def require_adapter(trained: TrainedAdapter) -> None:
     if not trained.is_adapter:
         raise InvalidInput(
             f"The job {trained.name} trained a whole model, not an adapter.",
-            do=f"Serve it as a base: trainyard serve --role model --model {trained.folder}.",
+            do=f"Serve it: trainyard serve {trained.name}.",
             code="E-ADAPTER-INVALID",
         )
 

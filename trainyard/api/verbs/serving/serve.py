@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from trainyard.api.context import Context
 from trainyard.api.requests.serving import ServeInput
 from trainyard.api.responses import Response
 from trainyard.api.rest.starting import PORT
 from trainyard.api.verbs.graph import serve_graph
-from trainyard.api.verbs.records.trained import find_served
+from trainyard.api.verbs.records.trained import TrainedAdapter, find_served, find_version_or_job
 from trainyard.api.verbs.serving.chat import base_of
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput
@@ -61,9 +62,11 @@ def answer_models(given: ServeInput, context: Context) -> str:
     and what `find_served`, `find_bases`, `require_bases`, `require_room` and the server raise.
     """
     settings, dtype = context.settings, given.dtype or "float32"
-    words = dict.fromkeys((*([given.job] if given.job else ()), *given.adapters))
+    model = find_model(given.job, context) if given.job else None
+    words = dict.fromkeys((*([given.job] if given.job and model is None else ()), *given.adapters))
     adapters = [find_served(word, context) for word in words]
-    names = given.model or (base_names(adapters[0], context) if given.job else settings.served_models)
+    own = (str(model),) if model is not None else base_names(adapters[0], context) if given.job else ()
+    names = given.model or own or settings.served_models
     if not names:
         raise InvalidInput(
             "No model is named, and serve_models is empty.", do="Name one, such as --model starter.", code="E-PARAMETER"
@@ -86,6 +89,12 @@ def answer_models(given: ServeInput, context: Context) -> str:
 
     server = load("trainyard.serve.server")  # with torch: this process is the server from here on
     return str(server.serve(server.parse_arguments(argv), announce))
+
+
+def find_model(word: str, context: Context) -> Path | None:
+    """The folder of the whole model that a job has trained; None for an adapter. Raises as `find_version_or_job`."""
+    found = find_version_or_job(word, context)
+    return found.folder if isinstance(found, TrainedAdapter) and not found.is_adapter else None
 
 
 def base_names(adapter: NamedAdapter, context: Context) -> tuple[str, ...]:
