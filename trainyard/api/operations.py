@@ -277,7 +277,8 @@ OPERATIONS: dict[str, Operation] = {
         "Ask a version and its base the same question; both answers come back side by side.",
         "records.asking:AskInput", "records.asking:ask", "records.asking:answer_text", RUN,
         example="trainyard adapters ask assistant 'How long does the battery last?'",
-        route="POST /api/v1/adapters/ask", tenants=True, heavy=True, stream="live.answers:follow_answers",
+        route="POST /api/v1/adapters/ask", tenants=True, heavy=True, only_answers=True,
+        stream="live.answers:follow_answers",
     ),
     "adapters push": Operation(
         "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",

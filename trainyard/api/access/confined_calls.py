@@ -57,7 +57,7 @@ class CallPlaces:
 
     @contextmanager
     def place(self, context: Context) -> Iterator[None]:
-        """A place for one call, for which it may have to wait. Raises `TooMany` (`E-RATE`), `Conflict` when it left."""
+        """A place for one call, for which it may have to wait. Raises `TooMany` (`E-RATE`), `CallerLeft`."""
         caller = context.caller.identity
         with self.changed:
             self.wait_for_place(caller, context)
@@ -105,7 +105,8 @@ class ChildCalls:
     def carry_out(self, name: str, request: Any, context: Context) -> Any:
         """The response of an operation.
 
-        Raises what it raises, `TooMany` (`E-RATE`), and `LimitExceeded` (`E-LIMIT`) for one that took too much.
+        Raises what it raises, `TooMany` (`E-RATE`), `LimitExceeded` (`E-LIMIT`) for one that took too much, and
+        `CallerLeft`.
         """
         context.departure.require_caller()
         with self.places.place(context):

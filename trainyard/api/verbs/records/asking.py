@@ -11,7 +11,7 @@ from trainyard.api.context import Context
 from trainyard.api.requests.records.asking import AskInput
 from trainyard.api.requests.serving import ChatInput
 from trainyard.api.responses import Response
-from trainyard.api.verbs.serving.chat import Conversation, ask_both, serving, unreachable
+from trainyard.api.verbs.serving.chat import Conversation, ask_both, model_client, serving, unreachable
 from trainyard.errors import NotFound
 from trainyard.serve.bases.origins import RegisteredAdapter, find_adapter
 from trainyard.stores.adapters import parse_name
@@ -35,7 +35,7 @@ def ask(given: AskInput, context: Context) -> AskedAnswer:
     adapter = find_own(given.adapter, context)
     options = given.model_dump(include={"adapter", "system", "max_tokens", "temperature", "seed"})
     try:
-        with serving(adapter, context) as (url, base), httpx.Client(base_url=url, trust_env=False) as client:
+        with serving(adapter, context) as (url, base), model_client(url) as client:
             both = [Conversation(client, name, ChatInput(**options)) for name in (base, adapter.version.name)]
             for one, side in zip(both, ("base", "adapter"), strict=True):
                 one.reset()
