@@ -69,10 +69,17 @@ BOUND: ContextVar[Departure | None] = ContextVar("caller_departure", default=Non
 
 @contextmanager
 def bound_to(departure: Departure | None) -> Iterator[None]:
-    """Work for a caller; for none, whose leaving ends nothing, with None."""
+    """Work for a caller; for none, whose leaving ends nothing, with None.
+
+    Raises `CallerLeft` also for what failed because a connection or a process was ended.
+    """
     token = BOUND.set(departure)
     try:
         yield
+    except Exception as error:
+        if departure is not None and departure.has_left:
+            raise CallerLeft from error
+        raise
     finally:
         BOUND.reset(token)
 
@@ -134,6 +141,8 @@ def watch_request(request: Any) -> None:
     def note_connection(event: str, info: Mapping[str, Any]) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             departure.on_leaving(ending_of(info["return_value"].get_extra_info("socket")))
+        elif event.endswith(".failed"):  # so that a client which tries again does not
+            departure.require_caller()
 
     request.extensions["trace"] = note_connection
 

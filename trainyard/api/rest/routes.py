@@ -219,7 +219,7 @@ def require_addressed(request: Request, context: Context) -> None:
 async def run_while_connected(work: Callable[[], Any], request: Request, departure: Departure) -> Any:
     """What `work` returns on a thread. When the client leaves, what has not begun does not, and `departure` is noted.
 
-    Work that changes something does not look at it and finishes: see `invocation.ends_with_caller`. Raises `CallerLeft`.
+    Work that changes something finishes (`invocation.ends_with_caller`). Raises `CallerLeft`, and what `work` raises.
     """
 
     def begin() -> Any:
