@@ -55,16 +55,16 @@ def tool_of(name: str) -> types.Tool:
 def shorten(schema: Any) -> Any:
     """A JSON Schema without what an agent does not need; it accepts whatever the whole one accepts, nulls excepted."""
     if isinstance(schema, list):
-        return [shorten(one) for one in schema]
+        return [shorten(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     short = {
-        key: {name: shorten(one) for name, one in value.items()} if key in ("properties", "$defs") else shorten(value)
+        key: {name: shorten(item) for name, item in value.items()} if key in ("properties", "$defs") else shorten(value)
         for key, value in schema.items()
         if key not in LEFT_OUT and not (key == "default" and value in (None, "", [], {}, False))
     }
     choices = short.pop("anyOf", None)
     if choices is None:
         return short
-    rest = [one for one in choices if one != NULL]
+    rest = [choice for choice in choices if choice != NULL]
     return {**rest[0], **short} if len(rest) == 1 else {**short, "anyOf": rest}

@@ -81,8 +81,8 @@ def read_port(settings: Settings) -> int | None:
 def holder_of(port: int) -> str:
     """The process that listens on a port, with its home if it is one of Trainyard."""
     try:
-        listening = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
-        pid = next((one.pid for one in listening if one.laddr.port == port), None)
+        listening = (entry for entry in psutil.net_connections("tcp") if entry.status == psutil.CONN_LISTEN)
+        pid = next((entry.pid for entry in listening if entry.laddr.port == port), None)
         process = psutil.Process(pid) if pid else None
         if process is None:
             return "another process"
