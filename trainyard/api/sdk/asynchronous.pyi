@@ -192,7 +192,7 @@ class AsyncAuditOperations:
     async def verify(self) -> AuditCheck: ...  # admin
 
 class AsyncOperations:
-    async def up(self, *, no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
+    async def up(self, *, port: int | None = ..., no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
     async def down(self) -> DownOutput: ...  # admin
     async def demo(self) -> DemoResult: ...  # admin
     async def dashboard(self) -> DashboardLink: ...  # admin

@@ -191,7 +191,7 @@ class AuditOperations:
     def verify(self) -> AuditCheck: ...  # admin
 
 class Operations:
-    def up(self, *, no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
+    def up(self, *, port: int | None = ..., no_auth: bool = ..., expose: bool = ..., host: str | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ...) -> UpOutput: ...  # admin
     def down(self) -> DownOutput: ...  # admin
     def demo(self) -> DemoResult: ...  # admin
     def dashboard(self) -> DashboardLink: ...  # admin
