@@ -128,9 +128,9 @@ def test_a_relative_path_means_the_same_to_prefect_and_to_rest(stack: Stack, tmp
         stack.wait_for_state(run_id, "FAILED", "CRASHED", "COMPLETED", seconds=180)
         assert stack.state_of(run_id)["type"] == "COMPLETED", stack.state_of(run_id)["message"]
         with rest(stack) as client:
-            accepted = client.post("/chains/check", json={"chain": spec})
-            assert accepted.status_code == 200, accepted.text
-            assert accepted.json()["ok"] is True, accepted.text
+            plan = client.post("/plan", json={"target": spec})
+            assert plan.status_code == 200, plan.text
+            assert plan.json()["refusals"] == []
 
 
 def test_a_second_up_elsewhere_keeps_the_folder_and_names_it(stack: Stack, tmp_path: Path) -> None:

@@ -366,6 +366,7 @@ def choose_working_folder(settings: Settings, say: Say) -> None:
         if (folder := working_folder(settings)) != settings.working_folder:
             say(f"relative paths of forms and of Prefect's runs start at {folder}, where the services were started")
         return
+    settings.services.mkdir(parents=True, exist_ok=True)
     write_json_durably(folder_record(settings), str(settings.working_folder))
 
 
