@@ -130,6 +130,7 @@ class AsyncSessionsOperations:
     async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
     async def list(self, *, limit: int = ...) -> SessionList: ...  # read
     async def show(self, *, session: str) -> SessionInfo: ...  # read
+    async def heartbeat(self, *, session: str) -> SessionInfo: ...  # run
     async def close(self, *, session: str) -> SessionInfo: ...  # run
     async def resume(self, *, session: str, wait: bool = ...) -> SessionInfo: ...  # run
     async def forward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | dict[str, Any], ...] = ..., batch: dict[str, Any] = ..., tensors: bytes | None = ..., normalizer: float | None = ..., outputs: tuple[Literal['logits', 'hidden_states'], ...] = ...) -> ForwardReply: ...  # run

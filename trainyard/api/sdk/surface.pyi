@@ -129,6 +129,7 @@ class SessionsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
     def list(self, *, limit: int = ...) -> SessionList: ...  # read
     def show(self, *, session: str) -> SessionInfo: ...  # read
+    def heartbeat(self, *, session: str) -> SessionInfo: ...  # run
     def close(self, *, session: str) -> SessionInfo: ...  # run
     def resume(self, *, session: str, wait: bool = ...) -> SessionInfo: ...  # run
     def forward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | dict[str, Any], ...] = ..., batch: dict[str, Any] = ..., tensors: bytes | None = ..., normalizer: float | None = ..., outputs: tuple[Literal['logits', 'hidden_states'], ...] = ...) -> ForwardReply: ...  # run

@@ -19,6 +19,7 @@ from trainyard.api.live import found
 from trainyard.api.live.recorded import NODE, find_recorded, refuse_steering
 from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_lines_before, read_rest
 from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
+from trainyard.api.live.waits import DeviceWait
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import NodeResult, RunResult, read_result
 from trainyard.api.requests import jobs as requests
@@ -76,7 +77,7 @@ class Job(JobTraining):
     tenant: str = ""
     state: JobState
     detail: str
-    """starting, pausing, cancelling, preempted, budget exceeded, crashed …"""
+    """starting, waiting for the device …, pausing, cancelling, preempted, budget exceeded, crashed …"""
     message: str
     created: float | None = None
     started: float | None = None
@@ -86,6 +87,8 @@ class Job(JobTraining):
     pid: int | None = None
     """The run's process on this machine."""
     url: str = ""
+    waiting: DeviceWait | None = None
+    """What it waits for now: who has the device, since when, and its place in the queue."""
 
     def _repr_svg_(self) -> str | None:
         """The loss as it is when a notebook shows it; None where the run is on another machine."""
