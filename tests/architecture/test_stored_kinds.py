@@ -59,6 +59,7 @@ WITHOUT = {
     "trainyard/evals/runner.py: write_report": HASHED,
     "trainyard/serve/conversion/merged.py: merge_files": GIVEN,
     "trainyard/serve/conversion/merged.py: write": GIVEN,
+    "trainyard/serve/card.py: keep_card": GIVEN,
     "trainyard/serve/deploy.py: deploy": HASHED,
     "trainyard/serve/trial_program.py: main": CHILD,
     "trainyard/serve/versions/merge_program.py: main": CHILD,
