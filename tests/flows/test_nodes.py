@@ -204,6 +204,28 @@ def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_adapter_that_is_not_better_is_kept_and_not_deployed(work: Path) -> None:
+    hyperparameters = {"max_steps": 1, "learning_rate": 1e-9, "max_length": 128}
+    state = run(
+        source("data.jsonl"), {"type": "validator"},
+        {"type": "trainer", "config": {"hyperparameters": hyperparameters}},
+        {"type": "evaluator", "config": {"samples": 0}}, {"type": "deployer", "config": {"role": "guide"}},
+    )  # fmt: skip
+    result = result_of(state)
+    assert (state.name, result.state, result.detail) == ("NotDeployed", "completed", "not deployed"), state.message
+    assert result.gate is not None
+    assert (result.gate.node, result.gate.evaluator) == ("deployer", "evaluator")
+    lines = result.message.splitlines()
+    assert lines[0] == f"Not deployed: {result.gate.line}."
+    assert lines[1:-1] == [f"- {reason}" for reason in result.gate.reasons]
+    assert lines[-1].startswith(f"`trainyard evaluations show {result.id} evaluator` has every check. ")
+    assert result.gate.reasons[0] not in "".join(node.message for node in result.nodes), "each reason is told once"
+    assert "correct the cause" not in result.message
+    assert AdapterRegistry(settings().adapters).list() == []
+    assert Port.ADAPTER in result.node("trainer").outputs
+
+
+@pytest.mark.slow
 def test_a_training_is_counted_to_the_token(work: Path) -> None:
     hyperparameters = {"max_steps": 2, "max_length": 128}
     state = run(source("data.jsonl"), {"type": "trainer", "config": {"hyperparameters": hyperparameters}})

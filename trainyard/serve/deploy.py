@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from trainyard.errors import Reason, Refused, TrainyardError, Unavailable
+from trainyard.errors import NotDeployed, Reason, Refused, TrainyardError, Unavailable
 from trainyard.serve.embedded import find_running
 from trainyard.serve.targets import merged
 from trainyard.serve.targets.calling import http_client
@@ -76,7 +76,8 @@ def deploy(
     """Carry out a deployer node; facts say which version is live where.
 
     `tenant` is the chain's, used unless the config names one. With a `run_key`, doing it twice registers one version.
-    Raises `Refused` (all reasons), `TrainyardError` (`E-GATE`, `E-CANARY`, …), `Unavailable` (a target is down).
+    Raises `Refused` (all reasons), `NotDeployed` (`E-GATE`), `TrainyardError` (`E-CANARY`, …), `Unavailable` (a target
+    is down).
     """
     verdict = gate(config, adapter, report)
     place, owner = open_reference(adapter), config.tenant or tenant
@@ -108,11 +109,11 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
         raise Refused([Reason("R-EVALUATION", None, "needs", because, instead)])
     verdict: Mapping[str, Any] = value["gate"]
     if not verdict["better"]:
-        raise TrainyardError(
+        raise NotDeployed(
             "The adapter is not better than its baseline; nothing was deployed.",
-            why=" | ".join(verdict["reasons"]),
+            reasons=verdict["reasons"],
+            passed=verdict.get("passed", ()),
             do="Read the run's report. Hold out more rows, train longer, or give a metric's benchmark a margin.",
-            code="E-GATE",
         )
     return verdict
 

@@ -20,7 +20,7 @@ from trainyard.api.live.recorded import NODE, find_recorded, refuse_steering
 from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_lines_before, read_rest
 from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.api.planning import JOB, merged
-from trainyard.api.records import NodeResult, RunResult, read_result
+from trainyard.api.records import ClosedGate, NodeResult, RunResult, read_result
 from trainyard.api.requests import jobs as requests
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.responses import Response
@@ -126,6 +126,8 @@ class JobDetail(Job):
     trainings: tuple[Training, ...]
     nodes: tuple[NodeResult, ...]
     """How its nodes ended, at its last end."""
+    gate: ClosedGate | None = None
+    """Why nothing was deployed, where the gate of its last end said no."""
     left: tuple[TimeLeft, ...] = ()
     """The time that each training has left, while the job waits or runs."""
     as_of: float | None = None
@@ -208,7 +210,7 @@ def show_job(given: requests.JobInput, context: Context) -> JobDetail:
     )
     return JobDetail(
         **job_of(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
-        nodes=result.nodes if result else (), left=time_left(row, context),
+        nodes=result.nodes if result else (), gate=result.gate if result else None, left=time_left(row, context),
     )  # fmt: skip
 
 
