@@ -325,12 +325,14 @@ def verdict(nodes: tuple[NodeResult, ...], run: str, gate: ClosedGate | None = N
     skipped = [node.id for node in nodes if node.state is NodeState.SKIPPED]
     if gate is not None and not failed:
         lines = [f"Not deployed: {gate.line}.", *(f"- {reason}" for reason in gate.reasons)]
+        lines += [f"{node.id}: {one['text']}." for node in nodes for one in node.facts.get("divergence") or ()]
         lines += [f"Skipped because of that: {', '.join(skipped)}."] if skipped else []
         show = f"`trainyard evaluations show {run} {gate.evaluator}` has every check. " if gate.evaluator else ""
         return "\n".join([*lines, f"{show}{gate.do}".rstrip()])
     if not failed and not skipped:
         reused = sum(node.state is NodeState.REUSED for node in nodes)
-        messages = [node.message for node in nodes if node.type in ("evaluator", "deployer")][-2:]
+        messages = [f"{node.id}: {one['text']}" for node in nodes for one in node.facts.get("divergence") or ()]
+        messages += [node.message for node in nodes if node.type in ("evaluator", "deployer")][-2:]
         count = f"{len(nodes)} nodes finished" + (f", {reused} of them reused" if reused else "")
         return "; ".join([count, *messages]) + "."
     lines = [f"{len(failed)} of {len(nodes)} nodes failed: {', '.join(node.id for node in failed)}."]

@@ -145,6 +145,9 @@ class NodeContext:
             self.show(event.get("step", 0) / (event.get("total_steps") or 1), self.pace.line(event))
         elif event["event"] in ("held_out", "early_stop"):
             self.say(str(event["text"]))
+        elif event["event"] == "divergence":
+            self.logger.warning(event["text"])
+            self.record.emit(self.node.id, "warning", text=event["text"], divergence=event["divergence"])
         elif event["event"] in ("warning", "restart"):
             self.say(str(event.get("text") or event.get("message") or event), logging.WARNING)
 

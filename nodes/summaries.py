@@ -70,7 +70,9 @@ def training(output: NodeOutput) -> str:
     losses += held_out + (f", {evaluated}" if evaluated else "")
     losses += drawn(facts.get("rollouts") or {}) + spent(facts.get("time") or {})
     lost = lost_rows(facts.get("data") or {})
-    return f"{port} after {facts.get('steps', '?')} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}{lost}"
+    diverged = "".join(f"; {one['text']}" for one in facts.get("divergence") or ())
+    steps = facts.get("steps", "?")
+    return f"{port} after {steps} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}{lost}{diverged}"
 
 
 LOST = {"dropped_template": "refused by the chat template", "dropped_truncated": "too long", "dropped_same": "equal"}

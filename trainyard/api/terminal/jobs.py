@@ -51,6 +51,7 @@ def job_detail_text(result: Any) -> str:
         kept = f", checkpoints: {', '.join(one.checkpoints)}" if one.checkpoints else ""
         lines.append(f"{one.node}: step {one.step} of {one.total_steps or '?'}{loss}{rate}{kept}")
         lines.append(f"{one.node}: {one.folder}")
+    lines += [f"{one.node}: warning: {one.text}" for one in result.divergence]
     lines += [left_text(one) for one in result.left]
     return "\n".join([*lines, *node_table(result.nodes), *age_line(result.as_of)])
 
