@@ -73,7 +73,10 @@ def log_text(result: Any) -> str:
     return "\n".join(map(log_line_text, result.lines))
 
 
-SOMETIMES = ("eval_loss", "eval_reward_accuracy", "eval_reward_margin", "reward")
+SOMETIMES = (
+    "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "reward", "reward_accuracy", "reward_margin", "kl",
+    "clipped", "policy_loss", "value_loss", "thought_gain",
+)  # fmt: skip
 """Columns of the metrics that are shown where a trainer measured them."""
 
 
