@@ -88,6 +88,10 @@ def from_fields(fields: Mapping[str, Any]) -> TrainyardError:
     return kind(str(fields.get("what")), **text, code=fields.get("code"))
 
 
+NOT_BETTER = "not better than its baseline"
+"""Verdict of a gate whose checks failed."""
+
+
 class NotDeployed(TrainyardError):
     """The gate said no: the run is completed, its adapter is kept, and nothing was deployed.
 
@@ -104,7 +108,7 @@ class NotDeployed(TrainyardError):
         reasons: Sequence[str],
         passed: Sequence[str] = (),
         do: str = "",
-        verdict: str = "not better than its baseline",
+        verdict: str = NOT_BETTER,
     ) -> None:
         self.verdict, self.reasons, self.passed = verdict, tuple(reasons), tuple(passed)
         super().__init__(what, why="\n".join(self.reasons), do=do)

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trainyard.compute import events as event_files
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, EventTail, EventWriter
-from trainyard.errors import NotDeployed
+from trainyard.errors import NOT_BETTER, NotDeployed
 from trainyard.loading import load
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
@@ -103,7 +103,9 @@ def is_closed_gate(facts: Mapping[str, Any]) -> bool:
 
 
 def closed_gate_line(facts: Mapping[str, Any]) -> str:
-    """Return the verdict of a closed gate with the number of checks that failed."""
+    """Return the verdict of a closed gate, with the number of checks that failed where they decided."""
+    if facts["verdict"] != NOT_BETTER:
+        return str(facts["verdict"])
     count, total = len(facts["reasons"]), len(facts["reasons"]) + len(facts["passed"])
     return f"{facts['verdict']}: {count} of {total} check{'s' if total != 1 else ''}"
 
