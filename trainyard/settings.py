@@ -119,6 +119,9 @@ class MachineSettings(ScriptSettings):
     gpu_memory_alert_percent: int = Field(
         95, ge=0, le=100, description="Used share of a GPU's memory from which on an alert is sent; 0: none."
     )
+    plan_read_s: float = Field(
+        5.0, ge=0.1, le=600, description="Seconds that a check or a plan reads local data before it extrapolates."
+    )
     min_free_mb: int = Field(
         1024, ge=0, description="Free MiB on the disk of TRAINYARD_HOME below which nothing is started; 0: no floor."
     )

@@ -13,6 +13,7 @@ from trainyard.spec.axes.data import DATA_PORTS
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.timing import Timings
+from trainyard.spec.nodes import DataSourceConfig, SourceSet
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import NodeOutput
 from trainyard.stores.models import resolve_model
@@ -80,3 +81,18 @@ def counted_tokens(found: FinishedNodes) -> dict[str, float]:
             if tokens and rows:
                 means[node.id] = tokens / rows
     return means
+
+
+def reads_local_data(chain: ResolvedChain) -> bool:
+    """Whether a data source of the chain is on this machine."""
+    return any(isinstance(node.config, DataSourceConfig) and is_local(node.config) for node in chain.nodes)
+
+
+def is_local(config: DataSourceConfig) -> bool:
+    return all(is_local_set(given) for _, _, given in config.named_sets())
+
+
+def is_local_set(given: SourceSet) -> bool:
+    if given.data_worker or given.hub or given.url:
+        return False
+    return given.sql is None or not given.sql.database
