@@ -17,12 +17,20 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.api import acceptance
 from trainyard.api.keys import content_key
 from trainyard.api.plans.deciding import MethodDecision, decide_methods, take_recorded
-from trainyard.api.plans.known import FinishedNodes, counted_tokens, data_names, folder_of, known_timings, reads_local_data
+from trainyard.api.plans.known import (
+    FinishedNodes,
+    counted_tokens,
+    data_names,
+    folder_of,
+    known_timings,
+    reads_local_data,
+)
 from trainyard.api.plans.queue import queue_seconds
 from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
 from trainyard.backends.base import probe_all
 from trainyard.backends.precisions import describe_choice
+from trainyard.backends.timings.records import slowdown_here
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import devices_here
 from trainyard.compute.sandbox.service import Confinement, find_confinement
@@ -33,6 +41,7 @@ from trainyard.serve import embedded, vllm
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.advice import advice
@@ -397,6 +406,7 @@ def plan(
 
     With `measure`, ten steps of each training that is to be made are trained first, to know its time.
     """
+    slowdown = slowdown_here(Device.CPU, settings)  # before this process computes itself
     chain, decisions = decided(spec, settings)
     settings = settings.for_tenant(chain.tenant)
     looks = look_up(chain, settings)
@@ -414,7 +424,7 @@ def plan(
         rows={one: look.rows for one, look in looks.items() if look.rows},
         shapes=shapes(chain, settings),
         device=here,
-        timings=known_timings(chain, settings, here),
+        timings=known_timings(chain, settings, here, slowdown),
         data=data_names(found),
         tokens_per_row=counted_tokens(found),
         queue_s=queue_seconds(settings),

@@ -49,8 +49,8 @@ def read_source(
 ) -> Produced:
     """Read every set of the config into its own sub-folder of `folder`, named by the port that it fills.
 
-    `report` gets the fraction done and a line of text. A plan counts bad rows and does not have them `judged`. Raises `Refused` (`R-PATH-ROOT`, `R-URL`),
-    `NotFound` and `InvalidInput` (`E-DATA-…`, among them `E-DATA-BAD-ROWS` when more than `max_bad_fraction` of the
+    `report` gets the fraction done and a line of text. A plan only counts bad rows: they are not `judged`. Raises
+    `Refused` (`R-PATH-ROOT`, `R-URL`), `NotFound` and `InvalidInput` (`E-DATA-…`, among them `E-DATA-BAD-ROWS` when more than `max_bad_fraction` of the
     rows of a set are bad; the quarantine is then kept under `TRAINYARD_HOME/quarantine`).
     """
     if config.mix is not None:

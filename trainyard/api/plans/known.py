@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainyard.backends.timings.records import read_timings, timing_key
@@ -41,13 +41,14 @@ def trainers_of(chain: ResolvedChain) -> list[tuple[ResolvedNode, TrainerConfig]
     return [(node, node.config) for node in nodes if isinstance(node.config, TrainerConfig)]
 
 
-def known_timings(chain: ResolvedChain, settings: Settings, here: Device) -> dict[str, Timings]:
-    """Trainer's id -> what was measured for trainings like it."""
+def known_timings(chain: ResolvedChain, settings: Settings, here: Device, slowdown: float = 1.0) -> dict[str, Timings]:
+    """Trainer's id -> what was measured for trainings like it; `slowdown` is that of the CPU now."""
     found = {}
     for node, config in trainers_of(chain):
         device = here if config.device is Device.AUTO else config.device
         base = folder_of(config.base_model or settings.default_base_model, settings)
-        found[node.id] = read_timings(timing_key(config, base, device, settings), settings)
+        timings = read_timings(timing_key(config, base, device, settings), settings)
+        found[node.id] = replace(timings, slowdown=slowdown) if device is Device.CPU else timings
     return found
 
 

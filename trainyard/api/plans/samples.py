@@ -294,7 +294,7 @@ class Reading:
         if base is None or made_before or config.stage.technique is not None or not (base / "tokenizer.json").is_file():
             return
         # Imports transformers' tokenizers, and only where rows were read.
-        from trainyard.api.plans.fitting import fit_rows, load_tokenizer  # noqa: PLC0415
+        from trainyard.api.plans.fitting import fit_rows, load_tokenizer
 
         template = config.engine.template
         if (base, template) not in self.tokenizers:

@@ -7,6 +7,7 @@ or that a newer version wrote, counts as no measurement, with the reason; the ne
 from __future__ import annotations
 
 import json
+import os
 import platform
 from contextlib import suppress
 from functools import cache
@@ -22,7 +23,7 @@ from trainyard.errors import Conflict
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import digest
-from trainyard.spec.estimate.timing import Problem, StepTiming, Timings
+from trainyard.spec.estimate.timing import Problem, StepTiming, Timings, slowdown_of
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
@@ -88,6 +89,13 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def slowdown_here(device: Device, settings: Settings) -> float:
+    """How much longer a training takes now next to the other programs of this machine; 1 on a GPU."""
+    if device is not Device.CPU:
+        return 1.0
+    return slowdown_of(os.getloadavg()[0], training_threads(settings.threads), os.cpu_count() or 1)
 
 
 def read_timings(key: str, settings: Settings) -> Timings:

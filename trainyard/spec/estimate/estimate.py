@@ -14,6 +14,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from pydantic import Field
+
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
@@ -35,7 +37,7 @@ KEPT_CHECKPOINTS = 2
 class SampledNode(Strict):
     """What was read of a node before the run."""
 
-    rows: dict[Port, int] = {}
+    rows: Mapping[Port, int] = Field(default_factory=dict)
     """All that it gives on each port; extrapolated where not all were read."""
     whole: bool = True
     """Whether every row was read."""
@@ -129,13 +131,19 @@ def rows_of(
     if isinstance(node.config, AiGeneratorConfig):
         shares = generated_rows(node.config, arriving(node, earlier).get(Port.DOCUMENTS))
         return {node.produces[0]: shares.generated}, generator_basis(node.config, shares)
-    if isinstance(node.config, ValidatorConfig) and (made := generators.get(node.id)):
+    return rows_kept(node, earlier, generators) if isinstance(node.config, ValidatorConfig) else ({}, "")
+
+
+def rows_kept(
+    node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]], generators: Mapping[str, Mapping[Port, int]]
+) -> tuple[dict[Port, int], str]:
+    """Rows that a validator keeps for training, at most."""
+    assert isinstance(node.config, ValidatorConfig)
+    if made := generators.get(node.id):
         return dict(made), "rows: the count of the generator, which writes what is held out on top; filters drop more"
-    if isinstance(node.config, ValidatorConfig):
-        reserved, arrived = node.config.holdout.documents, arriving(node, earlier).items()  # a wording is not counted
-        kept = {port: n if port is Port.DOCUMENTS else n - math.ceil(n * reserved) for port, n in arrived}
-        return kept, "rows: what arrives without what is held out; filters drop more" if kept else ""
-    return {}, ""
+    reserved, arrived = node.config.holdout.documents, arriving(node, earlier).items()  # a wording is not counted
+    kept = {port: n if port is Port.DOCUMENTS else n - math.ceil(n * reserved) for port, n in arrived}
+    return kept, "rows: what arrives without what is held out; filters drop more" if kept else ""
 
 
 def arriving(node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]]) -> dict[Port, int]:
@@ -191,7 +199,8 @@ def estimate_training(
     disk = f"disk: {trained:,} parameters in float32, and {checkpoints} checkpoints with optimizer state"
     mean = sampled.tokens_per_row or known.tokens_per_row.get(node.id)
     mean = mean + drawn_length(config) if mean else None
-    work = Workload(count, steps, mean, known.data.get(node.id, frozenset()))
+    data = frozenset[str]() if sampled.tokens_per_row else known.data.get(node.id, frozenset())
+    work = Workload(count, steps, mean, data)
     time = estimate_time(shape, config, replace(work, rows=seen), known.timings.get(node.id))
     queue_s, seconds, queue = in_queue(time.seconds, known.queue_s)
     return Estimate(
