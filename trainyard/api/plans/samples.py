@@ -32,7 +32,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.estimate import SampledNode
-from trainyard.spec.nodes import BAD_FRACTION, AiGeneratorConfig, DataSourceConfig, ValidatorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
 from trainyard.spec.ports import ROW_PORTS
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import NodeOutput, ProducedSet, Reference
@@ -302,7 +302,7 @@ class Reading:
             self.deadline = max(self.deadline, time.monotonic() + 1)
         fitted = fit_rows(
             config, given.folder / ROWS_FILE, given.port, self.tokenizers[base, template],
-            max_bad_fraction=float(given.facts.get("max_bad_fraction", BAD_FRACTION)), deadline=self.deadline,
+            max_bad_fraction=config.refusal_limit, deadline=self.deadline,
             decides=given.whole,
         )  # fmt: skip
         share = given.rows / max(1, fitted.rows) * given.scale
