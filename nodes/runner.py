@@ -31,6 +31,7 @@ from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
+from trainyard.spec.estimate.verdict import VerdictFloor
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
@@ -60,8 +61,8 @@ class RunInfo:
     tenant: str
     folder: str
     """`TRAINYARD_HOME/runs/<run id>`."""
-    alias: str
-    """`<tenant>/<role>` that the chain deploys to, for a comparison with what is live there."""
+    floor: VerdictFloor | None = None
+    """What its gate needs before it can decide; None where few rows are allowed, or nothing is judged and deployed."""
     refresh: bool = False
     """Make every result again, even if a finished one is in the store."""
     until: Mapping[str, int] = field(default_factory=dict)

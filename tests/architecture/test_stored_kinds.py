@@ -48,7 +48,6 @@ WITHOUT = {
     "trainyard/backends/native/sessions/verbs.py: save_result": HASHED,
     "trainyard/backends/oom.py: noted": WORK,
     "trainyard/backends/oom.py: remember": WORK,
-    "trainyard/backends/precisions.py: keep_choice": CACHE,
     "trainyard/backends/results.py: collect_result": HASHED,
     "trainyard/backends/script/files.py: write": CHILD,
     "trainyard/backends/sessions/running.py: run_session": CHILD,

@@ -200,7 +200,7 @@ OPERATIONS: dict[str, Operation] = {
     "serve": Operation(
         "Answer over HTTP until stopped: the REST API (role training), models and adapters, or the graph of nights.",
         "serving:ServeInput", "serving.serve:serve", "text:json_text", ADMIN,
-        example="trainyard serve --role model --model starter --adapters assistant",
+        example="trainyard serve --role model --model starter --adapters handbook",
         local="It becomes a server on this machine.", endless=True,
     ),
     "mcp": Operation(
@@ -213,7 +213,7 @@ OPERATIONS: dict[str, Operation] = {
         "Talk to an adapter and its base side by side; questions come from the terminal, a pipe or --question.",
         "serving:ChatInput", "serving.chat:chat", "chat.columns:chat_text", RUN,
         part_renderer="chat.columns:turn_text", reader="chat.reading:read_question",
-        example="trainyard chat assistant",
+        example="trainyard chat handbook",
         local="It asks questions in a terminal; over a network, ask the model server's /v1/chat/completions.",
     ),
     "eject": Operation(
@@ -249,7 +249,7 @@ OPERATIONS: dict[str, Operation] = {
     "adapters promote": Operation(
         "Make a version live on the targets of its deployment: all of them, or none.",
         "adapters:PromoteInput", "versions:promote", "adapters:promotion_text", RUN,
-        example="trainyard adapters promote default/assistant/v3",
+        example="trainyard adapters promote default/handbook/v3",
         route="POST /api/v1/adapters/promote", tenants=True, heavy=True,
     ),
     "adapters rollback": Operation(
@@ -265,7 +265,7 @@ OPERATIONS: dict[str, Operation] = {
     "adapters merge": Operation(
         "Write a version and its base as one model, after a comparison of their answers; whole, or not at all.",
         "adapters:MergeInput", "versions:merge", "adapters:merged_text", RUN,
-        example="trainyard adapters merge default/assistant/v3 --to merged/",
+        example="trainyard adapters merge default/handbook/v3 --to merged/",
         local="It writes a folder anywhere on this machine.",
     ),
     "adapters card": Operation(
@@ -276,19 +276,19 @@ OPERATIONS: dict[str, Operation] = {
     "adapters ask": Operation(
         "Ask a version and its base the same question; both answers come back side by side.",
         "records.asking:AskInput", "records.asking:ask", "records.asking:answer_text", RUN,
-        example="trainyard adapters ask assistant 'How long does the battery last?'",
+        example="trainyard adapters ask handbook 'How long does the battery last?'",
         route="POST /api/v1/adapters/ask", tenants=True, heavy=True, stream="live.answers:follow_answers",
     ),
     "adapters push": Operation(
         "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",
         "adapters:PushInput", "versions:push", "adapters:published_text", RUN,
-        example="trainyard adapters push default/assistant/v3 acme/assistant",
+        example="trainyard adapters push default/handbook/v3 acme/handbook",
         local="It reads a token from this machine's environment and sends files to a server.",
     ),
     "adapters pull": Operation(
         "Fetch a published version, verify every file, and register it here as a new version.",
         "adapters:PullInput", "versions:pull", "adapters:pulled_text", RUN,
-        example="trainyard adapters pull gs://weights/prod/adapters/acme/assistant",
+        example="trainyard adapters pull gs://weights/prod/adapters/acme/handbook",
         local="It reads a token from this machine's environment and fetches files from a server.",
     ),
     "backends": Operation(

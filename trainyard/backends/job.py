@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainyard.backends.choices import MachineChoices, keep_choices
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_folder, device_lock
@@ -78,6 +79,8 @@ class TrainingJob(JobData):
     parents: tuple[str, ...] = ()
     """Digests of the earlier adapter's or model's references."""
     threads: int = 1
+    choices: MachineChoices | None = Field(None, exclude_if=lambda chosen: chosen is None)
+    """What this machine decides for it; a part of its content key."""
     locks: str
     """Folder of the device locks."""
     devices: tuple[int, ...] = (0,)
@@ -158,6 +161,7 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any)
         base=model.location,
         base_sha256=model.sha256,
         threads=training_threads(settings.threads),
+        choices=keep_choices(config, model.path, settings),
         locks=str(device_folder(settings)),
         **{"tenant": settings.tenant, **inputs},
     )
@@ -204,6 +208,7 @@ PROBE_RUN = "plan-"
 """Begins the name of the run of a measurement."""
 PLACES = {
     "threads",
+    "choices",
     "locks",
     "devices",
     "run",
@@ -219,7 +224,7 @@ PLACES = {
     "judges",
     "environment",
 }
-"""Where things lie, who runs it and how far for now: no part of what is trained."""
+"""Where things lie, who runs it, on which machine, and how far for now: no part of what is trained."""
 
 
 def changed_since(work: Path, job: TrainingJob) -> list[str]:

@@ -35,6 +35,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
+from trainyard.spec.roles import DEFAULT_ROLE
 from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import Produced, Reference, open_reference
 from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256, resolve_model
@@ -61,6 +62,11 @@ class DeployRequest:
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The means and intervals of its benchmarks, for a model card."""
 
+    @property
+    def role(self) -> str:
+        """The role of the config, which a resolved chain names."""
+        return self.config.role or DEFAULT_ROLE
+
 
 def deploy(
     config: DeployerConfig,
@@ -82,7 +88,10 @@ def deploy(
     place, owner = open_reference(adapter), config.tenant or tenant
     wanted = DeployRequest(config, place, adapter, verdict, owner, run_key, summarize(report))
     registry = AdapterRegistry(settings.adapters)
-    with registry.deploying(wanted.tenant, config.role), ExitStack() as open_clients:
+    with registry.deploying(wanted.tenant, wanted.role), ExitStack() as open_clients:
+        if (facts := keep_newer(wanted, registry)) is not None:
+            write_json_durably(folder / DEPLOYMENT_FILE, facts)
+            return Produced(outputs={}, facts=facts)
         sites = open_sites(wanted, registry, settings, clients, open_clients)
         refuse(check_files(wanted, sites[0].candidate, settings))
         refuse(check_sites(sites))
@@ -107,6 +116,15 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
         instead = "connect the deployer to the adapter that was evaluated."
         raise Refused([Reason("R-EVALUATION", None, "needs", because, instead)])
     verdict: Mapping[str, Any] = value["gate"]
+    if verdict.get("few_rows") and config.few_rows == "allow" and verdict.get("better_on_few"):
+        return verdict
+    if verdict.get("few_rows"):
+        raise TrainyardError(
+            "There are not enough rows to say whether the adapter is better; nothing was deployed.",
+            why=" | ".join(verdict["reasons"]),
+            do="Give more rows, or write few_rows: allow to deploy what is better on these.",
+            code="E-GATE",
+        )
     if not verdict["better"]:
         raise TrainyardError(
             "The adapter is not better than its baseline; nothing was deployed.",
@@ -115,6 +133,26 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
             code="E-GATE",
         )
     return verdict
+
+
+def keep_newer(wanted: DeployRequest, registry: AdapterRegistry) -> dict[str, Any] | None:
+    """Return the facts of a deployment that leaves what is live as it is; None for one that goes on.
+
+    A run that reuses its results brings a version that is registered already. Where another one has replaced it, or is
+    newer, that one stays: only a promotion or a rollback makes an earlier version live again.
+    """
+    live = registry.live(wanted.tenant, wanted.role)
+    same = [one for one in registry.list(wanted.tenant, wanted.role) if one.sha256 == wanted.adapter.sha256]
+    if live.version is None or live.version in [one.version for one in same]:
+        return None
+    earlier = [one for one in same if one.version < live.version or live.has_been(one.version)]
+    if not earlier:
+        return None  # it is new here, or its own deployment has not succeeded yet
+    version = max(earlier, key=lambda one: one.version)
+    name = f"{version.alias}/v{live.version}"
+    kept = f"{name} stays live: this adapter is {version.name}, which was registered before"
+    return {"deployed": False, "version": version.name, "alias": version.alias, "live": name, "kept": kept,
+            "targets": [], "warnings": []}  # fmt: skip
 
 
 def summarize(report: Reference | None) -> dict[str, Any]:
@@ -134,8 +172,8 @@ def open_sites(
     """A site for each target; the registry comes last, because its pointer is what everybody else follows."""
     candidate = find_base(describe(wanted), settings)
     listed = [(index, one) for index, one in enumerate(wanted.config.targets) if one.type.facts.server != "none"]
-    live = registry.live(wanted.tenant, wanted.config.role).version
-    previous = registry.show(f"{wanted.tenant}/{wanted.config.role}/v{live}") if live else None
+    live = registry.live(wanted.tenant, wanted.role).version
+    previous = registry.show(f"{wanted.tenant}/{wanted.role}/v{live}") if live else None
     sites = []
     registries = [one for one in enumerate(wanted.config.targets) if one[1].type is TargetType.REGISTRY]
     for index, target in [*listed, *(registries[-1:] or [(len(listed), Target(type=TargetType.REGISTRY))])]:
@@ -252,7 +290,7 @@ def register(
         "deployment": wanted.config.model_dump(mode="json", include=set(DEPLOYMENT_FIELDS), exclude_defaults=True),
     }
     version = registry.register(
-        wanted.tenant, wanted.config.role, wanted.path, kind=candidate.kind, facts=facts, run_key=wanted.run_key
+        wanted.tenant, wanted.role, wanted.path, kind=candidate.kind, facts=facts, run_key=wanted.run_key
     )
     # A version of the same key may be there already.
     return version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))

@@ -86,6 +86,10 @@ class Live:
     version: int | None
     history: tuple[dict[str, Any], ...]
 
+    def has_been(self, number: int) -> bool:
+        """Whether a version has been live before."""
+        return any(entry["version"] == number for entry in self.history)
+
     def replaced(self) -> list[int]:
         """The versions below the live one, oldest first: what was rolled back or undone is not among them."""
         stack: list[int | None] = []

@@ -40,8 +40,27 @@ def plan_text(result: Any) -> str:
     lines.append(table([plan_row(node) for node in result.nodes], header))
     lines += [f"{one.node}: {line}" for one in result.decisions for line in one.lines()]
     lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
+    lines += [f"{node.id}: {choices_line(node.choices)}" for node in result.nodes if node.choices]
+    lines += [f"{node.id}: {text}" for node in result.nodes for text in role_lines(node)]
     lines += [f"{node.id}: note: {text}" for node in result.nodes for text in node.advice]
     return "\n".join([*lines, *(refusal["line"] for refusal in result.refusals)])
+
+
+def choices_line(choices: dict[str, str]) -> str:
+    """`decided on this machine: device cpu, precision fp32 (…), threads 2`."""
+    return f"decided on this machine: {', '.join(f'{name} {value}' for name, value in choices.items())}"
+
+
+def role_lines(node: Any) -> list[str]:
+    """What a deployer makes, and what an evaluator compares the candidate with."""
+    config = node.config
+    if node.type == "deployer":
+        few = "; few rows are allowed" if config.get("few_rows") == "allow" else ""
+        return [f"makes the next version of {config['tenant']}/{config['role']}, live if it is better{few}"]
+    if node.type == "evaluator" and config["baseline"] != "base":
+        also = "the base and " if config["baseline"] == "both" else ""
+        return [f"compares with {also}what is live on role {config['role']}"]
+    return []
 
 
 def plan_row(node: Any) -> list[str]:
