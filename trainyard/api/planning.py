@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -314,7 +314,16 @@ def examine(chain: ResolvedChain, settings: Settings, *, read_data: bool = True)
     Files and models that are not here, rows of the table that need the machine, chat templates, what the targets
     that answer now have against the adapter, and local data that no node could use. Node by node, in the chain's order.
     """
-    return examine_data(chain, settings, read_data=read_data)[0]
+    return list(examine_data(chain, settings, read_data=read_data).reasons)
+
+
+class Examined(NamedTuple):
+    """What keeps a chain from running, and what was read of it."""
+
+    reasons: list[Reason]
+    shortages: list[Reason]
+    """Fewer rows than were asked for, or than a verdict needs: a run has to be asked for all the same."""
+    nodes: Mapping[str, SampledNode]
 
 
 def examine_data(
@@ -323,20 +332,21 @@ def examine_data(
     outputs: Mapping[str, NodeOutput | None] | None = None,
     *,
     read_data: bool = True,
-) -> tuple[list[Reason], dict[str, SampledNode]]:
+) -> Examined:
     """Return every reason, and what was read of each node; `outputs` are results that are finished already."""
     own = settings.for_tenant(chain.tenant)
     found = [*acceptance.space_reasons(own), *run_reasons(chain, run_facts(chain, own))]
     for ask in CHAIN_REASONS:
         found += ask(chain, own)
     nodes: dict[str, SampledNode] = {}
+    shortages: list[Reason] = []
     if read_data and reads_local_data(chain):
         # Readers import pyarrow: a chain without local data is checked without them.
         sample = load("trainyard.api.plans.samples:read_chain")(
             chain, own, outputs, frozenset(reason.node or "" for reason in found)
         )
-        nodes, found = sample.nodes, [*found, *sample.reasons]
-    return acceptance.in_chain_order(chain, found), nodes
+        nodes, shortages, found = sample.nodes, sample.shortages, [*found, *sample.reasons]
+    return Examined(acceptance.in_chain_order(chain, found), shortages, nodes)
 
 
 def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
@@ -415,7 +425,7 @@ def plan(
     chain, decisions = decided(spec, settings)
     settings = settings.for_tenant(chain.tenant)
     looks = look_up(chain, settings)
-    reasons, sampled = examine_data(chain, settings, {one: look.output for one, look in looks.items()})
+    reasons, _, sampled = examine_data(chain, settings, {one: look.output for one, look in looks.items()})
     found = FinishedNodes(
         chain, {one: look.output for one, look in looks.items()}, {one: look.key for one, look in looks.items()}
     )

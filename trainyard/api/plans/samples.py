@@ -28,17 +28,22 @@ from trainyard.data.rows import ROWS_FILE
 from trainyard.data.sources import read_source
 from trainyard.data.validation import load_token_counter, validate
 from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable
+from trainyard.evals.tasks import count_held_out
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.estimate import SampledNode
-from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
+from trainyard.spec.estimate.verdict import find_floor
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.ports import ROW_PORTS
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import NodeOutput, ProducedSet, Reference
 
 FIRST_ROWS, MOST_ROWS = 500, 20_000
 """Rows, or documents, that are read at first, and at most."""
+LEAST_SHARE = 3
+"""A generator that finds less than one row of so many is short of rows."""
+ANYWAY = "To train all the same: --yes (`yes: true` over REST), or few_rows: allow at the deployer."
 LEAST_GROWTH = 2
 """A set is read again only for this many times the rows."""
 COUNTED_BYTES = 32 << 20
@@ -53,6 +58,8 @@ class ChainSample:
     nodes: dict[str, SampledNode] = field(default_factory=dict)
     reasons: list[Reason] = field(default_factory=list)
     """Why a run would fail on these rows."""
+    shortages: list[Reason] = field(default_factory=list)
+    """Why a run would train on far fewer rows than were asked for, or could give no verdict (`E-FEW-ROWS`)."""
 
     @property
     def notes(self) -> dict[str, tuple[str, ...]]:
@@ -132,6 +139,13 @@ class Reading:
                 self.sample.reasons.append(reason_of(error, node.id, ""))
             else:
                 self.note(node.id, f"of the rows that were read: {error.what} {error.why}".strip())
+
+    def add_shortage(self, name: str, place: str, because: str, instead: str) -> None:
+        """Add a shortage, unless the chain says that few rows are meant."""
+        self.note(name, f"few rows: {because}")
+        deployers = [node.config for node in self.chain.nodes if isinstance(node.config, DeployerConfig)]
+        if not any(config.few_rows == "allow" for config in deployers):
+            self.sample.shortages.append(Reason("E-FEW-ROWS", name, place, because, instead + ANYWAY))
 
     def note(self, name: str, text: str) -> None:
         known = self.sample.nodes.get(name, SampledNode())
@@ -252,6 +266,11 @@ class Reading:
         known = self.sample.nodes[node.id]
         self.sample.nodes[node.id] = known.model_copy(update={"requested": requested})
         self.note(node.id, f"rows: {rows:,} of {requested:,} by rule, {pairs:,} questions")
+        if documents.whole and rows * LEAST_SHARE < requested:
+            because = (
+                f"The rules find {rows:,} rows of {requested:,} (config.count {config.count:,}) in these documents."
+            )
+            self.add_shortage(node.id, "config.count", because, "Name a model that writes more, or lower count. ")
 
     def validate(self, node: ResolvedNode, config: ValidatorConfig) -> None:
         """Run the validator on what was read."""
@@ -289,6 +308,7 @@ class Reading:
     def fit(self, node: ResolvedNode, config: TrainerConfig) -> None:
         """Encode the rows as the trainer would."""
         given = self.first(node, *(port for port in node.inputs if port in DATA_PORTS))
+        self.judge_verdict(node, given)
         base = folder_of(config.base_model or self.settings.default_base_model, self.settings)
         made_before = any(port is Port.MODEL for port in node.inputs)
         if base is None or made_before or config.stage.technique is not None or not (base / "tokenizer.json").is_file():
@@ -316,6 +336,15 @@ class Reading:
                 "whole": given.whole and fitted.rows == given.rows, "notes": (*known.notes, *notes),
             }
         )  # fmt: skip
+
+    def judge_verdict(self, node: ResolvedNode, given: SampleSet) -> None:
+        """Say whether the chain's gate could decide on these rows."""
+        floor = find_floor(self.chain)
+        if floor is None or node.id not in floor.candidates or not given.whole:
+            return
+        held_out = count_held_out(given.folder, given.port)
+        if reasons := floor.reasons(trained=given.rows, held_out=held_out):
+            self.add_shortage(node.id, "", " ".join(reasons), "Give more documents or rows. ")
 
     # Inputs
 
