@@ -183,7 +183,7 @@ class SetReading:
             request = SetRequest(
                 files[0].parent, roots, folder.absolute(), FileSelection(max_rows=given.max_rows), False,
                 self.wanted, self.named, remote.address, self.limits, files=files, expected=kinds_of_set(given),
-                converter=self.converter,
+                converter=self.converter, columns=self.given.columns,
             )  # fmt: skip
             result = service.read_set(request, lambda fraction, text: report(0.5 + fraction / 2, text))
             if amount == len(remote) or result.balance.read - result.balance.bad >= (given.max_rows or 0):
@@ -201,6 +201,7 @@ class SetReading:
         request = SetRequest(
             place, roots, folder.absolute(), FileSelection(max_rows=self.given.max_rows), False, self.wanted,
             self.named, remote.address, self.limits, expected=kinds_of_set(self.given), converter=self.converter,
+            columns=self.given.columns,
         )  # fmt: skip
         result = service.read_set(request, lambda fraction, text: report(0.5 + fraction / 2, text))
         result.facts |= remote.facts
@@ -244,7 +245,7 @@ class SetReading:
         return SetRequest(
             place.absolute(), roots, folder.absolute(), FileSelection(given.include, given.exclude, given.max_rows),
             given.repository is not None, self.wanted, self.named, name, self.limits, expected=kinds_of_set(given),
-            query=query, tables=tables, converter=self.converter,
+            query=query, tables=tables, converter=self.converter, columns=self.given.columns,
         )  # fmt: skip
 
     def fetch(self, url: str, scratch: Path, report: Report) -> Fetched:
