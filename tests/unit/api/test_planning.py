@@ -21,7 +21,8 @@ from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 @pytest.fixture
 def here(tmp_path: Path, tiny_model: Path) -> Settings:
     (tmp_path / "work" / "docs").mkdir(parents=True)
-    (tmp_path / "work" / "docs" / "a.md").write_text("# A")
+    text = "# Kettle\n\nThe kettle is a vessel that boils two litres of water.\n"
+    (tmp_path / "work" / "docs" / "a.md").write_text(text)
     return Settings(home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tiny_model))
 
 
