@@ -105,7 +105,8 @@ def begin_run(chain: dict[str, Any], here: Settings, folder: Path) -> str:
         assert isinstance(source.config, DataSourceConfig)
         assert isinstance(trainer.config, TrainerConfig)
         made = read_source(source.config, folder, settings=here, report=lambda fraction, text: None)
-        port = next((port for port in trainer.inputs if port in DATA_PORTS and port in made.outputs), None)
+        linked = [one.port for port, sources in trainer.inputs.items() if port in DATA_PORTS for one in sources]
+        port = next((port for port in linked if port in made.outputs), None)
         if port is None:
             return "E-NODE"
         config = trainer.config

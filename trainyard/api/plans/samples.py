@@ -308,6 +308,8 @@ class Reading:
     def fit(self, node: ResolvedNode, config: TrainerConfig) -> None:
         """Encode the rows as the trainer would."""
         given = self.first(node, *(port for port in node.inputs if port in DATA_PORTS))
+        if given.port not in (*config.stage.facts.ports, *config.stage.facts.instead):
+            raise self.nothing_arrives(node, *config.stage.facts.ports)
         self.judge_verdict(node, given)
         base = folder_of(config.base_model or self.settings.default_base_model, self.settings)
         made_before = any(port is Port.MODEL for port in node.inputs)
