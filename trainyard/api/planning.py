@@ -421,7 +421,6 @@ def plan(
 
     With `measure`, ten steps of each training that is to be made are trained first, to know its time.
     """
-    slowdown = slowdown_here(Device.CPU, settings)  # before this process computes itself
     chain, decisions = decided(spec, settings)
     settings = settings.for_tenant(chain.tenant)
     looks = look_up(chain, settings)
@@ -439,7 +438,7 @@ def plan(
         rows={one: look.rows for one, look in looks.items() if look.rows},
         shapes=shapes(chain, settings),
         device=here,
-        timings=known_timings(chain, settings, here, slowdown),
+        timings=known_timings(chain, settings, here, slowdown_here(Device.CPU)),
         data=data_names(found),
         tokens_per_row=counted_tokens(found),
         queue_s=queue_seconds(settings),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.events import Event
+from trainyard.compute.monitor.processor import ProcessorTime, read_processor_time
 from trainyard.spec.estimate.timing import StepTiming, rows_per_step, save_steps
 from trainyard.stores.metrics import number
 
@@ -18,8 +18,6 @@ WARM_UP = 2
 """First steps that are not counted: kernels are chosen and memory is taken in them."""
 LEAST_STEPS = 3
 """Steps after them without which nothing was measured."""
-LEAST_SHARE = 0.05
-"""A smaller share of the processor is not believed."""
 
 
 @dataclass
@@ -64,30 +62,6 @@ class Stopwatch:
             return 1.0, 1.0
         first, middle, last = self.used
         return middle.share_since(first), last.share_since(middle)
-
-
-class ProcessorTime(NamedTuple):
-    """Nanoseconds that the threads of a process computed, and that they waited for a processor."""
-
-    run: int
-    wait: int
-
-    def share_since(self, before: ProcessorTime) -> float:
-        """Return the computing share of the time since an earlier reading."""
-        run, wait = self.run - before.run, self.wait - before.wait
-        return max(LEAST_SHARE, run / (run + wait)) if run > 0 and wait >= 0 else 1.0
-
-
-def read_processor_time(pid: int, proc: Path = Path("/proc")) -> ProcessorTime | None:
-    """Return what the kernel counts for the threads of a process; None where it does not, or the process has ended."""
-    run = wait = 0
-    try:
-        for path in (proc / str(pid) / "task").iterdir() if pid else ():
-            words = (path / "schedstat").read_text(encoding="ascii").split()
-            run, wait = run + int(words[0]), wait + int(words[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return ProcessorTime(run, wait) if run else None
 
 
 @dataclass(frozen=True)

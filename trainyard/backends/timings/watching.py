@@ -52,7 +52,7 @@ def expect_seconds(job: TrainingJob, settings: Settings) -> float | None:
     hyper = config.hyperparameters
     steps = hyper.max_steps if seen is None else steps_of(hyper, seen, config.launch.processes)
     work = Workload(seen, steps, None, frozenset(filter(None, [data_of(job)])))
-    timings = replace(read_timings(key_of(job, settings), settings), slowdown=slowdown_here(device_of(job), settings))
+    timings = replace(read_timings(key_of(job, settings), settings), slowdown=slowdown_here(device_of(job)))
     return estimate_time(shape, config, work, timings).seconds
 
 

@@ -166,6 +166,7 @@ def estimate_time(
 ) -> TimeEstimate:
     """The one function that `plan`, `data preview` and a run ask."""
     known = timings or Timings()
+    slowdown = likely_slowdown(known)
     known = replace(known, measured=[one.alone() for one in known.measured])
     same_data = next((one for one in newest_first(known.measured) if one.data and one.data in work.data), None)
     mean = (same_data.tokens_per_row if same_data and same_data.tokens_per_row else None) or work.tokens_per_row
@@ -201,15 +202,16 @@ def estimate_time(
         f"end {end:.1f} s",
     ]
     basis, seconds = " + ".join(parts), start + load + loop * (1 + share) + save_s + end
-    if known.slowdown >= LEAST_SLOWDOWN:
-        basis += f"; times {known.slowdown:.1f}, as other programs use the processor now (alone: {seconds:,.0f} s)"
-        seconds *= known.slowdown
+    if slowdown >= LEAST_SLOWDOWN:
+        basis += f"; times {slowdown:.1f}, as other programs use the processor now (alone: {seconds:,.0f} s)"
+        seconds *= slowdown
     return TimeEstimate(seconds, steps, tokens, basis)
 
 
-def slowdown_of(load: float, threads: int, cores: int) -> float:
-    """How much longer `threads` threads take next to `load` others that want one of the cores."""
-    return max(1.0, (load + threads) / max(1, cores))
+def likely_slowdown(known: Timings) -> float:
+    """Return the slowdown of now, at most the one that the measured trainings had: a moment's load may pass."""
+    shares = [one.step_cpu_share for one in newest_first(known.measured)[:NEWEST]]
+    return max(1.0, min(known.slowdown, 1 / median(shares))) if shares else 1.0
 
 
 def step_seconds(
