@@ -11,12 +11,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from trainyard.api import planning
+from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
 from trainyard.backends.job import job_for
 from trainyard.backends.rows import rows_of
 from trainyard.data.limited.service import kept_service
 from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.data.sources import read_source
-from trainyard.errors import TrainyardError
+from trainyard.errors import Refused, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS
 from trainyard.spec.nodes import DataSourceConfig
@@ -169,3 +170,33 @@ def test_an_unknown_column_is_refused_with_the_columns_there(here: Settings) -> 
     assert reason.code == "E-DATA-FORMAT"
     assert "frage, antwort" in reason.because
     assert "Did you mean 'frage'" in reason.instead
+
+
+def rule_chain(count: int, **deployer: Any) -> dict[str, Any]:
+    nodes = [
+        {"type": "data_source", "config": {"path": "docs"}},
+        {"type": "ai_generator", "config": {"count": count}},
+        {"type": "validator"},
+        {"type": "trainer"},
+        {"type": "evaluator"},
+        {"type": "deployer", "config": deployer},
+    ]
+    return {"name": "rules", "nodes": nodes}
+
+
+@pytest.mark.parametrize(("deployer", "codes"), [({}, {"E-FEW-ROWS"}), ({"few_rows": "allow"}, set())])
+def test_too_few_rows_need_to_be_allowed(deployer: dict[str, Any], codes: set[str], here: Settings) -> None:
+    folder = here.working_folder / "docs"
+    folder.mkdir()
+    for number in range(6):
+        text = f"# Kettle {number}\n\nThe kettle {number} is a vessel that boils {number + 2} litres of water.\n"
+        (folder / f"{number}.md").write_text(text)
+    resolved = planning.resolved(planning.asked(rule_chain(3000, **deployer)).spec, here)
+    examined = planning.examine_data(resolved, here)
+    assert examined.reasons == []
+    assert {reason.code for reason in examined.shortages} == codes
+    assert any("few rows" in note for note in examined.nodes["ai-generator"].notes)
+    if codes:
+        with pytest.raises(Refused, match="E-FEW-ROWS"):
+            refuse_or_wait(resolved, here, is_job=False)
+    assert refuse_or_wait(resolved, here, is_job=False, allows=bool) == ""
