@@ -124,6 +124,9 @@ class Reading:
         before = {source.node_id for port, all in node.inputs.items() for source in all if port in DATA_PORTS}
         if not all(name in self.sets for name in before):
             return
+        if before and self.deadline and time.monotonic() > self.deadline:
+            self.note(node.id, f"rows: not read within {self.settings.plan_read_s:g} s (setting plan_read_s)")
+            return
         config = node.config
         try:
             if isinstance(config, DataSourceConfig) and is_local(config):
