@@ -92,7 +92,15 @@ class ScriptSettings(ApiSettings):
     )
 
 
-class MachineSettings(ScriptSettings):
+class PlanSettings(ScriptSettings):
+    """Settings of checks and plans."""
+
+    plan_read_s: float = Field(
+        5.0, ge=0.1, le=600, description="Seconds that a check or a plan reads local data before it extrapolates."
+    )
+
+
+class MachineSettings(PlanSettings):
     """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
     embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
@@ -118,9 +126,6 @@ class MachineSettings(ScriptSettings):
     )
     gpu_memory_alert_percent: int = Field(
         95, ge=0, le=100, description="Used share of a GPU's memory from which on an alert is sent; 0: none."
-    )
-    plan_read_s: float = Field(
-        5.0, ge=0.1, le=600, description="Seconds that a check or a plan reads local data before it extrapolates."
     )
     min_free_mb: int = Field(
         1024, ge=0, description="Free MiB on the disk of TRAINYARD_HOME below which nothing is started; 0: no floor."

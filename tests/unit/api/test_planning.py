@@ -17,7 +17,6 @@ from trainyard.settings import Settings, settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 
-
 ROW = '{"prompt": "What is a kettle?", "completion": "A vessel that boils water."}\n'
 
 
@@ -220,7 +219,7 @@ def test_the_plan_says_that_paged_states_are_not_paged_on_a_cpu(here: Settings) 
     hyper = {"optimizer": "paged_adamw_8bit", "precision": "fp32"}
     job = {"dataset": {"path": "a.jsonl"}, "device": "cpu", "hyperparameters": hyper}
     found = planning.plan(planning.asked("training-job", job).spec, here)
-    assert found.nodes[-1].advice == ("Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit.",)
+    assert "Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit." in found.nodes[-1].advice
 
 
 def test_the_embedded_server_is_asked_for_only_where_a_target_wants_it(here: Settings) -> None:

@@ -29,6 +29,7 @@ from trainyard.data.sources import read_source
 from trainyard.data.validation import load_token_counter, validate
 from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable
 from trainyard.evals.tasks import count_held_out
+from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
@@ -155,7 +156,10 @@ class Reading:
         self.sample.nodes[name] = known.model_copy(update={"notes": (*known.notes, text)})
 
     def take_finished(self, node: ResolvedNode, output: NodeOutput) -> None:
-        """Take the rows of a finished result as they are."""
+        """Take the rows of a finished result as they are; of one without its files nothing is known."""
+        sets = [one for port, one in output.outputs.items() if port in DATA_PORTS]
+        if not all((one.path / ROWS_FILE).is_file() for one in sets):
+            return
         self.sets[node.id] = {
             port: SampleSet(port, one.path, one.rows or 0, 1.0, one.facts)
             for port, one in output.outputs.items()
@@ -319,8 +323,8 @@ class Reading:
         if base is None or made_before or config.stage.technique is not None or not (base / "tokenizer.json").is_file():
             return
         # Imports transformers' tokenizers, and only where rows were read.
-        from trainyard.api.plans.fitting import fit_rows, load_tokenizer
-
+        fit_rows = load("trainyard.api.plans.fitting:fit_rows")
+        load_tokenizer = load("trainyard.api.plans.fitting:load_tokenizer")
         template = config.engine.template
         if (base, template) not in self.tokenizers:
             self.tokenizers[base, template] = load_tokenizer(base, template, data_roots(self.settings))

@@ -32,7 +32,17 @@ LEAST_SLOWDOWN = 1.2
 NOT_MEASURED = "time: not measured here; `trainyard plan --measure` measures ten steps"
 
 
-class StepTiming(Strict):
+class ProcessorShares(Strict):
+    """How much of the processor a measured training had."""
+
+    load_cpu_share: float = Field(1.0, gt=0, le=1)
+    """Of the time until the first step in which its threads could compute, the share in which they had a processor:
+    less than 1 next to other programs. Measured seconds are those of the clock."""
+    step_cpu_share: float = Field(1.0, gt=0, le=1)
+    """The same of the steps."""
+
+
+class StepTiming(ProcessorShares):
     """How long a training took: a probe of ten steps, or a run to its end."""
 
     source: Literal["probe", "run"]
@@ -59,11 +69,6 @@ class StepTiming(Strict):
     """After the last step."""
     save_s: float = 0.0
     """What a checkpoint delays a step."""
-    load_cpu_share: float = Field(1.0, gt=0, le=1)
-    """Of the time until the first step in which its threads could compute, the share in which they had a processor:
-    less than 1 next to other programs. The seconds here are those of the clock."""
-    step_cpu_share: float = Field(1.0, gt=0, le=1)
-    """The same of the steps."""
 
     def alone(self) -> StepTiming:
         """Return the times that it would have had without other programs."""

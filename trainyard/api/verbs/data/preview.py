@@ -133,7 +133,14 @@ class LengthStatistics(Response):
     """Share of the rows that the template refuses; above `max_bad_fraction` of the data source a training fails."""
 
 
-class DataPreview(Response):
+class RunVerdict(Response):
+    """Whether a run would take the rows."""
+
+    refusal: str = ""
+    """Why a run with the default `max_bad_fraction` would refuse the rows; empty if it would not."""
+
+
+class DataPreview(RunVerdict):
     """What a data set is, and what a training would make of it."""
 
     raw: RawRows
@@ -159,8 +166,6 @@ class DataPreview(Response):
     seconds: float | None
     """Estimated time of one training with the default settings."""
     basis: str
-    refusal: str = ""
-    """Why a run with the default `max_bad_fraction` would refuse the rows; empty if it would not."""
 
 
 def preview(given: PreviewInput, context: Context) -> DataPreview:
