@@ -25,7 +25,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Pending
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, stopped, wait_for_trainer
-from flows.notes import RunProgress, announce, publish_report
+from flows.notes import RunProgress, announce, publish_report, tag_job
 from nodes.runner import RunInfo
 from nodes.table import NODES
 from trainyard.api.planning import resolved
@@ -83,6 +83,7 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
     A job whose trainer is not installed is left pending, and this process ends.
     """
     keep_files_private()
+    await quietly(tag_job(spec))
     try:
         chain = resolved(spec, settings(), read_chain(settings().runs / str(flow_run.id)))
         # What Trainyard's own surfaces started was read there.

@@ -27,8 +27,8 @@ def evaluator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[Nod
 
 
 def slot(context: NodeContext) -> AbstractContextManager[object]:
-    first = device_numbers()[:1]
-    return device_slots(context.settings, run=context.run.run_id, among=first, wanted=context.wanted)
+    first, run = device_numbers()[:1], context.run.run_id
+    return device_slots(context.settings, run=run, among=first, wanted=context.wanted, on_wait=context.note_wait)
 
 
 def prepare(context: NodeContext) -> Make:

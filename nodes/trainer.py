@@ -39,7 +39,7 @@ def slot(context: NodeContext) -> Iterator[None]:
     settings, run = context.settings, context.run.run_id
     count = context.config(TrainerConfig).launch.processes
     turn = turn_lock(turn_folder(job_of(context), settings))
-    with device_slots(settings, count, run=run, turn=turn, wanted=context.wanted) as devices:
+    with device_slots(settings, count, run=run, turn=turn, wanted=context.wanted, on_wait=context.note_wait) as devices:
         context.devices.extend(devices)
         yield
 

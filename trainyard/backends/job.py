@@ -62,7 +62,21 @@ class JobData(OtherModels):
     data_sha256: dict[Port, str] = {}
 
 
-class TrainingJob(JobData):
+class JobMachine(BaseModel):
+    """The machine that a training runs on, and what it decides."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    threads: int = 1
+    choices: MachineChoices | None = Field(None, exclude_if=lambda chosen: chosen is None)
+    """What this machine decides for the training; a part of its content key."""
+    locks: str
+    """Folder of the device locks."""
+    devices: tuple[int, ...] = (0,)
+    """The devices of this host that it has, by NVML's numbers; of a machine without a GPU the CPU is 0."""
+
+
+class TrainingJob(JobData, JobMachine):
     """One training execution, resolved: nothing in it needs a lookup any more."""
 
     config: TrainerConfig
@@ -78,13 +92,6 @@ class TrainingJob(JobData):
     environment_sha256: str = Field("", exclude_if=lambda given: not given)
     parents: tuple[str, ...] = ()
     """Digests of the earlier adapter's or model's references."""
-    threads: int = 1
-    choices: MachineChoices | None = Field(None, exclude_if=lambda chosen: chosen is None)
-    """What this machine decides for it; a part of its content key."""
-    locks: str
-    """Folder of the device locks."""
-    devices: tuple[int, ...] = (0,)
-    """The devices of this host that it has, by NVML's numbers; of a machine without a GPU the CPU is 0."""
     run: str = ""
     tenant: str = Field("", exclude_if=lambda given: not given)
     """Whose training it is; empty for one that belongs to no run of a tenant."""

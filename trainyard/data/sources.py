@@ -269,6 +269,8 @@ class SetReading:
         share = balance.bad / balance.read
         if share <= self.max_bad_fraction and balance.kept:
             return
+        none_left = share <= self.max_bad_fraction
+        allowed = "No row is left." if none_left else f"At most {self.max_bad_fraction:.1%} may be."
         # Where it outlives the run's folder.
         quarantines = self.settings.home / "quarantine"
         quarantines.mkdir(parents=True, exist_ok=True)
@@ -277,8 +279,8 @@ class SetReading:
         shutil.copyfile(target / QUARANTINE_FILE, kept_at)
         raise InvalidInput(
             f"{balance.bad} of {balance.read} rows of {result.name} are bad ({share:.1%}).",
-            why=f"At most {self.max_bad_fraction:.1%} may be. The first: {'; '.join(result.first)}.",
-            do=f"Look at {kept_at}, correct the rows, or raise max_bad_fraction.",
+            why=f"{allowed} The first: {'; '.join(result.first)}.",
+            do=f"Look at {kept_at}, and correct the rows{'' if none_left else ', or raise max_bad_fraction'}.",
             code="E-DATA-BAD-ROWS",
         )
 

@@ -25,6 +25,7 @@ from typing import Any
 import httpx
 
 from trainyard.errors import Reason, Refused, TrainyardError, Unavailable
+from trainyard.serve.card import keep_card
 from trainyard.serve.embedded import find_running
 from trainyard.serve.targets import merged
 from trainyard.serve.targets.calling import http_client
@@ -38,7 +39,7 @@ from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.spec.roles import DEFAULT_ROLE
 from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import Produced, Reference, open_reference
-from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256, resolve_model
+from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256, resolve_model, template_dirs
 from trainyard.stores.whole import write_json_durably
 
 DEPLOYMENT_FILE = "deployment.json"
@@ -95,8 +96,7 @@ def deploy(
         sites = open_sites(wanted, registry, settings, clients, open_clients)
         refuse(check_files(wanted, sites[0].candidate, settings))
         refuse(check_sites(sites))
-        run = run_before(wanted, settings)
-        version = register(wanted, registry, sites[0].candidate, run)
+        version = register(wanted, registry, sites[0].candidate, settings)
         facts = roll_out(version, sites, registry)
     write_json_durably(folder / DEPLOYMENT_FILE, facts)
     return Produced(outputs={}, facts=facts)
@@ -136,7 +136,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
 
 
 def keep_newer(wanted: DeployRequest, registry: AdapterRegistry) -> dict[str, Any] | None:
-    """Return the facts of a deployment that leaves what is live as it is; None for one that goes on.
+    """Return the facts of a deployment that leaves what is live as it is; None for one that continues.
 
     A run that reuses its results brings a version that is registered already. Where another one has replaced it, or is
     newer, that one stays: only a promotion or a rollback makes an earlier version live again.
@@ -225,11 +225,6 @@ def find_base(candidate: AdapterCandidate, settings: Settings) -> AdapterCandida
     return dataclasses.replace(candidate, base_path=str(found.path)) if here else candidate
 
 
-def template_dirs(path: Path) -> list[Path]:
-    """Return the folders of an adapter or a model that may contain its chat template."""
-    return [folder for folder in (path / "tokenizer", path) if folder.is_dir()]
-
-
 def check_sites(sites: Sequence[TargetDeployment]) -> list[Reason]:
     """What any target has against the version, and against what it is to become for it."""
     return [one for site in sites for one in (*TARGETS[site.target.type].check(site), *merged.check(site))]
@@ -274,9 +269,10 @@ def run_before(wanted: DeployRequest, settings: Settings) -> dict[str, Any]:
 
 
 def register(
-    wanted: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate, run: Mapping[str, Any]
+    wanted: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate, settings: Settings
 ) -> AdapterVersion:
-    """Store the version with what a list shows of it; `run` are its facts about having been run."""
+    """Store the version with what a list shows of it, after it was run. Raises as `run_before`."""
+    run = run_before(wanted, settings)
     facts = {
         **run,
         "base_model": candidate.base_model,
@@ -293,7 +289,8 @@ def register(
         wanted.tenant, wanted.role, wanted.path, kind=candidate.kind, facts=facts, run_key=wanted.run_key
     )
     # A version of the same key may be there already.
-    return version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
+    version = version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
+    return keep_card(version, registry, settings)
 
 
 def roll_out(version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry) -> dict[str, Any]:

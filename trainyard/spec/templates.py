@@ -25,7 +25,7 @@ from trainyard.spec.training import EngineSettings, Hyperparameters, Tracker, Tr
 
 CODE_FILES = ("**/*.py", "**/*.js", "**/*.ts", "**/*.go", "**/*.rs", "**/*.java", "**/*.c", "**/*.h", "**/*.cpp")
 
-RELATIVE = "a relative path starts at the deployment's folder."
+RELATIVE = "a relative path starts where the command, or for a form `trainyard up`, was called."
 ON_TOP = "rows for the evaluation come on top."
 
 
@@ -431,8 +431,12 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
     if together:  # the last trainer's twin on shuffled answers, parallel to it and not after it
         made.append(place(configs[-1].model_copy(update={"control": "shuffled_answers"}), "control", (made[-2].id,)))
     if not isinstance(steps, EvaluateSteps | Steps | PolicySteps) or steps.evaluate:
-        compared = {"baseline": publish.baseline, "role": None if publish.baseline == "base" else role}
-        judging = nodes.EvaluatorConfig(tolerance=publish.tolerance, quotes=publish.quotes, **compared)
+        judging = nodes.EvaluatorConfig(
+            tolerance=publish.tolerance,
+            quotes=publish.quotes,
+            baseline=publish.baseline,
+            role=None if publish.baseline == "base" else role,
+        )
         made.append(place(judging, needs=(last, "control") if together else None))
         last = "evaluator"
     if steps.deploy:

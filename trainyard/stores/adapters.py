@@ -29,12 +29,15 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.spec.chain import digest
+from trainyard.spec.load.parse import suggest
 from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, require_inside
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import MANIFEST, describe, files_below, remove_folder, write_whole
 
 LIVE_FILE = "live.json"
 LOCK_FILE = ".lock"
+CARD_FILE = "README.md"
+"""The card of a version, next to its manifest; not one of the files that the manifest describes."""
 RUN, RUN_BECAUSE = "adapter_run", "adapter_run_because"
 """Facts of a version: whether it was loaded and run once on its base here, and why not."""
 GOING_BACK = frozenset({"rollback", "undo"})
@@ -187,9 +190,11 @@ class AdapterRegistry:
         if number is None:
             number = self.live(tenant, role).version
             if number is None:
+                otherwise = f"List the versions with `trainyard adapters list`, or name one: {name}/v1."
+                roles = folders_in(self.files, self.root / tenant)
                 raise NotFound(
                     f"No version of {name!r} is live.",
-                    do=f"List the versions with `trainyard adapters list`, or name one: {name}/v1.",
+                    do=otherwise if role in roles else suggest(role, roles, otherwise),
                     code="E-ADAPTER-NOT-FOUND",
                 )
         manifest = self._folder(tenant, role) / f"v{number}" / MANIFEST
@@ -244,7 +249,10 @@ class AdapterRegistry:
 
     def verify(self, version: AdapterVersion) -> AdapterVersion:
         """The same version after a check that every byte is what the manifest says; raises `Corrupt` otherwise."""
-        if describe(self.files, self.path(version)) != version.files:
+        found = describe(self.files, self.path(version))
+        if CARD_FILE not in version.files:
+            found.pop(CARD_FILE, None)
+        if found != version.files:
             raise Corrupt(
                 f"The files of {version.name} are not what its manifest says.",
                 why="A file was changed, added or removed after registration.",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainyard.api.terminal.text import draw_curves, table
+from trainyard.api.terminal.text import draw_curves, next_lines, table
 from trainyard.loading import load
 
 LONGEST = 44
@@ -30,7 +30,8 @@ def node_table(nodes: Sequence[Any]) -> list[str]:
 
 
 def run_text(result: Any) -> str:
-    return "\n".join([*node_table(result.nodes), f"{result.name}: {result.state.value}. {result.message}", result.url])
+    lines = [*node_table(result.nodes), f"{result.name}: {result.state.value}. {result.message}", result.url]
+    return "\n".join([*lines, *next_lines(result.next)])
 
 
 def plan_text(result: Any) -> str:
@@ -130,11 +131,15 @@ def export_text(result: Any) -> str:
 
 
 def comparison_text(result: Any) -> str:
-    """Settings that differ, then metrics, benchmarks, answers and, if wanted, the curves."""
+    """Settings that differ, then of two trainings metrics, benchmarks, answers and, if wanted, the curves."""
+    if not result.sides:
+        rows = [[one.name, *map(cell, one.values)] for one in result.settings]
+        settings = table(rows, ("setting", *result.jobs)) if rows else "their settings are the same"
+        return f"{settings}\n\n{result.left_out}"
     first, second = names = [f"{side.run[:8]}/{side.trainer}" for side in result.sides]
     sides = [[name, one.name, one.state, one.adapter_sha256] for name, one in zip(names, result.sides, strict=True)]
     parts = [table(sides, ("training", "run", "state", "adapter"))]
-    rows = [[one.name, cell(one.first), cell(one.second)] for one in result.settings]
+    rows = [[one.name, *map(cell, one.values)] for one in result.settings]
     parts.append(table(rows, ("setting", first, second)) if rows else "No setting differs.")
     parts.append(table([[one.name, cell(one.first), cell(one.second)] for one in result.metrics],
                        ("metric", first, second)))  # fmt: skip

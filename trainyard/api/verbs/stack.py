@@ -71,13 +71,14 @@ def up(given: UpInput, context: Context) -> UpOutput:
     chosen = exposure_of(given)
     with stack.exclusive(settings, context.say):
         stack.choose_exposure(settings, chosen)
+        stack.choose_working_folder(settings, context.say)
         if chosen is not None and (certificate := require_safe(chosen, everybody=given.no_auth)):
             warn_of_expiry(certificate, context.say)
         attached = stack.attached(settings, auth=not given.no_auth)
         with models_served(settings, context.say) as serving:
             url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
             asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
-            service = start_api(settings, url, context.say)  # starts while the deployments are written
+            service = start_api(settings, url, context.say, given.port)  # starts while the deployments are written
             if not stack.bootstrapped(settings, url):
                 bootstrap(settings, url, context.say)
             worker = stack.running_for(settings, "worker", url) or begin_work(settings, url, context.say)

@@ -67,7 +67,18 @@ class EvaluationList(Response):
     """Cursor of the next page; None at the end."""
 
 
-class EvaluatedBenchmark(Response):
+class BenchmarkComparisons(Response):
+    """What a candidate is compared with besides its baseline."""
+
+    control: float | None = None
+    """Of an adapter that was trained on shuffled answers."""
+    vs_control: PairedInterval | None = None
+    live: float | None = None
+    """Of the version that is live."""
+    vs_live: PairedInterval | None = None
+
+
+class EvaluatedBenchmark(BenchmarkComparisons):
     """One benchmark on one set."""
 
     name: str
@@ -82,14 +93,8 @@ class EvaluatedBenchmark(Response):
     """By so much the candidate may be worse."""
     baseline: float | None
     candidate: float | None
-    control: float | None = None
-    """Of an adapter that was trained on shuffled answers."""
     improvement: PairedInterval
     flips: FlippedRows
-    vs_control: PairedInterval | None = None
-    live: float | None = None
-    """Of the version that is live."""
-    vs_live: PairedInterval | None = None
     judge: dict[str, Any] | None = None
 
 
