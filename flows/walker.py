@@ -30,6 +30,7 @@ from nodes.runner import RunInfo
 from nodes.table import NODES
 from trainyard.api.planning import resolved
 from trainyard.api.records import (
+    FEW_ROWS_TAG,
     REFRESH_FROM,
     REFRESH_TAG,
     ClosedGate,
@@ -55,7 +56,7 @@ from trainyard.spec.estimate.verdict import find_floor
 from trainyard.spec.graph import ResolvedChain
 from trainyard.spec.states import NOT_DEPLOYED_DETAIL
 from trainyard.stores.artifacts import NodeOutput
-from trainyard.stores.live.job_ids import continued_run, job_id_of
+from trainyard.stores.live.job_ids import TENANT_TAG, continued_run, job_id_of
 from trainyard.tracing import span
 
 PROGRESS_EVERY_S = 10.0
@@ -92,7 +93,9 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
     await quietly(tag_job(spec))
     try:
         chain = resolved(spec, settings(), read_chain(settings().runs / str(flow_run.id)))
-        waits = refuse_or_wait(chain, settings(), is_job=is_job)
+        # What Trainyard's own surfaces started was read there.
+        own = any(tag.startswith(TENANT_TAG) for tag in flow_run.tags)
+        waits = refuse_or_wait(chain, settings(), is_job=is_job, allows=lambda _: own or few_rows(), read_data=not own)
     except TrainyardError as error:
         return Failed(message=str(error))
     if waits:
@@ -205,8 +208,20 @@ def run_info(chain: ResolvedChain) -> RunInfo:
     refresh = REFRESH_TAG in flow_run.tags
     continues = continued_run(flow_run.tags)
     return RunInfo(
-        run_id, chain.name, chain.tenant, folder, find_floor(chain), refresh, continues=continues, id=id_of(chain)
+        run_id,
+        chain.name,
+        chain.tenant,
+        folder,
+        None if few_rows() else find_floor(chain),
+        refresh,
+        continues=continues,
+        id=id_of(chain),
     )
+
+
+def few_rows() -> bool:
+    """Whether the run trains also on fewer rows than were asked for."""
+    return FEW_ROWS_TAG in flow_run.tags
 
 
 def id_of(chain: ResolvedChain) -> str:

@@ -37,6 +37,8 @@ from trainyard.stores.files import translate_os_errors
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import MANIFEST, write_json_durably
 
+FEW_ROWS_TAG = "few-rows:allow"
+"""Tag of a run that trains although there are fewer rows than were asked for, or than a verdict needs."""
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result again, including finished ones."""
 REFRESH_FROM = "refresh-from:"

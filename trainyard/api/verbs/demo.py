@@ -144,7 +144,7 @@ def run_demo(_: Nothing, context: Context) -> DemoResult:
     if stack_is.auth_file:
         context.say(f"log in at {stack_is.ui_url} with the text in {stack_is.auth_file}")
     started = time.monotonic()
-    result = run(RunInput(target=TEMPLATE, parameters=PARAMETERS, watch=True, tags=("demo",)), context)
+    result = run(RunInput(target=TEMPLATE, parameters=PARAMETERS, watch=True, yes=True, tags=("demo",)), context)
     seconds = time.monotonic() - started
     assert stack_is.embedded_url is not None, "the starter model comes with the package"
     urls = DemoUrls(

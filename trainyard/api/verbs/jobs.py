@@ -203,7 +203,7 @@ Resumed = Job | RunResult
 
 
 def create_job(given: requests.CreateInput, context: Context) -> RunResult:
-    return run(RunInput(target=JOB, parameters=body(given), watch=given.watch), context)
+    return run(RunInput(target=JOB, parameters=body(given), watch=given.watch, yes=given.yes), context)
 
 
 def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
