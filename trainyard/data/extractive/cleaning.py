@@ -17,6 +17,8 @@ ATTRIBUTES = re.compile(r"(?<!\s)\s*\{:?\s*[#.][\w:.-]+(?:\s[^{}]*)?\}")
 SHORTCODE = re.compile(
     r"\{\{[<%][^{}]{0,500}?\btext=[\"“]([^\"”]{0,500})[\"”][^{}]{0,500}[>%]\}\}|(?:^\s*)\{\{[<%][^{}]*[>%]\}\}"
 )
+TEMPLATE_TAG = re.compile(r"\{%-?[^{}]{0,500}%\}|@(?:include|link)\([^()\s]{1,80}\)")
+"""Tags of Jekyll and other site builders."""
 FOOTNOTES = (
     re.compile(r"\s?\[\^[^\]\s]{1,60}\]"),
     re.compile(r"(?<![\w\]])\s?\[[1-9]\d{0,2}(?:\s?[,–-]\s?\d{1,3})*\](?![(:])"),
@@ -73,7 +75,7 @@ def tidy_text(text: str) -> str:
     parts = CODE_SPAN.split(text.replace("\u00ad", "").replace("\u200b", ""))
     for place, part in enumerate(parts[::2]):
         text = SHORTCODE.sub(lambda match: match[1] or "", EMPHASIS.sub(r"\1", part))
-        for mark in (ATTRIBUTES, *FOOTNOTES):
+        for mark in (ATTRIBUTES, TEMPLATE_TAG, *FOOTNOTES):
             text = mark.sub("", text)
         parts[2 * place] = text
     return SPACES.sub(" ", "".join(parts)).strip()

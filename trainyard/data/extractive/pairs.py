@@ -31,6 +31,7 @@ class Pair:
     answer: str
     worth: int
     """0 is taken first when not all pairs are wanted."""
+    rule: str = ""
 
 
 def extract(document: DocumentRow, template: GenerationTemplate) -> list[Fact]:
@@ -64,8 +65,11 @@ def pairs(document: DocumentRow, template: GenerationTemplate, *, wordings: int)
             texts = [instruction(fact.rule, fact.topic, fact.title, fact.language)]
         else:
             count = wordings if template is GenerationTemplate.QA else 1
-            texts = questions(fact.rule, fact.topic, fact.title, count=count, turn=turn, language=fact.language)
+            texts = questions(
+                fact.rule, fact.topic, fact.title, count=count, turn=turn, language=fact.language, clause=fact.clause,
+                placed=fact.placed,
+            )  # fmt: skip
         if texts[0] not in asked:
             asked.update(texts)
-            found.append(Pair(identity[:16], texts, fact.answer, fact.worth))
+            found.append(Pair(identity[:16], texts, fact.answer, fact.worth, fact.rule))
     return found

@@ -1,0 +1,295 @@
+"""Statements of a section, each with the question that it answers.
+
+A statement is a sentence (with those after it that point back to it), a list item, a labelled value, a step, or a whole
+short list. Its question is made of its own words (`english`, `german`); where that is not certain, the question names
+what the statement is about. Languages without rules of their own give none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from trainyard.data.extractive import english, german, sentences
+from trainyard.data.extractive.cleaning import only_refers
+from trainyard.data.extractive.english import Ask
+from trainyard.data.extractive.grammar import BARE, POINTERS
+from trainyard.data.extractive.outline import Block, Section
+from trainyard.data.extractive.sentences import num_words
+from trainyard.data.language import ENGLISH, GERMAN
+
+MOST_ANSWER_WORDS = 60
+MOST_LIST_WORDS = 70
+LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
+ASKERS: dict[str, Callable[[str, Collection[str], str], Ask | None]] = {
+    ENGLISH: english.ask_english,
+    GERMAN: german.ask_german,
+}
+CONTENT: dict[str, Callable[[str], list[str]]] = {ENGLISH: english.content_words, GERMAN: german.content_words}
+FOLLOWS = {
+    ENGLISH: re.compile(
+        r"(?:it|its|they|their|this|these|that|those|such|then|so|therefore|however|otherwise|instead|also|but|and|he|"
+        r"she|in (?:this|that) case|for example|for instance|in addition|as a result|there|here|most|both|other)\b", re.I
+    ),
+    GERMAN: re.compile(
+        r"(?:er|sie|es|dies\w*|solche\w*|dort|dabei|dafür|damit|dazu|daher|dadurch|danach|dann|so|jedoch|außerdem|"
+        r"zudem|aber|und|andernfalls|sonst|hier\w*|deshalb|beide|dessen|deren)\b", re.I,
+    ),
+}  # fmt: skip
+"""How a sentence begins that continues the one before."""
+ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
+PHRASE_DE = re.compile(r"(?:[a-zäöüß]+(?:e|en|er|es|em) )?[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der | von | für )[A-ZÄÖÜ][\w-]{3,})?")
+PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (?:[A-Z][\w-]+)(?: [A-Z][\w-]+)*)?")
+NOUNS_EN = re.compile(r"\b(?:the|a|an|your|our|my|their|any|all|each|every|some|this|of|for|with|no) ((?:[a-z][\w-]+ ){0,2}[a-z][\w-]{2,})\b")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A question rule with its topic, and the answer of the page. `worth` is that of a fact."""
+
+    rule: str
+    topic: str
+    answer: str
+    worth: int
+    clause: str = ""
+    placed: bool = False
+    context: str = ""
+    """What the title is to end with: the label of a list item above, for example."""
+    sentences: int = 1
+
+
+class Reader:
+    """Reads the statements of a document, section by section."""
+
+    def __init__(self, language: str, title: str, sections: Collection[Section]) -> None:
+        self.language, self.title = language, title
+        texts = [block.text for section in sections for block in section.blocks]
+        self.vocabulary = frozenset(re.findall(r"(?<![\w-])[a-zäöüß][\w'’-]*", " ".join(texts)))
+        self.used_phrases: set[str] = set()
+
+    def read(self, section: Section, topic: str) -> Iterator[Statement]:
+        """Yield the statements of a section in page order."""
+        if self.language not in ASKERS:
+            return
+        for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
+            blocks = list(group)
+            if list_id:
+                yield from self.read_list(blocks, topic)
+                continue
+            for block in blocks:
+                if not only_refers(block.text) and not block.label:
+                    yield from self.read_paragraph(block.text, topic)
+                elif block.label and not only_refers(block.text):
+                    yield from self.read_note(block, topic)
+
+    def read_note(self, block: Block, topic: str) -> Iterator[Statement]:
+        """A further paragraph of a labelled list item."""
+        label = block.label.strip("`")
+        if value := labelled_value(block.text):
+            term, _ = value
+            yield Statement("value", f"{term} ({label})" if self.language == ENGLISH else f"{label}: {term}", ended(block.text), 1)
+            return
+        for statement in self.read_paragraph(block.text, topic):
+            yield Statement(*[getattr(statement, name) for name in ("rule", "topic", "answer", "worth", "clause")],
+                            True, label)  # fmt: skip
+
+    def read_paragraph(self, text: str, topic: str) -> Iterator[Statement]:
+        units = self.units(text)
+        for first, answer, count in units:
+            yield from self.ask(first, answer, topic, count)
+
+    def units(self, text: str) -> list[tuple[str, str, int]]:
+        """(sentence, the answer that it begins, sentences of the answer).
+
+        A sentence that points back continues the answer before it; it begins one of its own, too, with all of them.
+        """
+        found: list[tuple[str, str, int]] = []
+        parts = [part for part in sentences.sentences(text)]
+        taken: list[str] = []
+        for part in parts:
+            points = bool(FOLLOWS[self.language].match(part.lstrip(sentences.OPENERS)))
+            whole = " ".join([*taken, part])
+            if points and taken and num_words(whole) <= MOST_ANSWER_WORDS and acceptable_part(part):
+                taken.append(part)
+                first, _, _ = found[-1]
+                found[-1] = (first, ended(whole), len(taken))
+                continue
+            if sound := sentences.short_answer(part):
+                taken = [part]
+                found.append((part, sound, 1))
+            else:
+                taken = []
+        return found
+
+    def ask(self, sentence: str, answer: str, topic: str, count: int = 1) -> Iterator[Statement]:
+        """Yield the statement of a sentence, with a question of its own or one about its subject."""
+        if sentence.rstrip()[-1:] in "?？":
+            return
+        ask = ASKERS[self.language](sentence, self.vocabulary, "")
+        if ask and ask.rule != "weak":
+            yield Statement(ask.rule, ask.topic, answer, 0, ask.clause, self.is_vague(ask), "", count)
+        elif phrase := self.phrase_of(sentence, topic):
+            yield Statement("statement", phrase, answer, 2, sentences=count)
+
+    def is_vague(self, ask: Ask) -> bool:
+        """Whether a question needs the name of its page."""
+        words = CONTENT[self.language](ask.topic)
+        title_words = {word[:5] for word in CONTENT[self.language](self.title)}
+        names = re.search(r"`|(?<=[a-z] )[A-Z]", ask.topic) if self.language == ENGLISH else "`" in ask.topic
+        return not (any(word[:5] in title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
+
+    def phrase_of(self, sentence: str, topic: str) -> str | None:
+        """What a sentence is about, in words of its own that no other question of the page has."""
+        for phrase in self.phrases(sentence):
+            plain = phrase.lower()
+            pointer = POINTERS.get(self.language)
+            content = CONTENT[self.language](phrase)
+            if not content or plain in self.used_phrases or plain in (topic.lower(), self.title.lower()):
+                continue
+            if pointer and pointer.search(re.sub(r"`[^`]*`", "", phrase)) or len(phrase.split()) > 7:
+                continue
+            if re.search(r"[\"“”„()\[\]<>|=]", phrase) or phrase.count("`") % 2 or only_refers(phrase):
+                continue
+            self.used_phrases.add(plain)
+            return phrase
+        return None
+
+    def phrases(self, sentence: str) -> Iterator[str]:
+        if self.language == GERMAN:
+            parts = german.cut_at_verb(sentence)
+            if parts and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
+                yield re.sub(r"^(?:Der|Die|Das|Ein|Eine|Diese[rs]?|Alle|Auch) ", "", parts[0])
+            yield from sorted((match[0] for match in PHRASE_DE.finditer(sentence[1:])), key=lambda text: -len(text))
+            return
+        clause = english.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
+        if clause and clause.subject.lower() not in english.PRONOUNS and clause.kind != "command":
+            yield clause.subject
+        yield from (match[0] for match in re.finditer(r"`[^`]{2,40}`", sentence))
+        yield from (match[0] for match in PHRASE_EN.finditer(sentence))
+        if clause:
+            obj, _ = english.split_object(english.cut(clause.rest))
+            obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more) ", "", obj)
+            if obj and english.noun_start(obj) and len(obj.split()) <= 5 and obj.split()[0] not in english.BASE:
+                yield obj
+        for match in sorted(NOUNS_EN.finditer(sentence), key=lambda match: -len(match[1])):
+            words = match[1].split()
+            while words and (words[-1] in english.STOP_WORDS or words[-1] in english.PREPOSITIONS
+                             or words[-1] in english.THIRD or words[-1].endswith(("ed", "ly", "ing"))):  # fmt: skip
+                words.pop()
+            if words and not any(word in english.STOP_WORDS or word in english.PREPOSITIONS for word in words):
+                yield " ".join(words)
+
+    def read_list(self, blocks: list[Block], topic: str) -> Iterator[Statement]:
+        """Items one by one, and a short list as a whole."""
+        lead = blocks[0].lead
+        shown = [block for block in blocks if num_words(block.text)]
+        texts = [block.text.rstrip(" ;,:") for block in shown]
+        covered: set[str] = set()
+        for place, block in enumerate(shown):
+            for statement in self.read_item(block, topic):
+                covered.add(block.text)
+                yield statement
+            if place + 1 < len(shown) and shown[place + 1].depth != block.depth:
+                continue
+        words = sum(num_words(text) for text in texts)
+        name = topic if topic and not BARE.fullmatch(topic) else ""
+        if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
+            return
+        ordered = bool(shown[0].number)
+        is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
+        joined = "; ".join(texts)
+        answer = ended(f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined)
+        if is_lead and (ask := self.ask_lead(lead)):
+            yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
+        elif name and (ordered or commands(texts, self.language)):
+            yield Statement("steps", name, answer, 1, "", True, "", len(texts))
+        elif name:
+            yield Statement("listing", name, answer, 1, sentences=len(texts))
+
+    def ask_lead(self, lead: str) -> Ask | None:
+        """The question that the lead-in of a list answers with its items."""
+        text = lead.rstrip(" :：")
+        if self.language == GERMAN:
+            match = re.fullmatch(r"(?P<before>.*?)\b[Ff]olgende (?P<noun>[A-ZÄÖÜ][\w-]+) ?(?P<after>.*)", text)
+            if match and (parts := german.cut_at_verb(text)) and parts[0] in (f"Folgende {match['noun']}",):
+                return Ask("bare", f"Welche {match['noun']} {parts[1]} {parts[2]}?")
+            if match and (parts := german.cut_at_verb(match["before"] + "X")):
+                inner = parts[2].removesuffix("X").strip()
+                before = parts[0][0].lower() + parts[0][1:]
+                return Ask("bare", f"Welche {match['noun']} {parts[1]} {german.join(before, inner, match['after'])}?")
+            return german.ask_german(f"{text} xxxx yyyy", self.vocabulary)
+        match = re.fullmatch(r"(?P<rest>.*?),? you (?P<verb>should|can|must|need to|have to|may)", text)
+        if match and (goal := re.fullmatch(r"(?:In order to|To) (?P<goal>.+)", match["rest"])):
+            return Ask("purpose", goal["goal"])
+        words = text.split()
+        if len(words) > 3 and words[-1] in ("include", "includes", "are", "is", "contains", "contain", "requires", "require"):
+            subject = english.decapitalise(" ".join(words[:-1]), self.vocabulary)
+            if english.DANGLING.search(subject) or english.PREPOSITIONS & {words[0].lower()}:
+                return None
+            if words[-1] in ("are", "is"):
+                return Ask("named", f"What {words[-1]} {subject}?", f"what {subject} {words[-1]}")
+            helper, base = ("does", english.THIRD[words[-1]]) if words[-1] in english.THIRD else ("do", words[-1])
+            return Ask("named", f"What {helper} {subject} {base}?", f"what {subject} {words[-1]}")
+        if match := re.fullmatch(r"(?:If|When) [^,]{8,100}", text.split(",")[0]):
+            clause = text.split(",")[0]
+            if not english.HANGING.match(clause):
+                return Ask("condition_do", clause[0].lower() + clause[1:])
+        return None
+
+    def read_item(self, block: Block, topic: str) -> Iterator[Statement]:
+        """A list item: a sentence like any other, a labelled one, or a step of a numbered list."""
+        text = block.text
+        value = labelled_value(text)
+        if value is not None:
+            term, meaning = value
+            if not POINTERS[self.language].fullmatch(term) and not BARE.fullmatch(term):
+                code = bool(re.fullmatch(r"`[^`]+`.*", term))
+                rule = "option" if code else "value" if num_words(meaning) < 5 else ""
+                if rule and num_words(meaning):
+                    yield Statement(rule, term.strip("`"), ended(text), 1)
+                    return
+                if rule == "" and num_words(text) <= MOST_ANSWER_WORDS:
+                    return  # a term with its meaning, which `item_facts` has
+        if num_words(text) < 3 or text.rstrip().endswith((":", "：")) or not acceptable_part(text):
+            return
+        units = self.units(text) or ([(text, ended(text), 1)] if num_words(text) <= MOST_ANSWER_WORDS else [])
+        first, answer, count = units[0] if units else ("", "", 0)
+        for statement in self.ask(first, answer, topic, count) if units else ():
+            if statement.rule == "statement" and block.number and topic:
+                break
+            yield statement
+            for other, its_answer, its_count in units[1:]:
+                yield from self.ask(other, its_answer, topic, its_count)
+            return
+        if block.number and topic and not BARE.fullmatch(topic) and units:
+            step = ORDER[self.language].format(number=block.number)
+            yield Statement("step", step, answer, 1, context="")
+
+
+def labelled_value(text: str) -> tuple[str, str] | None:
+    """("Default", "`200`") of "Default: `200`"."""
+    match = LABELLED.match(text)
+    if match is None or num_words(match["term"]) > 6 or match["term"].count("`") % 2 or ". " in match["term"]:
+        return None
+    return match["term"].strip(), match["meaning"].strip()
+
+
+def acceptable_part(text: str) -> bool:
+    """Whether a text has no remains of markup and no open bracket."""
+    bare = sentences.outside_code(text)
+    return not sentences.REMAINS.search(bare) and not text.count("`") % 2 and bare.count("(") == bare.count(")")
+
+
+def ended(text: str) -> str:
+    """The text with a full stop at its end."""
+    text = text.rstrip(" ;,:")
+    return text if text[-1:] in ".!?。" else f"{text}."
+
+
+def commands(texts: Collection[str], language: str) -> bool:
+    """Whether most items of a list tell the reader to do something."""
+    if language != ENGLISH:
+        return sum(bool(re.match(r"\w+en Sie\b", text)) for text in texts) * 2 > len(texts)
+    return sum(english.first_word(text) in english.BASE for text in texts) * 2 > len(texts)
