@@ -26,26 +26,173 @@ CONTRACTED = {
     "wouldn't": "would", "mustn't": "must", "hasn't": "has", "haven't": "have",
 }  # fmt: skip
 PRONOUNS = frozenset(("we", "you", "i"))
-POINTING_SUBJECTS = frozenset("it they this these those that he she there here such one some others".split())
+POINTING_SUBJECTS = frozenset(
+    ["it", "they", "this", "these", "those", "that", "he", "she", "there", "here", "such", "one", "some", "others"]
+)
 DETERMINERS = frozenset(
-    "a an the my our your their his her its this that these those each every any some no all both many most several "
-    "few either neither another other one two three four five six more new old".split()
+    [
+        "a",
+        "an",
+        "the",
+        "my",
+        "our",
+        "your",
+        "their",
+        "his",
+        "her",
+        "its",
+        "this",
+        "that",
+        "these",
+        "those",
+        "each",
+        "every",
+        "any",
+        "some",
+        "no",
+        "all",
+        "both",
+        "many",
+        "most",
+        "several",
+        "few",
+        "either",
+        "neither",
+        "another",
+        "other",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "more",
+        "new",
+        "old",
+    ]
 )
 PREPOSITIONS = frozenset(
-    "about above across after against along among around as at before behind below beside between beyond by during "
-    "except for from in inside into like near of off on onto over per since through throughout to toward towards "
-    "under until up upon using via with within without".split()
+    [
+        "about",
+        "above",
+        "across",
+        "after",
+        "against",
+        "along",
+        "among",
+        "around",
+        "as",
+        "at",
+        "before",
+        "behind",
+        "below",
+        "beside",
+        "between",
+        "beyond",
+        "by",
+        "during",
+        "except",
+        "for",
+        "from",
+        "in",
+        "inside",
+        "into",
+        "like",
+        "near",
+        "of",
+        "off",
+        "on",
+        "onto",
+        "over",
+        "per",
+        "since",
+        "through",
+        "throughout",
+        "to",
+        "toward",
+        "towards",
+        "under",
+        "until",
+        "up",
+        "upon",
+        "using",
+        "via",
+        "with",
+        "within",
+        "without",
+    ]
 )
-TAILS = (
-    frozenset(
-        "about after against as at because before between by during for from if in inside instead into on onto over "
-        "since through throughout to under unless until using via when whenever while with within without".split()
-    )
+TAILS = frozenset(
+    [
+        "about",
+        "after",
+        "against",
+        "as",
+        "at",
+        "because",
+        "before",
+        "between",
+        "by",
+        "during",
+        "for",
+        "from",
+        "if",
+        "in",
+        "inside",
+        "instead",
+        "into",
+        "on",
+        "onto",
+        "over",
+        "since",
+        "through",
+        "throughout",
+        "to",
+        "under",
+        "unless",
+        "until",
+        "using",
+        "via",
+        "when",
+        "whenever",
+        "while",
+        "with",
+        "within",
+        "without",
+    ]
 )
-RELATIVE = frozenset("that which who whom whose where what why how whether".split())
+RELATIVE = frozenset(["that", "which", "who", "whom", "whose", "where", "what", "why", "how", "whether"])
 ADVERBS = frozenset(
-    "also always often never only usually typically currently generally normally mainly mostly just still now already "
-    "therefore then simply both even really automatically not please sometimes soon first".split()
+    [
+        "also",
+        "always",
+        "often",
+        "never",
+        "only",
+        "usually",
+        "typically",
+        "currently",
+        "generally",
+        "normally",
+        "mainly",
+        "mostly",
+        "just",
+        "still",
+        "now",
+        "already",
+        "therefore",
+        "then",
+        "simply",
+        "both",
+        "even",
+        "really",
+        "automatically",
+        "not",
+        "please",
+        "sometimes",
+        "soon",
+        "first",
+    ]
 )
 UNITS = r"(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?|business days?|working days?|cycles?)"
 NUMBER = r"(?:\d[\d.,]*|an?|one|two|three|four|five|six|seven|eight|nine|ten|twelve|several|a few)"
@@ -55,9 +202,7 @@ FREQUENCY = re.compile(
 )
 DURATION = re.compile(rf"(?: |^)for (?:up to |at least |at most |about |the first )?{NUMBER} {UNITS}$")
 DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
-MONTHS = (
-    "January|February|March|April|May|June|July|August|September|October|November|December"
-)
+MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 POINT = re.compile(
     rf"(?: |^)(?:within {NUMBER} {UNITS}\b.*|(?:after|before|in|by|until|since) (?:\d{{4}}|{NUMBER} {UNITS}\b.*)"
     rf"|(?:on|by|until|before|after) (?:{DAYS}|{MONTHS})\b.*|(?:at|by|before|after|until) \d{{1,2}}(?::\d\d)? ?(?:am|pm|o'clock)?\b.*"
@@ -73,9 +218,7 @@ CONDITION_LAST = re.compile(
     r"[^,;:()]{6,110})"
 )
 PURPOSE = re.compile(r"(?:In order to|To) (?P<goal>(?P<verb>[a-z]+) [^,;:]{3,100}), (?P<main>.+)")
-PURPOSE_LAST = re.compile(
-    r"(?P<main>.{8,}?),? (?:in order )?to (?P<goal>(?P<verb>[a-z]+) [^,;:()]{3,100})"
-)
+PURPOSE_LAST = re.compile(r"(?P<main>.{8,}?),? (?:in order )?to (?P<goal>(?P<verb>[a-z]+) [^,;:()]{3,100})")
 BECAUSE = re.compile(r"(?P<main>.{12,}?),? because (?P<why>.{6,})")
 LEADING = re.compile(
     r"(?P<place>(?:With|In|On|At|For|During|Within|From|Under|Through|As|By|Since|Until|Without|Like|Unlike) "
@@ -88,15 +231,103 @@ OPENING = re.compile(
     r"(?:,)? (?=\S)"
 )
 NEGATIVE = re.compile(r"(?:do not|don['’]t|never|avoid) (?P<rest>.+)", re.I)
-HANGING = re.compile(r"^(?:(?:if|when|whenever|unless|once|after|before|while|to \w+|that|even if|in case) )?"
-                     r"(?:it|its|this|that|these|those|they|them|their|he|she|so|such|one|there|not|no|any)\b", re.I)
-DANGLING = re.compile(r"\b(?:this|these|those|them|such|above|below|here|latter|former|following|it|they|its|their)\b", re.I)
+HANGING = re.compile(
+    r"^(?:(?:if|when|whenever|unless|once|after|before|while|to \w+|that|even if|in case) )?"
+    r"(?:it|its|this|that|these|those|they|them|their|he|she|so|such|one|there|not|no|any)\b",
+    re.I,
+)
+DANGLING = re.compile(
+    r"\b(?:this|these|those|them|such|above|below|here|latter|former|following|it|they|its|their)\b", re.I
+)
 """A question with such a word needs the text around it."""
 STOP_WORDS = frozenset(
-    "a an the and or but of to in on at for with by from as is are was were be been being it its this that these those "
-    "you your we our us i my me they their them he she his her do does did can could may might must should shall will "
-    "would has have had not no if when then than so such there here what which who how why where about into any all "
-    "also only just more most some".split()
+    [
+        "a",
+        "an",
+        "the",
+        "and",
+        "or",
+        "but",
+        "of",
+        "to",
+        "in",
+        "on",
+        "at",
+        "for",
+        "with",
+        "by",
+        "from",
+        "as",
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "been",
+        "being",
+        "it",
+        "its",
+        "this",
+        "that",
+        "these",
+        "those",
+        "you",
+        "your",
+        "we",
+        "our",
+        "us",
+        "i",
+        "my",
+        "me",
+        "they",
+        "their",
+        "them",
+        "he",
+        "she",
+        "his",
+        "her",
+        "do",
+        "does",
+        "did",
+        "can",
+        "could",
+        "may",
+        "might",
+        "must",
+        "should",
+        "shall",
+        "will",
+        "would",
+        "has",
+        "have",
+        "had",
+        "not",
+        "no",
+        "if",
+        "when",
+        "then",
+        "than",
+        "so",
+        "such",
+        "there",
+        "here",
+        "what",
+        "which",
+        "who",
+        "how",
+        "why",
+        "where",
+        "about",
+        "into",
+        "any",
+        "all",
+        "also",
+        "only",
+        "just",
+        "more",
+        "most",
+        "some",
+    ]
 )
 
 
@@ -154,10 +385,10 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
     text = sentence.strip().rstrip(".!。").strip()
     text = re.sub(r"\s*\([^()]*\)$", "", text)
     while match := OPENING.match(text):
-        text = text[match.end():]
+        text = text[match.end() :]
         text = text[:1].upper() + text[1:]
     if subject and (pronoun := re.match(r"(?:It|They|This|These|He|She) (?=[a-z])", text)):
-        text = f"{subject[:1].upper()}{subject[1:]} {text[pronoun.end():]}"
+        text = f"{subject[:1].upper()}{subject[1:]} {text[pronoun.end() :]}"
     for ask in forms_of(text, vocabulary):
         if acceptable(ask, sentence):
             return ask
@@ -173,7 +404,7 @@ def acceptable(ask: Ask, sentence: str) -> bool:
         return False
     asked = set(content_words(ask.topic))
     fresh = [word for word in content_words(sentence) if word not in asked]
-    return len(asked) >= 2 and (ask.rule in ("avoid", "yes_no") or len(fresh) >= 2)
+    return len(asked) >= 2 and (ask.rule in ("avoid", "bare") or len(fresh) >= 2)
 
 
 def forms_of(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
@@ -269,7 +500,7 @@ def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
 def second_of_command(words: list[str]) -> bool:
     """Whether a sentence that begins with a verb's base form is a command: "Open the lid", not "Access rights are"."""
     second = words[1].lower().strip("\"'`“,")
-    if second in DETERMINERS or second in PREPOSITIONS or words[1][0] in "`\"“" or second in ("sure", "out", "up"):
+    if second in DETERMINERS or second in PREPOSITIONS or words[1][0] in '`"“' or second in ("sure", "out", "up"):
         return True
     verbs = [word for word in words[2:8] if word.lower() in AUXILIARIES or word.lower() in THIRD]
     return not verbs
@@ -281,7 +512,40 @@ def noun_like(subject: list[str]) -> bool:
         return True
     if subject[0].lower() in POINTING_SUBJECTS and len(subject) == 1:
         return False
-    if subject[0].lower() in ("if", "when", "while", "because", "although", "though", "and", "but", "or", "so", "to", "as", "with", "in", "for", "on", "at", "by", "from", "once", "after", "before", "there", "here", "how", "what", "why", "where", "unless", "until", "not", "since"):
+    if subject[0].lower() in (
+        "if",
+        "when",
+        "while",
+        "because",
+        "although",
+        "though",
+        "and",
+        "but",
+        "or",
+        "so",
+        "to",
+        "as",
+        "with",
+        "in",
+        "for",
+        "on",
+        "at",
+        "by",
+        "from",
+        "once",
+        "after",
+        "before",
+        "there",
+        "here",
+        "how",
+        "what",
+        "why",
+        "where",
+        "unless",
+        "until",
+        "not",
+        "since",
+    ):
         return False
     return last not in DETERMINERS and last not in PREPOSITIONS and last not in ("and", "or", "to")
 
@@ -306,8 +570,8 @@ def is_plural(subject: list[str]) -> bool:
 
 def finite_verb(word: str, subject: list[str], after: list[str]) -> tuple[str, str] | None:
     """(auxiliary of the question, base form) of a word that is the verb of this subject; None if it is none."""
-    following = after[0].lower().strip(",.`\"") if after else ""
-    if following in AUXILIARIES or following in THIRD and following not in BASE:
+    following = after[0].lower().strip(',.`"') if after else ""
+    if following in AUXILIARIES or (following in THIRD and following not in BASE):
         return None
     plural, pronoun = is_plural(subject), subject[-1].lower() in PRONOUNS
     if word in THIRD and not plural:
@@ -383,7 +647,7 @@ def clause_forms(clause: Clause, where: str) -> Iterator[Ask]:
             verb, after = clause.verb, rest
             if not HANGING.match(after) and len(after.split()) > 1:
                 after = re.sub(r"^no ", "any ", after)
-                yield Ask("yes_no", f"{join(clause.auxiliary.capitalize(), clause.subject, verb, after, where)}?")
+                yield Ask("bare", f"{join(clause.auxiliary.capitalize(), clause.subject, verb, after, where)}?")
         return
     short = cut(clause.rest)
     for pattern, word in ((FREQUENCY, "How often"), (DURATION, "How long"), (POINT, "When")):
@@ -409,7 +673,7 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     subject_words = len(content_words(clause.subject))
     if clause.subject.lower() in PRONOUNS or not subject_words:
         return
-    if first in DETERMINERS or first.strip("`\"“")[:1].isdigit() or words[0][0] in "`\"“":
+    if first in DETERMINERS or first.strip('`"“')[:1].isdigit() or words[0][0] in '`"“':
         yield direct("What", Clause(*clause[:3], "", *clause[4:]), where, "what")
     elif (first in PARTICIPLES or first.endswith("ed")) and len(words) > 2:
         follow = words[1].lower()
@@ -420,7 +684,9 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
             shown = Clause(clause.subject, clause.auxiliary, first, "", f"{clause.auxiliary} {first}", False, "be")
             yield direct("Where", shown, where, "where")
         elif follow == "to" and words[2].lower() in BASE:
-            shown = Clause(clause.subject, clause.auxiliary, f"{first} to do", "", f"{clause.auxiliary} {first} to do", False, "be")
+            shown = Clause(
+                clause.subject, clause.auxiliary, f"{first} to do", "", f"{clause.auxiliary} {first} to do", False, "be"
+            )
             yield direct("What", shown, where, "what")
 
 
@@ -429,25 +695,40 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     verb = clause.verb.lower()
     if not words:
         return
-    first = words[0].lower().strip("`\"“")
+    first = words[0].lower().strip('`"“')
     if verb in ("cost", "weigh") and re.match(r"[\d$€£]|EUR|USD|about|up|at", rest):
         yield direct("How much", clause, where, "amount")
         return
     if verb in ("last", "take") and re.search(rf"{NUMBER} {UNITS}", rest):
         yield direct("How long", clause, where, "time")
         return
-    if verb in ("need", "want", "try", "have", "plan", "choose", "intend", "agree", "get", "wish") and first == "to" and len(words) > 2:
+    if (
+        verb in ("need", "want", "try", "have", "plan", "choose", "intend", "agree", "get", "wish")
+        and first == "to"
+        and len(words) > 2
+    ):
         inner = words[1].lower()
         obj, tail = split_object(" ".join(words[2:]))
         if inner in BASE and obj and noun_start(obj):
             surface = f"{clause.surface} to {inner}"
-            yield direct("What", Clause(clause.subject, clause.auxiliary, f"{clause.verb} to {inner}", "", surface, False, "verb"), join(tail, where), "what")
+            yield direct(
+                "What",
+                Clause(clause.subject, clause.auxiliary, f"{clause.verb} to {inner}", "", surface, False, "verb"),
+                join(tail, where),
+                "what",
+            )
         return
     if clause.kind == "modal" and verb == "be":
         if len(words) > 1 and (first in PARTICIPLES or first.endswith("ed")):
-            shown = Clause(clause.subject, clause.auxiliary, f"be {first}", "", f"{clause.surface} {first}", False, "be")
+            shown = Clause(
+                clause.subject, clause.auxiliary, f"be {first}", "", f"{clause.surface} {first}", False, "be"
+            )
             follow = words[1].lower()
-            if follow in ("to", "with", "from", "as", "on", "by", "for") and len(words) > 2 and words[2].lower() not in BASE:
+            if (
+                follow in ("to", "with", "from", "as", "on", "by", "for")
+                and len(words) > 2
+                and words[2].lower() not in BASE
+            ):
                 yield direct("What", shown, join(follow, where), "what")
             elif follow in ("in", "at", "inside", "into", "under"):
                 yield direct("Where", shown, where, "where")
@@ -468,12 +749,16 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     if not tail and not where and (clause.kind == "command" or clause.subject in PRONOUNS):
         yield Ask("weak", f"{join('What', clause.auxiliary, clause.subject, clause.verb)}?")
         return
-    if len(obj.split()) > 1 and obj.split()[0].lower() in ("you", "us", "me", "them", "users", "people") :
+    if len(obj.split()) > 1 and obj.split()[0].lower() in ("you", "us", "me", "them", "users", "people"):
         person, following = obj.split()[0], obj.split()[1:]
         if tail.startswith("to ") and not following[1:]:
             return
         return
-    if obj.lower() in ("you", "us", "me", "users", "people") and tail.startswith("to ") and first_word(tail[3:]) in BASE:
+    if (
+        obj.lower() in ("you", "us", "me", "users", "people")
+        and tail.startswith("to ")
+        and first_word(tail[3:]) in BASE
+    ):
         yield direct("What", Clause(*clause[:3], "", *clause[4:]), join(obj, "to do", where), "what")
         return
     yield direct("What", clause, join(tail, where), "what")
@@ -481,19 +766,48 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
 
 def noun_start(text: str) -> bool:
     """Whether a phrase begins like a thing and not like an adverb or a clause."""
-    first = text.split()[0].lower().strip(",")
-    if first in ("it", "them", "so", "up", "out", "in", "off", "down", "away", "back", "more", "well", "not", "too", "how", "that", "what", "sure", "care", "place", "together", "better", "similar", "different") or first in ADVERBS:
+    first = text.split(maxsplit=1)[0].lower().strip(",")
+    if (
+        first
+        in (
+            "it",
+            "them",
+            "so",
+            "up",
+            "out",
+            "in",
+            "off",
+            "down",
+            "away",
+            "back",
+            "more",
+            "well",
+            "not",
+            "too",
+            "how",
+            "that",
+            "what",
+            "sure",
+            "care",
+            "place",
+            "together",
+            "better",
+            "similar",
+            "different",
+        )
+        or first in ADVERBS
+    ):
         return False
     return not first.endswith("ly") and first not in PREPOSITIONS
 
 
 def first_word(text: str) -> str:
-    return text.split()[0].lower().strip(",") if text.split() else ""
+    return text.split(maxsplit=1)[0].lower().strip(",") if text.split() else ""
 
 
 def decapitalise(text: str, vocabulary: Collection[str]) -> str:
     """The text with a small first letter, unless its first word is a name."""
-    first = text.split()[0] if text.split() else ""
+    first = text.split(maxsplit=1)[0] if text.split() else ""
     lower = first.lower()
     known = lower in DETERMINERS or lower in PREPOSITIONS or lower in ("we", "you", "everyone", "nobody", "anyone")
     if first != "I" and first[1:].islower() | (len(first) == 1) and (known or lower in vocabulary):

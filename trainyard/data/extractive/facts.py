@@ -15,8 +15,8 @@ from trainyard.data.extractive import grammar, sentences
 from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
-from trainyard.data.extractive.statements import Reader
 from trainyard.data.extractive.sentences import ENOUGH_WORDS, num_words, short_answer
+from trainyard.data.extractive.statements import Reader
 from trainyard.data.language import ENGLISH, detect_language
 
 PLACE_WORDS = 9

@@ -35,18 +35,117 @@ TIMES = (
                 rf"\w+ \d{{4}}|{NUMBER} {UNITS})"), "Wann"),
     (re.compile(rf"{NUMBER} {UNITS} lang"), "Wie lange"),
 )  # fmt: skip
-MODALS = frozenset("kann können muss müssen darf dürfen soll sollen sollte sollten".split())
-BE = frozenset("ist sind war waren".split())
-ARTICLES = frozenset("der die das den dem des ein eine einen einem einer eines kein keine jede jeder jedes alle".split())
+MODALS = frozenset(["kann", "können", "muss", "müssen", "darf", "dürfen", "soll", "sollen", "sollte", "sollten"])
+BE = frozenset(["ist", "sind", "war", "waren"])
+ARTICLES = frozenset(
+    [
+        "der",
+        "die",
+        "das",
+        "den",
+        "dem",
+        "des",
+        "ein",
+        "eine",
+        "einen",
+        "einem",
+        "einer",
+        "eines",
+        "kein",
+        "keine",
+        "jede",
+        "jeder",
+        "jedes",
+        "alle",
+    ]
+)
 POINTING = re.compile(
     r"\b(?:dies\w*|jene\w*|solche\w*|hier\w*|dort|dabei|dafür|damit|dazu|daher|dadurch|folgende\w*|obige\w*|er|sie|es|ihn|ihm|"
     r"ihr\w*|deren|dessen|so|beide\w*|wir|unser\w*|uns)\b"
 )
 STOP_WORDS = frozenset(
-    "der die das den dem des ein eine einen einem einer eines und oder aber von vom zu zum zur in im an am auf aus bei "
-    "beim mit für nach über unter vor durch ist sind war wird werden wurde wurden hat haben kann können muss müssen "
-    "darf dürfen soll sollen sollte nicht kein keine wenn falls um als auch nur noch was wie wo wer welche welcher "
-    "welches sich es sie er wir ihr ihre ihren gilt man".split()
+    [
+        "der",
+        "die",
+        "das",
+        "den",
+        "dem",
+        "des",
+        "ein",
+        "eine",
+        "einen",
+        "einem",
+        "einer",
+        "eines",
+        "und",
+        "oder",
+        "aber",
+        "von",
+        "vom",
+        "zu",
+        "zum",
+        "zur",
+        "in",
+        "im",
+        "an",
+        "am",
+        "auf",
+        "aus",
+        "bei",
+        "beim",
+        "mit",
+        "für",
+        "nach",
+        "über",
+        "unter",
+        "vor",
+        "durch",
+        "ist",
+        "sind",
+        "war",
+        "wird",
+        "werden",
+        "wurde",
+        "wurden",
+        "hat",
+        "haben",
+        "kann",
+        "können",
+        "muss",
+        "müssen",
+        "darf",
+        "dürfen",
+        "soll",
+        "sollen",
+        "sollte",
+        "nicht",
+        "kein",
+        "keine",
+        "wenn",
+        "falls",
+        "um",
+        "als",
+        "auch",
+        "nur",
+        "noch",
+        "was",
+        "wie",
+        "wo",
+        "wer",
+        "welche",
+        "welcher",
+        "welches",
+        "sich",
+        "es",
+        "sie",
+        "er",
+        "wir",
+        "ihr",
+        "ihre",
+        "ihren",
+        "gilt",
+        "man",
+    ]
 )
 DEFINED = re.compile(r"(?:ein|eine|der|die|das)\b")
 
@@ -110,8 +209,13 @@ def forms_of(text: str) -> Iterator[Ask]:
 
 def small(phrase: str) -> str:
     """A subject with a small first letter where it begins with an article or an adjective."""
-    first = phrase.split()[0]
-    if first.lower() in ARTICLES or (len(phrase.split()) > 1 and re.search(r"(?:e|en|er|es)$", first) and first.isalpha() and phrase.split()[1][:1].isupper()):
+    first = phrase.split(maxsplit=1)[0]
+    if first.lower() in ARTICLES or (
+        len(phrase.split()) > 1
+        and re.search(r"(?:e|en|er|es)$", first)
+        and first.isalpha()
+        and phrase.split()[1][:1].isupper()
+    ):
         return phrase[0].lower() + phrase[1:]
     return phrase
 
@@ -129,8 +233,41 @@ def cut_at_verb(text: str) -> tuple[str, str, str] | None:
 
 def is_noun_phrase(text: str) -> bool:
     words = text.split()
-    if POINTING.match(text) or POINTING.match(text.lower()) or text.lower() in ("man", "sie", "es", "wer", "was", "das", "wir", "du", "ich"):
+    if (
+        POINTING.match(text)
+        or POINTING.match(text.lower())
+        or text.lower() in ("man", "sie", "es", "wer", "was", "das", "wir", "du", "ich")
+    ):
         return False
-    if words[0].lower() in ("auch", "nur", "dann", "damit", "so", "hier", "dort", "da", "weil", "dass", "und", "oder", "aber", "zudem", "außerdem", "danach", "anschließend", "bitte", "daher", "deshalb", "jedoch", "wie", "wenn", "je", "sowohl", "zwar", "nun", "grundsätzlich"):
+    if words[0].lower() in (
+        "auch",
+        "nur",
+        "dann",
+        "damit",
+        "so",
+        "hier",
+        "dort",
+        "da",
+        "weil",
+        "dass",
+        "und",
+        "oder",
+        "aber",
+        "zudem",
+        "außerdem",
+        "danach",
+        "anschließend",
+        "bitte",
+        "daher",
+        "deshalb",
+        "jedoch",
+        "wie",
+        "wenn",
+        "je",
+        "sowohl",
+        "zwar",
+        "nun",
+        "grundsätzlich",
+    ):
         return False
-    return any(word.strip("„`\"")[:1].isupper() for word in words[1:] or words)
+    return any(word.strip('„`"')[:1].isupper() for word in words[1:] or words)

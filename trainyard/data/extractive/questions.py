@@ -59,9 +59,7 @@ def questions(
         rule = "bare"
     forms = WORDINGS[language].get(rule) or WORDINGS[language][SAME_RULE[rule]]
     if placed:
-        forms = tuple(
-            place.replace("{question}", form) for place, form in zip(PLACES[language], forms, strict=True)
-        )
+        forms = tuple(place.replace("{question}", form) for place, form in zip(PLACES[language], forms, strict=True))
     training, reserved = forms[:-1], forms[-1]
     chosen = [training[(turn + step) % len(training)] for step in range(max(1, count - 1))]
     if count > 1:

@@ -40,9 +40,13 @@ FOLLOWS = {
 }  # fmt: skip
 """How a sentence begins that continues the one before."""
 ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
-PHRASE_DE = re.compile(r"(?:[a-zäöüß]+(?:e|en|er|es|em) )?[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der | von | für )[A-ZÄÖÜ][\w-]{3,})?")
+PHRASE_DE = re.compile(
+    r"(?:[a-zäöüß]+(?:e|en|er|es|em) )?[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der | von | für )[A-ZÄÖÜ][\w-]{3,})?"
+)
 PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (?:[A-Z][\w-]+)(?: [A-Z][\w-]+)*)?")
-NOUNS_EN = re.compile(r"\b(?:the|a|an|your|our|my|their|any|all|each|every|some|this|of|for|with|no) ((?:[a-z][\w-]+ ){0,2}[a-z][\w-]{2,})\b")
+NOUNS_EN = re.compile(
+    r"\b(?:the|a|an|your|our|my|their|any|all|each|every|some|this|of|for|with|no) ((?:[a-z][\w-]+ ){0,2}[a-z][\w-]{2,})\b"
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,9 @@ class Reader:
         label = block.label.strip("`")
         if value := labelled_value(block.text):
             term, _ = value
-            yield Statement("value", f"{term} ({label})" if self.language == ENGLISH else f"{label}: {term}", ended(block.text), 1)
+            yield Statement(
+                "value", f"{term} ({label})" if self.language == ENGLISH else f"{label}: {term}", ended(block.text), 1
+            )
             return
         for statement in self.read_paragraph(block.text, topic):
             yield Statement(*[getattr(statement, name) for name in ("rule", "topic", "answer", "worth", "clause")],
@@ -148,7 +154,7 @@ class Reader:
             content = CONTENT[self.language](phrase)
             if not content or plain in self.used_phrases or plain in (topic.lower(), self.title.lower()):
                 continue
-            if pointer and pointer.search(re.sub(r"`[^`]*`", "", phrase)) or len(phrase.split()) > 7:
+            if (pointer and pointer.search(re.sub(r"`[^`]*`", "", phrase))) or len(phrase.split()) > 7:
                 continue
             if re.search(r"[\"“”„()\[\]<>|=]", phrase) or phrase.count("`") % 2 or only_refers(phrase):
                 continue
@@ -200,7 +206,9 @@ class Reader:
         ordered = bool(shown[0].number)
         is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
         joined = "; ".join(texts)
-        answer = ended(f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined)
+        answer = ended(
+            f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
+        )
         if is_lead and (ask := self.ask_lead(lead)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         elif name and (ordered or commands(texts, self.language)):
@@ -224,7 +232,16 @@ class Reader:
         if match and (goal := re.fullmatch(r"(?:In order to|To) (?P<goal>.+)", match["rest"])):
             return Ask("purpose", goal["goal"])
         words = text.split()
-        if len(words) > 3 and words[-1] in ("include", "includes", "are", "is", "contains", "contain", "requires", "require"):
+        if len(words) > 3 and words[-1] in (
+            "include",
+            "includes",
+            "are",
+            "is",
+            "contains",
+            "contain",
+            "requires",
+            "require",
+        ):
             subject = english.decapitalise(" ".join(words[:-1]), self.vocabulary)
             if english.DANGLING.search(subject) or english.PREPOSITIONS & {words[0].lower()}:
                 return None
