@@ -29,6 +29,8 @@ FOOTNOTES = (
     re.compile(r"(?<=[^\W\d_]{3})\*{1,3}(?=[\s.,;:)。，、]|$)"),
     re.compile(r"\s?[（(\[［〔]\s*(?:※|\*|注|脚注|註)\s*\d{1,2}\s*[)）\]］〕]|\s?※\s?\d{1,2}|(?<=\w)\*\d{1,2}(?!\w)"),
 )
+VARIABLE = re.compile(r"\{\{[^{}]{0,100}\}\}")
+"""A variable of a site builder that stands for a heading."""
 PILCROW = re.compile(r"(?<!\s)\s*[¶§🔗]\s*$|(?<!\s)\s+#+\s*$")
 """The link to itself that documentation tools put behind a heading."""
 LABEL = re.compile(
@@ -83,7 +85,7 @@ def tidy_text(text: str) -> str:
 
 def tidy_heading(text: str) -> str:
     """Return `tidy_text` of a heading, which documentation tools end with a link to itself."""
-    return PILCROW.sub("", tidy_text(text)).strip()
+    return PILCROW.sub("", tidy_text(VARIABLE.sub("", text))).strip()
 
 
 def speakers_of(paragraphs: Iterable[str]) -> set[str]:

@@ -221,7 +221,7 @@ PURPOSE = re.compile(r"(?:In order to|To) (?P<goal>(?P<verb>[a-z]+) [^,;:]{3,100
 PURPOSE_LAST = re.compile(r"(?P<main>.{8,}?),? (?:in order )?to (?P<goal>(?P<verb>[a-z]+) [^,;:()]{3,100})")
 BECAUSE = re.compile(r"(?P<main>.{12,}?),? because (?P<why>.{6,})")
 LEADING = re.compile(
-    r"(?P<place>(?:With|In|On|At|For|During|Within|From|Under|Through|As|By|Since|Until|Without|Like|Unlike) "
+    r"(?P<place>(?:With|In|On|At|For|During|Within|From|Under|Through|As an?|By|Since|Until|Without|Unlike) "
     r"[^,;:()]{2,60}), (?P<main>(?!and |or |which |but ).+)"
 )
 OPENING = re.compile(
@@ -377,6 +377,30 @@ PAST = {
 } | IRREGULAR
 
 
+GERUNDS = {
+    (f"{verb[:-1]}ing" if re.search(r"[^eo]e$", verb) else f"{verb}ing"): verb for verb in BASE
+} | {"running": "run", "getting": "get", "setting": "set", "putting": "put", "stopping": "stop", "adding": "add"}
+NOUN_PREPOSITIONS = {
+    "to": frozenset("access change changes approach answer answers response responses link links limit addition right "
+                    "rights reference references connection path key solution alternative guide similar update updates "
+                    "adherence attention introduction relation".split()),
+    "for": frozenset("support need request requests option options reason standard standards responsibility default "
+                     "template templates place room rules tool tools limit format value values name".split()),
+    "on": frozenset("guidance information advice impact focus policy policies limit details work".split()),
+    "in": frozenset("change changes increase interest experience expertise role".split()),
+    "with": frozenset("problem problems issue issues relationship conversation".split()),
+    "from": frozenset("feedback help".split()),
+}  # fmt: skip
+"""Preposition -> nouns after which it belongs to the object."""
+TO_DO_VERBS = frozenset("require allow enable ask tell want need help encourage cause force expect instruct remind".split())
+WEAK_VERBS = frozenset("meet make get take give have do let keep put go come see be become seem try look work start".split())
+PLACED_VERBS = frozenset("live reside appear run happen work meet sit find occur store start end stay gather".split())
+PLACED_PARTICIPLES = frozenset(
+    "stored located found saved kept placed defined listed documented described installed published held shown "
+    "displayed configured created deployed hosted recorded carried put set stated".split()
+)
+
+
 def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subject: str = "") -> Ask | None:
     """The question that a sentence answers, or None.
 
@@ -428,8 +452,8 @@ def forms_of(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
 def negative_forms(text: str) -> Iterator[Ask]:
     if (match := NEGATIVE.fullmatch(text)) and not HANGING.match(match["rest"]):
         rest = cut(match["rest"])
-        if text.lower().startswith("avoid") and rest.split()[0].endswith("ing"):
-            return
+        if text.lower().startswith("avoid") and (verb := GERUNDS.get(first_word(rest))):
+            rest = f"{verb} {rest.partition(' ')[2]}"
         if rest.split()[0].lower() in BASE and len(rest.split()) > 2:
             yield Ask("avoid", rest)
 
@@ -442,7 +466,15 @@ def conditions(text: str) -> Iterator[Ask]:
     if re.match(r"(?:before|after|while) (?:\w+ing|the|a|an|\w+ \w+)$", clause) or clause.split()[1].endswith("ed"):
         return
     main = match["main"]
-    to_do = re.match(r"(?:you|we) (?:can|could|should|must|need|have|may|might|will need|['’]ll need)\b", main, re.I)
+    if re.match(r"\w+ \w+ing\b", clause) and not re.match(
+        r"(?:you|we|it is (?:important|recommended|best|a good)|please|make sure|do not|be )", main, re.I
+    ):
+        return
+    far = len(main.split()) > 15 and not match[0].lower().startswith(match["clause"].lower())
+    if re.match(r"(?:when|if|whenever) ", main, re.I) or (far and clause.startswith("when")):
+        return
+    wish = re.search(r"\byou (?:want|would like|need|wish|have to|are looking)\b|\byou['’]d like\b", clause)
+    to_do = wish or re.match(r"(?:you|we) (?:can|could|should|must|need|have|may|might|will need|['’]ll need)\b", main, re.I)
     command = first_word(OPENING.sub("", main)) in BASE or re.match(r"(?:please|do not|don['’]t|never) ", main, re.I)
     yield Ask("condition_do" if to_do or command else "condition", clause)
 
@@ -476,6 +508,8 @@ def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
     first = words[0].lower()
     if first in BASE and len(words) > 2 and words[1].lower() not in AUXILIARIES and second_of_command(words):
         return Clause("you", "should", first, " ".join(words[1:]), f"should {first}", False, "command")
+    if first in BASE and f"{first}s" not in AMBIGUOUS:
+        return None
     for place, word in enumerate(words[1:13], 1):
         plain = word.lower().replace("’", "'")
         before, after = words[place - 1], words[place + 1 :]
@@ -508,6 +542,8 @@ def second_of_command(words: list[str]) -> bool:
 
 def noun_like(subject: list[str]) -> bool:
     last = subject[-1].lower().strip("`\"”'")
+    if any(word.lower() in PRONOUNS for word in subject[1:]):
+        return False
     if len(subject) == 1 and last in PRONOUNS:
         return True
     if subject[0].lower() in POINTING_SUBJECTS and len(subject) == 1:
@@ -568,16 +604,39 @@ def is_plural(subject: list[str]) -> bool:
     return bool(head) and (last in ("people", "children", "data", "others") or bool(re.search(r"[^su]s$", last)))
 
 
+AMBIGUOUS = frozenset(
+    "access addresses answers backs bases blocks books builds calls causes changes charges checks claims clicks "
+    "comments commits contacts controls copies costs covers deals defaults designs displays documents downloads drops "
+    "edits emails ends exits exports extracts fields files fills filters fixes flags focuses forms formats groups hands "
+    "helps hosts imports indexes inserts issues joins keys labels lasts launches leads limits links lists loads locks "
+    "logs looks maps marks matches matters means measures moves names needs notes notices offers opens orders packages "
+    "parses passes places plans points posts practices presents processes produces projects pulls queries ranges raises "
+    "reads records releases replies reports requests resets restarts results returns reuses reviews rides runs scales "
+    "schedules searches sections sees sends sets shares ships shows signs skips sorts speaks splits starts states stays "
+    "steps stops stores streams supports switches talks targets tests tracks transfers tries turns types updates "
+    "uploads uses values views visits waits watches works".split()
+)
+"""Forms that may be plural nouns."""
+
+
+def is_followed_by_object(following: str, word: str) -> bool:
+    """Whether the word after an ambiguous form shows that the form is a verb."""
+    return following in DETERMINERS or following in PREPOSITIONS or following in ("to", "that", "you", "us", "how", "what") or (
+        word[:1] in "`\"“$€£" or word[:1].isdigit() or word[:1].isupper()
+    )
+
+
 def finite_verb(word: str, subject: list[str], after: list[str]) -> tuple[str, str] | None:
     """(auxiliary of the question, base form) of a word that is the verb of this subject; None if it is none."""
     following = after[0].lower().strip(',.`"') if after else ""
     if following in AUXILIARIES or (following in THIRD and following not in BASE):
         return None
     plural, pronoun = is_plural(subject), subject[-1].lower() in PRONOUNS
-    if word in THIRD and not plural:
+    sure = is_followed_by_object(following, after[0] if after else "")
+    if word in THIRD and not plural and (sure or word not in AMBIGUOUS):
         return "does", THIRD[word]
     if word in BASE and (pronoun or plural) and following not in ("and", "or"):
-        return "do", word
+        return ("do", word) if pronoun or sure or f"{word}s" not in AMBIGUOUS else None
     if word in PAST and following not in PREPOSITIONS and following and word not in PARTICIPLES:
         return "did", PAST[word]
     return None
@@ -597,6 +656,10 @@ def with_auxiliary(subject: list[str], word: str, after: list[str], vocabulary: 
         return Clause(name, auxiliary, "", " ".join(after), auxiliary, negative, "be")
     following = after[0].lower()
     participle = following in PARTICIPLES or following.endswith("ed")
+    if auxiliary in HAVE and participle and len(after) > 1:
+        second = after[1].lower()
+        if following != "been" and second not in DETERMINERS and second not in PREPOSITIONS and second != "to":
+            return None
     if auxiliary in HAVE and not participle:
         helper = {"has": "does", "have": "do", "had": "did"}[auxiliary]
         return Clause(name, helper, "have", " ".join(after), auxiliary, negative, "verb")
@@ -626,6 +689,9 @@ def split_object(rest: str) -> tuple[str, str]:
             return " ".join(words[:place]), ""
         if plain in RELATIVE and place:
             return " ".join(words[:place]), ""
+        if place and words[place - 1].lower() in NOUN_PREPOSITIONS.get(plain, ()) and place + 1 < len(words):
+            if plain != "to" or words[place + 1].lower() not in BASE:
+                continue
         if plain in TAILS:
             return " ".join(words[:place]), cut(" ".join(words[place:]))
     return rest, ""
@@ -671,7 +737,7 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         words = words[1:]
     first = words[0].lower()
     subject_words = len(content_words(clause.subject))
-    if clause.subject.lower() in PRONOUNS or not subject_words:
+    if clause.subject.lower() in PRONOUNS or not subject_words or first_word(clause.subject) in GERUNDS:
         return
     if first in DETERMINERS or first.strip('`"“')[:1].isdigit() or words[0][0] in '`"“':
         yield direct("What", Clause(*clause[:3], "", *clause[4:]), where, "what")
@@ -680,7 +746,7 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         if follow in ("to", "with", "from", "as", "on", "by", "for", "of", "against") and words[2].lower() not in BASE:
             shown = Clause(clause.subject, clause.auxiliary, first, "", f"{clause.auxiliary} {first}", False, "be")
             yield direct("What", shown, join(where, follow) if not where else join(follow, where), "what")
-        elif follow in ("in", "at", "inside", "under", "into"):
+        elif follow in ("in", "at", "inside", "under", "into") and first in PLACED_PARTICIPLES:
             shown = Clause(clause.subject, clause.auxiliary, first, "", f"{clause.auxiliary} {first}", False, "be")
             yield direct("Where", shown, where, "where")
         elif follow == "to" and words[2].lower() in BASE:
@@ -730,7 +796,7 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
                 and words[2].lower() not in BASE
             ):
                 yield direct("What", shown, join(follow, where), "what")
-            elif follow in ("in", "at", "inside", "into", "under"):
+            elif follow in ("in", "at", "inside", "into", "under") and first in PLACED_PARTICIPLES:
                 yield direct("Where", shown, where, "where")
         return
     if first in ("on", "to", "with", "from", "of", "for") and len(words) > 1 and words[1].lower() not in BASE:
@@ -739,7 +805,8 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         yield direct("What", clause, join(first, where), "what")
         return
     if first in ("in", "at", "into", "inside") and len(words) > 1:
-        yield direct("Where", clause, where, "where")
+        if verb in PLACED_VERBS:
+            yield direct("Where", clause, where, "where")
         return
     obj, tail = split_object(rest)
     if not obj or not noun_start(obj):
@@ -749,17 +816,12 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     if not tail and not where and (clause.kind == "command" or clause.subject in PRONOUNS):
         yield Ask("weak", f"{join('What', clause.auxiliary, clause.subject, clause.verb)}?")
         return
-    if len(obj.split()) > 1 and obj.split()[0].lower() in ("you", "us", "me", "them", "users", "people"):
-        person, following = obj.split()[0], obj.split()[1:]
-        if tail.startswith("to ") and not following[1:]:
-            return
+    if tail.startswith("to ") and verb in TO_DO_VERBS and len(obj.split()) <= 5:
+        yield direct("What", clause, join(obj, "to do", where), "what")
         return
-    if (
-        obj.lower() in ("you", "us", "me", "users", "people")
-        and tail.startswith("to ")
-        and first_word(tail[3:]) in BASE
-    ):
-        yield direct("What", Clause(*clause[:3], "", *clause[4:]), join(obj, "to do", where), "what")
+    if obj.split()[0].lower() in ("you", "us", "me", "them", "users", "people") or first_word(obj) in GERUNDS:
+        return
+    if verb in WEAK_VERBS:
         return
     yield direct("What", clause, join(tail, where), "what")
 
@@ -809,7 +871,7 @@ def decapitalise(text: str, vocabulary: Collection[str]) -> str:
     """The text with a small first letter, unless its first word is a name."""
     first = text.split(maxsplit=1)[0] if text.split() else ""
     lower = first.lower()
-    known = lower in DETERMINERS or lower in PREPOSITIONS or lower in ("we", "you", "everyone", "nobody", "anyone")
+    known = lower.removesuffix("s") in vocabulary or lower in GERUNDS or lower in DETERMINERS or lower in PREPOSITIONS or lower in ("we", "you", "everyone", "nobody", "anyone")
     if first != "I" and first[1:].islower() | (len(first) == 1) and (known or lower in vocabulary):
         return text[0].lower() + text[1:]
     return text

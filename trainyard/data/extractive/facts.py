@@ -15,9 +15,9 @@ from trainyard.data.extractive import grammar, sentences
 from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
-from trainyard.data.extractive.sentences import ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import Reader
-from trainyard.data.language import ENGLISH, detect_language
+from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
+from trainyard.data.extractive.statements import ASKERS, Reader, acceptable_part, ended
+from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 PLACE_WORDS = 9
 LAST_RESORT = 9
@@ -48,7 +48,8 @@ def title_of(sections: list[Section], fallback: str) -> str:
     """The only top heading, if the document begins with it; else the given title."""
     headings = [section for section in sections if section.heading]
     alone = [section.level for section in headings].count(1) == 1
-    return headings[0].heading if alone and headings[0].level == 1 else fallback
+    usable = alone and headings[0].level == 1 and "{{" not in headings[0].heading
+    return headings[0].heading if usable else fallback
 
 
 def language_of(sections: list[Section]) -> str:
@@ -101,6 +102,8 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     where = f"{title}{colon}{topic}" if near else title
     question = grammar.as_question(topic, language) if named else None
     opening = short_answer(section.paragraphs[0]) if section.paragraphs else None
+    if opening and language in ASKERS and section.paragraphs[0].rstrip(CLOSERS + " ")[-1:] not in ".!?…":
+        opening = None  # a caption, a name
     if question and opening:
         yield Fact("question", question, title, opening, 0)
     statements = list(reader.read(section, topic))
@@ -166,6 +169,11 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
             yield Fact("term", unquoted(row[0]), where, answer, 1)
         return
     for number, head, cell in filled:
+        if language in ASKERS:
+            if head and num_words(cell) and acceptable_part(cell):
+                quoted = f"„{row[0]}“ unter „{head}“" if language == GERMAN else f'"{row[0]}" under "{head}"'
+                yield Fact("cell", quoted, where, ended(f"{row[0]}, {head}: {cell}"), 1)
+            continue
         least = sentences.LEAST_WORDS if number == 1 else ENOUGH_WORDS
         text = f"{row[0]}{COLONS.get(language, ': ')}{cell}" if number == 1 else cell
         if head and num_words(cell) >= least and (answer := short_answer(text)):

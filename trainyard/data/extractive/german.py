@@ -22,9 +22,13 @@ PURPOSE = re.compile(r"(?P<goal>Um [^,;:]{4,100} (?:\w*zu\w+|zu \w+)), (?P<main>
 PURPOSE_LAST = re.compile(r"(?P<main>.{10,}?), (?P<goal>um [^,;:()]{4,100} (?:\w*zu\w+|zu \w+))")
 BECAUSE = re.compile(r"(?P<main>.{12,}?), (?:weil|da) (?P<why>.{8,})")
 PLACE = re.compile(
-    r"(?P<place>(?:Bei|Beim|Für|Mit|Im|In|Am|An|Auf|Nach|Ohne|Zur|Zum|Seit|Ab|Vor|Während|Innerhalb|Außerhalb|Gegen|"
-    r"Unter|Durch|Aus|Als|Laut|Zu) .+)"
+    r"(?P<place>(?:Bei|Beim|Für|Mit|Im|In|Am|An|Nach|Ohne|Zur|Zum|Seit|Ab|Vor|Während|Innerhalb|Außerhalb|Unter) .+)"
 )
+IDIOM = re.compile(
+    r"(?:Zur Zeit|Am besten|Im Folgenden|Im Allgemeinen|In der Regel|Zum Beispiel|Nach wie vor|Im Grunde|Im Moment|"
+    r"Vor allem|Im Prinzip|Am Ende|Zum Schluss|Im Beispiel|Nach dem|In Zukunft|Zum einen|Zum anderen)\b"
+)
+"""Beginnings that say nothing of what a sentence is about."""
 UNITS = r"(?:Sekunden?|Minuten?|Stunden?|Tage?n?|Werktage?n?|Arbeitstage?n?|Wochen?|Monate?n?|Jahre?n?|Kalendertage?n?)"
 NUMBER = r"(?:\d[\d.,]*|ein(?:e[rmns]?)?|zwei|drei|vier|fünf|sechs|sieben|acht|neun|zehn|zwölf|vierzehn|dreißig)"
 TIMES = (
@@ -184,7 +188,9 @@ def forms_of(text: str) -> Iterator[Ask]:
         main = cut_at_verb(match["main"])
         if main and not PLACE.fullmatch(main[0]):
             yield Ask("bare", f"Warum {main[1]} {small(main[0])} {main[2]}?")
-    if PLACE.fullmatch(before) and len(before.split()) <= 12 and "," not in before:
+    if IDIOM.match(before):
+        return
+    if PLACE.fullmatch(before) and re.search(r" [A-ZÄÖÜ„`]", before) and len(before.split()) <= 12 and "," not in before:
         phrase = before[0].lower() + before[1:]
         yield Ask("case", phrase)
         return
@@ -231,8 +237,26 @@ def cut_at_verb(text: str) -> tuple[str, str, str] | None:
     return None
 
 
+ADVERBS = frozenset(
+    "stattdessen anders andernfalls dagegen hierbei hierzu hierfür genaueres "
+    "leider natürlich vielleicht eventuell meist meistens oft häufig manchmal immer zuerst zunächst schließlich "
+    "abschließend gegebenenfalls idealerweise normalerweise standardmäßig derzeit aktuell momentan bisher bislang "
+    "letztlich insgesamt allerdings ebenso ebenfalls weiterhin darüber gleichzeitig zusätzlich optional alternativ "
+    "wichtig generell prinzipiell eigentlich nachdem bevor sobald falls ist sind hat wird kann muss soll "
+    "lange weitere weiter heute später früher vorher nachher jetzt überhaupt sonstige".split()
+)
+NOT_ADJECTIVES = STOP_WORDS | ADVERBS | ARTICLES | frozenset(
+    "dein deine deiner deinem deinen mein meine seine seiner seinen seinem ihres ihrem unser unsere eure ohne gegen "
+    "zwischen neben hinter seit statt trotz wegen während innerhalb außerhalb laut gemäß einige mehrere viele alle "
+    "allen beiden diese dieser diesem diesen dieses jene solche welche anderen andere anderer sowie sowohl gar sehr "
+    "dass weil damit dessen deren einiger vieler".split()
+)
+
+
 def is_noun_phrase(text: str) -> bool:
     words = text.split()
+    if words[0].lower() in ADVERBS or (len(words) == 1 and words[0].lower() in NOT_ADJECTIVES):
+        return False
     if (
         POINTING.match(text)
         or POINTING.match(text.lower())

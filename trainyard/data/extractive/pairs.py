@@ -46,7 +46,8 @@ def extract(document: DocumentRow, template: GenerationTemplate) -> list[Fact]:
         found = (code.body_facts if as_code else code.docstring_facts)(document.text, title)
     else:
         sections = outline(document.kind, document.text)
-        title = title_of(sections, tidy_heading(document.title) or PurePosixPath(document.source).stem)
+        named = "" if "{{" in document.title else tidy_heading(document.title)
+        title = title_of(sections, named or PurePosixPath(document.source).stem.replace("_", " "))
         found = code.snippet_facts(sections, title) if as_code else prose_facts(sections, title)
     return sorted(found, key=lambda fact: fact.worth)
 

@@ -58,7 +58,9 @@ def questions(
     elif rule == "named" and not clause:
         rule = "bare"
     forms = WORDINGS[language].get(rule) or WORDINGS[language][SAME_RULE[rule]]
-    if placed:
+    if placed and rule in ("named", "bare"):
+        forms = tuple(place.replace("{question}", "{topic}") for place in PLACES[language])
+    elif placed:
         forms = tuple(place.replace("{question}", form) for place, form in zip(PLACES[language], forms, strict=True))
     training, reserved = forms[:-1], forms[-1]
     chosen = [training[(turn + step) % len(training)] for step in range(max(1, count - 1))]

@@ -21,7 +21,7 @@ from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_ANSWER_WORDS = 60
-MOST_LIST_WORDS = 70
+MOST_LIST_WORDS = 80
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], Ask | None]] = {
     ENGLISH: english.ask_english,
@@ -41,12 +41,20 @@ FOLLOWS = {
 """How a sentence begins that continues the one before."""
 ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
 PHRASE_DE = re.compile(
-    r"(?:[a-zäöüß]+(?:e|en|er|es|em) )?[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der | von | für )[A-ZÄÖÜ][\w-]{3,})?"
+    r"(?:(?P<adjective>[a-zäöüß]+(?:e|en|er|es|em)) )?[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der )[A-ZÄÖÜ][\w-]{3,})?"
 )
 PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (?:[A-Z][\w-]+)(?: [A-Z][\w-]+)*)?")
 NOUNS_EN = re.compile(
-    r"\b(?:the|a|an|your|our|my|their|any|all|each|every|some|this|of|for|with|no) ((?:[a-z][\w-]+ ){0,2}[a-z][\w-]{2,})\b"
+    r"\b(?P<all>(?:the|an?|your|our|my|their|all|each|every|any|some|of|for|with|no|in|on|to) "
+    r"(?P<words>(?:[a-z][\w-]+ ){0,2}[a-z][\w-]{2,}))(?=(?P<next> [\w'’]+|\W|$))"
 )
+ADJECTIVES = ("al", "ive", "able", "ible", "ful", "less", "ous", "ic")
+NOT_LAST = english.RELATIVE | frozenset(
+    "according due prior such different several certain other same likely able ready time times way ways thing things "
+    "case cases kind kinds lot number back well".split()
+)
+ALONE, OFTEN = 2, 8
+"""Times that a phrase of a question may be in its section, and in its document."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +80,14 @@ class Reader:
         texts = [block.text for section in sections for block in section.blocks]
         self.vocabulary = frozenset(re.findall(r"(?<![\w-])[a-zäöüß][\w'’-]*", " ".join(texts)))
         self.used_phrases: set[str] = set()
+        self.text = plain_text(" ".join(texts))
+        self.section_text = ""
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
         """Yield the statements of a section in page order."""
         if self.language not in ASKERS:
             return
+        self.section_text = plain_text(" ".join([*(block.text for block in section.blocks), section.heading]))
         for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
             blocks = list(group)
             if list_id:
@@ -106,7 +117,7 @@ class Reader:
         for first, answer, count in units:
             yield from self.ask(first, answer, topic, count)
 
-    def units(self, text: str) -> list[tuple[str, str, int]]:
+    def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
         """(sentence, the answer that it begins, sentences of the answer).
 
         A sentence that points back continues the answer before it; it begins one of its own, too, with all of them.
@@ -117,6 +128,12 @@ class Reader:
         for part in parts:
             points = bool(FOLLOWS[self.language].match(part.lstrip(sentences.OPENERS)))
             whole = " ".join([*taken, part])
+            bare = part.rstrip(sentences.CLOSERS + " ")
+            if items or bare[-1:] in ".!…":
+                pass
+            else:
+                taken = []  # a lead-in or a caption
+                continue
             if points and taken and num_words(whole) <= MOST_ANSWER_WORDS and acceptable_part(part):
                 taken.append(part)
                 first, _, _ = found[-1]
@@ -158,6 +175,9 @@ class Reader:
                 continue
             if re.search(r"[\"“”„()\[\]<>|=]", phrase) or phrase.count("`") % 2 or only_refers(phrase):
                 continue
+            shown = plain_text(phrase)
+            if self.section_text.count(shown) > ALONE or self.text.count(shown) > OFTEN:
+                continue
             self.used_phrases.add(plain)
             return phrase
         return None
@@ -167,31 +187,51 @@ class Reader:
             parts = german.cut_at_verb(sentence)
             if parts and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
                 yield re.sub(r"^(?:Der|Die|Das|Ein|Eine|Diese[rs]?|Alle|Auch) ", "", parts[0])
-            yield from sorted((match[0] for match in PHRASE_DE.finditer(sentence[1:])), key=lambda text: -len(text))
+            found = []
+            for match in PHRASE_DE.finditer(sentence):
+                if not match.start() and " " not in match[0]:
+                    continue
+                adjective = match["adjective"]
+                text = match[0]
+                if adjective and adjective in german.NOT_ADJECTIVES:
+                    text = text[len(adjective) + 1 :]
+                found.append(text)
+            yield from sorted(found, key=lambda text: -len(text))
             return
         clause = english.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
         if clause and clause.subject.lower() not in english.PRONOUNS and clause.kind != "command":
             yield clause.subject
-        yield from (match[0] for match in re.finditer(r"`[^`]{2,40}`", sentence))
-        yield from (match[0] for match in PHRASE_EN.finditer(sentence))
-        if clause:
+        yield from (part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 3 < len(part) < 42)
+        yield from (match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence))
+        if clause and clause.kind != "be" and clause.verb != "be":
             obj, _ = english.split_object(english.cut(clause.rest))
             obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more) ", "", obj)
             if obj and english.noun_start(obj) and len(obj.split()) <= 5 and obj.split()[0] not in english.BASE:
                 yield obj
-        for match in sorted(NOUNS_EN.finditer(sentence), key=lambda match: -len(match[1])):
-            words = match[1].split()
-            while words and (words[-1] in english.STOP_WORDS or words[-1] in english.PREPOSITIONS
-                             or words[-1] in english.THIRD or words[-1].endswith(("ed", "ly", "ing"))):  # fmt: skip
-                words.pop()
-            if words and not any(word in english.STOP_WORDS or word in english.PREPOSITIONS for word in words):
-                yield " ".join(words)
+        for match in sorted(NOUNS_EN.finditer(sentence), key=lambda match: -len(match["words"])):
+            words, after = match["words"].split(), match["next"].strip().lower()
+            ends = not after or not after[0].isalpha() or after in english.STOP_WORDS or after in english.PREPOSITIONS
+            verbal = words[-1] in english.THIRD and words[-1] not in english.BASE or words[-1].endswith(("ed", "ly"))
+            stops = any(word in english.STOP_WORDS or word in english.PREPOSITIONS for word in words)
+            if not ends or verbal or stops or words[-1] in NOT_LAST or words[0] in english.BASE:
+                continue
+            if words[-1].endswith(ADJECTIVES):
+                continue
+            if len(words) > 1 or len(words[0]) > 5:
+                opening = match["all"].split()[0]
+                yield match["all"] if opening in ("the", "a", "an", "your", "our") else " ".join(words)
+
+    def has_verb(self, sentence: str) -> bool:
+        """Whether a list item is a sentence, and not only a name."""
+        if self.language == GERMAN:
+            return german.cut_at_verb(sentence) is not None or bool(re.match(r"\w+en Sie\b", sentence))
+        return english.parse_clause(sentence.rstrip(".!"), self.vocabulary) is not None
 
     def read_list(self, blocks: list[Block], topic: str) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
         lead = blocks[0].lead
         shown = [block for block in blocks if num_words(block.text)]
-        texts = [block.text.rstrip(" ;,:") for block in shown]
+        texts = [block.text.rstrip(" ;,:.") for block in shown]
         covered: set[str] = set()
         for place, block in enumerate(shown):
             for statement in self.read_item(block, topic):
@@ -200,7 +240,7 @@ class Reader:
             if place + 1 < len(shown) and shown[place + 1].depth != block.depth:
                 continue
         words = sum(num_words(text) for text in texts)
-        name = topic if topic and not BARE.fullmatch(topic) else ""
+        name = topic if topic and not BARE.fullmatch(topic) and topic.lower() != self.title.lower() else ""
         if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
             return
         ordered = bool(shown[0].number)
@@ -271,10 +311,13 @@ class Reader:
                     return  # a term with its meaning, which `item_facts` has
         if num_words(text) < 3 or text.rstrip().endswith((":", "：")) or not acceptable_part(text):
             return
-        units = self.units(text) or ([(text, ended(text), 1)] if num_words(text) <= MOST_ANSWER_WORDS else [])
+        units = self.units(text, items=True) or ([(text, ended(text), 1)] if num_words(text) <= MOST_ANSWER_WORDS else [])
         first, answer, count = units[0] if units else ("", "", 0)
+        continues = block.lead.rstrip().endswith((":", "：")) and first[:1].islower()
+        if continues and num_words(f"{block.lead} {answer}") <= MOST_ANSWER_WORDS:
+            answer = f"{block.lead.strip()} {answer}"
         for statement in self.ask(first, answer, topic, count) if units else ():
-            if statement.rule == "statement" and block.number and topic:
+            if statement.rule == "statement" and (block.number and topic or not self.has_verb(first)):
                 break
             yield statement
             for other, its_answer, its_count in units[1:]:
@@ -283,6 +326,10 @@ class Reader:
         if block.number and topic and not BARE.fullmatch(topic) and units:
             step = ORDER[self.language].format(number=block.number)
             yield Statement("step", step, answer, 1, context="")
+
+
+def plain_text(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def labelled_value(text: str) -> tuple[str, str] | None:
