@@ -1,7 +1,7 @@
 """Questions for English sentences: the question that a sentence answers, made of the sentence's own words.
 
 No tagger and no model: a sentence is cut into subject, verb and rest by a list of common verbs (`lexicon.json`), and
-left alone where that is not certain. `ask_english` returns the first form that fits.
+left alone where that is not certain.
 """
 
 from __future__ import annotations
@@ -227,6 +227,9 @@ LEADING = re.compile(
 OPENING = re.compile(
     r"(?:Please(?: do)?|Note that|Please note that|Remember that|Remember to|Make sure to|Make sure that|Be sure to|"
     r"Also|In general|Generally|Usually|Typically|By default|Optionally|Currently|Instead|Finally|Next|Then|First|"
+    r"In fact|In other words|In particular|In addition|In short|In practice|In most cases|In some cases|In many cases|"
+    r"As a result|At the moment|As always|However|Moreover|Furthermore|Therefore|Thus|Unfortunately|Fortunately|"
+    r"Similarly|In this way|As such|Notably|Specifically|"
     r"Second|Lastly|Now|Additionally|Most often|Most importantly|Of course|Ideally|Otherwise|Alternatively)"
     r"(?:,)? (?=\S)"
 )
@@ -331,6 +334,10 @@ STOP_WORDS = frozenset(
 )
 
 
+TWO_FACTS = 18
+"""Words of a sentence that may answer two questions."""
+
+
 class Ask(NamedTuple):
     """A question for a sentence. `topic` is what the rule's wordings need; `clause` is the question as a clause."""
 
@@ -401,8 +408,8 @@ PLACED_PARTICIPLES = frozenset(
 )
 
 
-def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subject: str = "") -> Ask | None:
-    """The question that a sentence answers, or None.
+def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subject: str = "") -> list[Ask]:
+    """Return the questions that a sentence answers: none, one, or two of a long sentence.
 
     `vocabulary` has the words that the document writes in small letters; `subject` stands for a pronoun at the start.
     """
@@ -413,10 +420,18 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
         text = text[:1].upper() + text[1:]
     if subject and (pronoun := re.match(r"(?:It|They|This|These|He|She) (?=[a-z])", text)):
         text = f"{subject[:1].upper()}{subject[1:]} {text[pronoun.end() :]}"
+    found: list[Ask] = []
+    most = 2 if len(sentence.split()) >= TWO_FACTS else 1
     for ask in forms_of(text, vocabulary):
-        if acceptable(ask, sentence):
-            return ask
-    return None
+        if len(found) < most and acceptable(ask, sentence) and not any(alike(ask, other) for other in found):
+            found.append(ask)
+    return found
+
+
+def alike(first: Ask, second: Ask) -> bool:
+    """Whether two questions of a sentence ask for the same."""
+    one, two = set(content_words(first.topic)), set(content_words(second.topic))
+    return first.rule == second.rule or len(one & two) * 2 > min(len(one), len(two))
 
 
 def acceptable(ask: Ask, sentence: str) -> bool:
@@ -475,7 +490,7 @@ def conditions(text: str) -> Iterator[Ask]:
         return
     wish = re.search(r"\byou (?:want|would like|need|wish|have to|are looking)\b|\byou['’]d like\b", clause)
     to_do = wish or re.match(r"(?:you|we) (?:can|could|should|must|need|have|may|might|will need|['’]ll need)\b", main, re.I)
-    command = first_word(OPENING.sub("", main)) in BASE or re.match(r"(?:please|do not|don['’]t|never) ", main, re.I)
+    command = first_word(OPENING.sub("", main)) in (*BASE, "be") or re.match(r"(?:please|do not|don['’]t|never) ", main, re.I)
     yield Ask("condition_do" if to_do or command else "condition", clause)
 
 
@@ -503,7 +518,7 @@ def purposes(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
 def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
     """Cut a sentence at its verb; None where that is not certain."""
     words = text.split()
-    if not words:
+    if not words or "not only" in text:
         return None
     first = words[0].lower()
     if first in BASE and len(words) > 2 and words[1].lower() not in AUXILIARIES and second_of_command(words):
@@ -693,8 +708,16 @@ def split_object(rest: str) -> tuple[str, str]:
             if plain != "to" or words[place + 1].lower() not in BASE:
                 continue
         if plain in TAILS:
-            return " ".join(words[:place]), cut(" ".join(words[place:]))
-    return rest, ""
+            return " ".join(words[:place]), until_verb(cut(" ".join(words[place:])))
+    return until_verb(rest), ""
+
+
+def until_verb(text: str) -> str:
+    """The text before an "and" or "or" that a further verb follows."""
+    for match in re.finditer(r" (?:and|or) ([\w-]+)", text):
+        if match[1].lower() in BASE or match[1].lower() in THIRD:
+            return text[: match.start()]
+    return text
 
 
 def direct(word: str, clause: Clause, rest: str, form: str) -> Ask:
@@ -719,7 +742,7 @@ def clause_forms(clause: Clause, where: str) -> Iterator[Ask]:
     for pattern, word in ((FREQUENCY, "How often"), (DURATION, "How long"), (POINT, "When")):
         if match := pattern.search(short):
             before = short[: match.start()].strip()
-            if clause.kind == "be" and not before:
+            if (clause.kind == "be" and not before) or before.split()[-1:] and before.split()[-1].lower() in PREPOSITIONS:
                 continue
             yield direct(word, clause, join(before, where), "time")
             return
@@ -737,7 +760,7 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         words = words[1:]
     first = words[0].lower()
     subject_words = len(content_words(clause.subject))
-    if clause.subject.lower() in PRONOUNS or not subject_words or first_word(clause.subject) in GERUNDS:
+    if clause.subject.lower() in PRONOUNS or not subject_words or re.match(r"(?:\w+ly )?\w+ing ", clause.subject):
         return
     if first in DETERMINERS or first.strip('`"“')[:1].isdigit() or words[0][0] in '`"“':
         yield direct("What", Clause(*clause[:3], "", *clause[4:]), where, "what")
@@ -815,6 +838,8 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         tail = ""
     if not tail and not where and (clause.kind == "command" or clause.subject in PRONOUNS):
         yield Ask("weak", f"{join('What', clause.auxiliary, clause.subject, clause.verb)}?")
+        return
+    if re.match(r"(?:from|to be|to have)\b", tail) and verb in (*TO_DO_VERBS, "prevent", "stop", "keep", "protect"):
         return
     if tail.startswith("to ") and verb in TO_DO_VERBS and len(obj.split()) <= 5:
         yield direct("What", clause, join(obj, "to do", where), "what")

@@ -86,8 +86,10 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
         blocks = [block for block in section.blocks if block.list_id or not spoken(block.text, speakers)]
         plain = replace(section, paragraphs=[without_label(text) for text in kept], items=items, blocks=blocks)
         for fact in section_facts(plain, topic, title, language, reader):
-            if fact.answer not in answers:
-                answers.add(fact.answer)
+            whole = fact.worth == 0 or fact.rule == "statement"  # a long answer has several facts
+            key = f"{fact.topic.lower()}\0{fact.answer}" if whole else fact.answer
+            if key not in answers and (whole or fact.answer not in answers):
+                answers |= {key, fact.answer}
                 found.setdefault((fact.topic.lower(), fact.title), []).append(fact)
     facts = [facts[0] for facts in found.values() if len({fact.answer for fact in facts}) == 1]
     specific = [fact for fact in facts if fact.rule != "about"]
@@ -162,7 +164,8 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
     named = enumerate(zip(header, row, strict=False))
     filled = [(number, head, cell) for number, (head, cell) in named if number and cell]
     plain = [entry for entry in filled if grammar.PLAIN_HEAD.fullmatch(entry[1].lower())]
-    if plain or len(filled) == 1:
+    two_columns = len(filled) == 1 and not (language in ASKERS and filled[0][1] and not plain)
+    if plain or two_columns:
         number, _, cell = (plain or filled)[0]
         near = number == 1 and not begins_with(row[0], cell)
         if answer := short_answer(f"{row[0]}{COLONS.get(language, ': ')}{cell}" if near else cell):

@@ -22,11 +22,11 @@ PURPOSE = re.compile(r"(?P<goal>Um [^,;:]{4,100} (?:\w*zu\w+|zu \w+)), (?P<main>
 PURPOSE_LAST = re.compile(r"(?P<main>.{10,}?), (?P<goal>um [^,;:()]{4,100} (?:\w*zu\w+|zu \w+))")
 BECAUSE = re.compile(r"(?P<main>.{12,}?), (?:weil|da) (?P<why>.{8,})")
 PLACE = re.compile(
-    r"(?P<place>(?:Bei|Beim|Für|Mit|Im|In|Am|An|Nach|Ohne|Zur|Zum|Seit|Ab|Vor|Während|Innerhalb|Außerhalb|Unter) .+)"
+    r"(?P<place>(?:Bei|Beim|Für|Mit|Im|In|Am|An|Nach|Ohne|Zur|Zum|Seit|Ab|Vor|Während|Innerhalb|Außerhalb) .+)"
 )
 IDIOM = re.compile(
     r"(?:Zur Zeit|Am besten|Im Folgenden|Im Allgemeinen|In der Regel|Zum Beispiel|Nach wie vor|Im Grunde|Im Moment|"
-    r"Vor allem|Im Prinzip|Am Ende|Zum Schluss|Im Beispiel|Nach dem|In Zukunft|Zum einen|Zum anderen)\b"
+    r"Vor allem|Im Prinzip|Am Ende|Zum Schluss|Im Beispiel|Nach dem|In Zukunft|Zum einen|Zum anderen|Mit Hilfe|Mithilfe|Im Gegensatz|Im Unterschied|In diese[rmn]?|Mit diese[rmn]?|Nach diese[rmn]?|Nach Betätigen)\b"
 )
 """Beginnings that say nothing of what a sentence is about."""
 UNITS = r"(?:Sekunden?|Minuten?|Stunden?|Tage?n?|Werktage?n?|Arbeitstage?n?|Wochen?|Monate?n?|Jahre?n?|Kalendertage?n?)"
@@ -159,8 +159,8 @@ def content_words(text: str) -> list[str]:
     return [word for word in re.findall(r"[\w’-]+", text.lower()) if word not in STOP_WORDS]
 
 
-def ask_german(sentence: str, vocabulary: Collection[str] = frozenset(), subject: str = "") -> Ask | None:
-    """The question that a sentence answers, or None. `subject` stands for a pronoun at the start."""
+def ask_german(sentence: str, vocabulary: Collection[str] = frozenset(), subject: str = "") -> list[Ask]:
+    """Return the question that a sentence answers, if there is one. `subject` stands for a pronoun at the start."""
     text = re.sub(r"\s*\([^()]*\)$", "", sentence.strip().rstrip(".!").strip())
     text = re.sub(r"^(?:Bitte (?:beachten Sie, dass )?|Hinweis: |Wichtig: |Achtung: )(?=[A-ZÄÖÜ])", "", text)
     for ask in forms_of(text):
@@ -169,14 +169,14 @@ def ask_german(sentence: str, vocabulary: Collection[str] = frozenset(), subject
         if POINTING.search(re.sub(r"\bSie\b|\bIhr\w*\b", "", re.sub(r"`[^`]*`", "x", ask.topic))):
             continue
         if asked and len(fresh) >= 2 and len(ask.topic.split()) <= 24 and ask.topic.count("„") == ask.topic.count("“"):
-            return ask
-    return None
+            return [ask]
+    return []
 
 
 def forms_of(text: str) -> Iterator[Ask]:
     if match := CONDITION.fullmatch(text) or CONDITION_LAST.fullmatch(text):
         clause = match["clause"][0].lower() + match["clause"][1:]
-        if not re.match(r"\w+ (?:es|sie|er|dies\w*|das)\b", clause):
+        if not re.match(r"\w+ (?:es|sie|er|dies\w*|das|auch|nicht|möglich|nötig|überhaupt)\b", clause):
             yield Ask("condition", clause)
     if match := PURPOSE.fullmatch(text) or PURPOSE_LAST.fullmatch(text):
         yield Ask("purpose", match["goal"][0].lower() + match["goal"][1:])

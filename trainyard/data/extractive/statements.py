@@ -8,6 +8,7 @@ what the statement is about. Languages without rules of their own give none.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,10 +21,13 @@ from trainyard.data.extractive.outline import Block, Section
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
+MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
+FOLLOWING_WORDS = 8
+"""Of a sentence that points back and still has a question of its own."""
 MOST_ANSWER_WORDS = 60
 MOST_LIST_WORDS = 80
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
-ASKERS: dict[str, Callable[[str, Collection[str], str], Ask | None]] = {
+ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
     ENGLISH: english.ask_english,
     GERMAN: german.ask_german,
 }
@@ -31,6 +35,7 @@ CONTENT: dict[str, Callable[[str], list[str]]] = {ENGLISH: english.content_words
 FOLLOWS = {
     ENGLISH: re.compile(
         r"(?:it|its|they|their|this|these|that|those|such|then|so|therefore|however|otherwise|instead|also|but|and|he|"
+        r"moreover|furthermore|unfortunately|fortunately|additionally|similarly|likewise|still|thus|hence|"
         r"she|in (?:this|that) case|for example|for instance|in addition|as a result|there|here|most|both|other)\b", re.I
     ),
     GERMAN: re.compile(
@@ -39,6 +44,10 @@ FOLLOWS = {
     ),
 }  # fmt: skip
 """How a sentence begins that continues the one before."""
+CONNECTIVE = re.compile(
+    r"(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
+    r"Außerdem|Zudem|Allerdings|Daher|Deshalb)(?:,)? (?=\w)"
+)
 ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
 PHRASE_DE = re.compile(
     r"(?:(?P<adjective>[a-zäöüß]+(?:e|en|er|es|em)) )?[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der )[A-ZÄÖÜ][\w-]{3,})?"
@@ -53,7 +62,14 @@ NOT_LAST = english.RELATIVE | frozenset(
     "according due prior such different several certain other same likely able ready time times way ways thing things "
     "case cases kind kinds lot number back well".split()
 )
-ALONE, OFTEN = 2, 8
+GENERIC = frozenset(
+    "part version way order example type kind list information process use set number amount variety range piece bit "
+    "end beginning purpose reason result point place question need idea issue problem change step people person page "
+    "section system one time day something anything everything thing following look note sense fact case other"
+    .split()
+)
+"""Nouns that a question cannot be about."""
+ALONE, OFTEN = 3, 12
 """Times that a phrase of a question may be in its section, and in its document."""
 
 
@@ -81,6 +97,7 @@ class Reader:
         self.vocabulary = frozenset(re.findall(r"(?<![\w-])[a-zäöüß][\w'’-]*", " ".join(texts)))
         self.used_phrases: set[str] = set()
         self.text = plain_text(" ".join(texts))
+        self.counts = Counter(self.text.split())
         self.section_text = ""
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
@@ -88,12 +105,18 @@ class Reader:
         if self.language not in ASKERS:
             return
         self.section_text = plain_text(" ".join([*(block.text for block in section.blocks), section.heading]))
+        codes: dict[str, list[str]] = {}
+        for before, code in section.code:
+            if before.rstrip().endswith((":", "：")):
+                codes.setdefault(before, []).append(code)
         for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
             blocks = list(group)
             if list_id:
                 yield from self.read_list(blocks, topic)
                 continue
             for block in blocks:
+                for code in codes.get(block.text, ())[:1]:
+                    yield from self.read_code(block, code, topic)
                 if not only_refers(block.text) and not block.label:
                     yield from self.read_paragraph(block.text, topic)
                 elif block.label and not only_refers(block.text):
@@ -113,9 +136,40 @@ class Reader:
                             True, label)  # fmt: skip
 
     def read_paragraph(self, text: str, topic: str) -> Iterator[Statement]:
-        units = self.units(text)
-        for first, answer, count in units:
-            yield from self.ask(first, answer, topic, count)
+        for first, answer, count in self.units(text):
+            head, *others = sentences.sentences(answer) if count > 1 else [first]
+            yield from self.ask(head, answer, topic, count)
+            subject = self.subject_of(head)
+            for other in others:
+                if num_words(other) >= FOLLOWING_WORDS:
+                    yield from self.ask(other, answer, topic, count, subject)
+
+    def subject_of(self, sentence: str) -> str:
+        """Return what a pronoun after an English sentence stands for; empty where that is not certain."""
+        if self.language != ENGLISH:
+            return ""
+        clause = english.parse_clause(sentence.rstrip(".!"), self.vocabulary)
+        if clause is None or clause.subject.lower() in english.PRONOUNS or clause.kind == "command":
+            return ""
+        return clause.subject if len(clause.subject.split()) <= 5 else ""
+
+    def read_code(self, block: Block, code: str, topic: str) -> Iterator[Statement]:
+        """Yield the statement of a paragraph that announces a short piece of code."""
+        lead = sentences.sentences(block.text)[-1].strip()
+        if num_words(lead) < 4 or FOLLOWS[self.language].match(lead) or not acceptable_part(lead.rstrip(":")):
+            return
+        lines = code.strip("\n").split("\n")
+        if not 1 <= len(lines) <= MOST_CODE_LINES or len(code) > MOST_CODE_CHARS:
+            return
+        answer = f"{lead}\n\n```\n{code.strip(chr(10))}\n```"
+        for statement in self.ask(lead.rstrip(" :："), answer, topic):
+            if statement.rule in ("condition_do", "condition", "purpose"):
+                yield statement
+                return
+        if (command := english.parse_clause(lead.rstrip(" :"), self.vocabulary)) and command.kind == "command":
+            goal = f"{command.verb} {english.cut(command.rest)}"
+            if not english.DANGLING.search(goal) and len(goal.split()) > 2 and self.language == ENGLISH:
+                yield Statement("purpose", goal, answer, 0, "", True)
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
         """(sentence, the answer that it begins, sentences of the answer).
@@ -142,19 +196,26 @@ class Reader:
             if sound := sentences.short_answer(part):
                 taken = [part]
                 found.append((part, sound, 1))
+            elif CONNECTIVE.match(part) and acceptable_part(part) and sentences.short_answer(without_opening(part)):
+                taken = [part]
+                found.append((part, ended(part), 1))
             else:
                 taken = []
         return found
 
-    def ask(self, sentence: str, answer: str, topic: str, count: int = 1) -> Iterator[Statement]:
-        """Yield the statement of a sentence, with a question of its own or one about its subject."""
+    def ask(self, sentence: str, answer: str, topic: str, count: int = 1, subject: str = "") -> Iterator[Statement]:
+        """Yield the statements of a sentence, with questions of its own or one about its subject."""
         if sentence.rstrip()[-1:] in "?？":
             return
-        ask = ASKERS[self.language](sentence, self.vocabulary, "")
-        if ask and ask.rule != "weak":
+        asks = [ask for ask in ASKERS[self.language](sentence, self.vocabulary, subject) if ask.rule != "weak"]
+        for ask in asks:
             yield Statement(ask.rule, ask.topic, answer, 0, ask.clause, self.is_vague(ask), "", count)
-        elif phrase := self.phrase_of(sentence, topic):
-            yield Statement("statement", phrase, answer, 2, sentences=count)
+        besides = " ".join(ask.topic for ask in asks)
+        long = len(sentence.split()) >= english.TWO_FACTS
+        for _ in range(2 if long and not asks else 1 if long or not asks else 0):
+            if phrase := self.phrase_of(sentence, topic, besides=besides or None):
+                yield Statement("statement", phrase, answer, 2, sentences=count)
+                besides = f"{besides} {phrase}"
 
     def is_vague(self, ask: Ask) -> bool:
         """Whether a question needs the name of its page."""
@@ -163,12 +224,18 @@ class Reader:
         names = re.search(r"`|(?<=[a-z] )[A-Z]", ask.topic) if self.language == ENGLISH else "`" in ask.topic
         return not (any(word[:5] in title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
 
-    def phrase_of(self, sentence: str, topic: str) -> str | None:
-        """What a sentence is about, in words of its own that no other question of the page has."""
-        for phrase in self.phrases(sentence):
+    def phrase_of(self, sentence: str, topic: str, *, besides: str | None = None) -> str | None:
+        """Return what a sentence is about, in words of its own that no other question of the page has.
+
+        With `besides`, a question of the same sentence, the phrase has other words than it.
+        """
+        taken = set(CONTENT[self.language](besides or ""))
+        for phrase in self.phrases(sentence, strong=besides is not None):
             plain = phrase.lower()
             pointer = POINTERS.get(self.language)
             content = CONTENT[self.language](phrase)
+            if taken & set(content):
+                continue
             if not content or plain in self.used_phrases or plain in (topic.lower(), self.title.lower()):
                 continue
             if (pointer and pointer.search(re.sub(r"`[^`]*`", "", phrase))) or len(phrase.split()) > 7:
@@ -182,7 +249,13 @@ class Reader:
             return phrase
         return None
 
-    def phrases(self, sentence: str) -> Iterator[str]:
+    def frequency(self, phrase: str) -> float:
+        """Return how often the words of a phrase are in the document, on average."""
+        words = phrase.split()
+        return sum(self.counts[word] for word in words) / len(words)
+
+    def phrases(self, sentence: str, *, strong: bool = False) -> Iterator[str]:
+        """Yield what a sentence may be about, the surest first; `strong` leaves out what is only likely."""
         if self.language == GERMAN:
             parts = german.cut_at_verb(sentence)
             if parts and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
@@ -206,16 +279,21 @@ class Reader:
         if clause and clause.kind != "be" and clause.verb != "be":
             obj, _ = english.split_object(english.cut(clause.rest))
             obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more) ", "", obj)
-            if obj and english.noun_start(obj) and len(obj.split()) <= 5 and obj.split()[0] not in english.BASE:
-                yield obj
-        for match in sorted(NOUNS_EN.finditer(sentence), key=lambda match: -len(match["words"])):
+            words = obj.split()
+            short = len(words) == 1 and (len(obj) < 7 or obj in GENERIC)
+            if obj and english.noun_start(obj) and len(words) <= 5 and words[0] not in english.BASE and not short:
+                if not obj.endswith(ADJECTIVES) and words[-1] not in GENERIC:
+                    yield obj
+        if strong:
+            return
+        for match in sorted(NOUNS_EN.finditer(sentence), key=lambda match: self.frequency(match["words"])):
             words, after = match["words"].split(), match["next"].strip().lower()
             ends = not after or not after[0].isalpha() or after in english.STOP_WORDS or after in english.PREPOSITIONS
             verbal = words[-1] in english.THIRD and words[-1] not in english.BASE or words[-1].endswith(("ed", "ly"))
             stops = any(word in english.STOP_WORDS or word in english.PREPOSITIONS for word in words)
             if not ends or verbal or stops or words[-1] in NOT_LAST or words[0] in english.BASE:
                 continue
-            if words[-1].endswith(ADJECTIVES):
+            if words[-1].endswith(ADJECTIVES) or words[-1].removesuffix("s") in GENERIC:
                 continue
             if len(words) > 1 or len(words[0]) > 5:
                 opening = match["all"].split()[0]
@@ -267,7 +345,7 @@ class Reader:
                 inner = parts[2].removesuffix("X").strip()
                 before = parts[0][0].lower() + parts[0][1:]
                 return Ask("bare", f"Welche {match['noun']} {parts[1]} {german.join(before, inner, match['after'])}?")
-            return german.ask_german(f"{text} xxxx yyyy", self.vocabulary)
+            return next(iter(german.ask_german(f"{text} xxxx yyyy", self.vocabulary)), None)
         match = re.fullmatch(r"(?P<rest>.*?),? you (?P<verb>should|can|must|need to|have to|may)", text)
         if match and (goal := re.fullmatch(r"(?:In order to|To) (?P<goal>.+)", match["rest"])):
             return Ask("purpose", goal["goal"])
@@ -326,6 +404,11 @@ class Reader:
         if block.number and topic and not BARE.fullmatch(topic) and units:
             step = ORDER[self.language].format(number=block.number)
             yield Statement("step", step, answer, 1, context="")
+
+
+def without_opening(text: str) -> str:
+    rest = CONNECTIVE.sub("", text)
+    return rest[:1].upper() + rest[1:]
 
 
 def plain_text(text: str) -> str:
