@@ -55,7 +55,9 @@ def read_documents(folder: Path) -> Iterator[DocumentRow]:
         name = path.relative_to(folder).as_posix()
         try:
             if callable(type_of(name)[1]):
-                yield read_document(path.read_bytes(), name)
+                document = read_document(path.read_bytes(), name)
+                document.source = name
+                yield document
         except BadRow as error:
             print(f"{name}: {error}", file=sys.stderr)
 

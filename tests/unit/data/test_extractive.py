@@ -95,7 +95,7 @@ def test_markdown_gives_headings_questions_items_and_tables() -> None:
         "Rows": "Rows: what the validator reads from the node above it.",
         "role": "`role`: what the adapter is for.",
         "slot": "slot: the right to use the training device.",
-        "Nodes": "A chain has six kinds of nodes, and each does one thing.",
+        "a chain": "A chain has six kinds of nodes, and each does one thing.",
     }
 
 
@@ -103,11 +103,18 @@ def test_the_question_names_the_document_and_where_a_term_stands() -> None:
     assert ("section", "The validator", "Nodes") in rules(MANUAL)
     assert ("question", "What does a gate decide?", "Nodes") in rules(MANUAL)
     assert ("term", "quarantine", "Nodes: The validator") in rules(MANUAL)
-    assert ("about", "Nodes", "Nodes") in rules(MANUAL)
+    assert ("statement", "a chain", "Nodes") in rules(MANUAL)
 
 
-def test_headings_come_first_then_terms_then_the_introduction() -> None:
-    assert [fact.worth for fact in extract(document(MANUAL), QA)] == sorted([0, 0, 0, 1, 1, 1, 1, 1, 2])
+def test_questions_of_headings_come_first_then_terms_then_what_a_sentence_is_about() -> None:
+    assert [fact.worth for fact in extract(document(MANUAL), QA)] == sorted([0, 1, 1, 1, 1, 1, 1, 1, 3])
+
+
+def test_what_a_page_is_about_is_asked_only_where_there_is_nothing_else() -> None:
+    assert rules("# Guide\n\nThis guide exists.\n") == []
+    assert "about" not in {rule for rule, _, _ in rules(MANUAL)}
+    russian = "# Насос\n\nНасос поднимает воду из цистерны и останавливается сам.\n"
+    assert [rule for rule, _, _ in rules(russian, title="Насос")] == ["about"]
 
 
 def test_a_definition_inside_a_paragraph_is_found() -> None:
@@ -119,13 +126,16 @@ def test_a_definition_inside_a_paragraph_is_found() -> None:
     Nodes are linked to each other. A reference is the address, digest, kind and size of a finished result. This is not
     a definition of a thing at all. The latter is a thing that nobody could name.
     """
-    assert facts(text)["reference"] == "A reference is the address, digest, kind and size of a finished result."
-    assert {topic for _, topic, _ in rules(text)} == {"Kinds", "reference"}
+    found = facts(text)
+    assert found["What is a reference?"].startswith(
+        "A reference is the address, digest, kind and size of a finished result."
+    )
+    assert set(found) == {"What are Nodes linked to?", "What is a reference?"}
 
 
 def test_a_sentence_that_an_answer_already_holds_is_not_taken_again() -> None:
     text = "# Words\n\n## Chain\n\nA node list is a set of boxes that run in order. It is data only.\n"
-    assert rules(text) == [("section", "Chain", "Words")]
+    assert rules(text) == [("named", "What is a node list?", "Words: Chain")]
 
 
 def test_a_heading_that_occurs_twice_is_told_apart_by_the_one_above_it() -> None:
@@ -240,7 +250,11 @@ def test_restructured_text() -> None:
 
 def test_restructured_text_without_a_single_title_uses_the_documents_own() -> None:
     text = "One\n===\n\nThe first part has a few words.\n\nTwo\n===\n\nThe second part has a few words.\n"
-    assert rules(text, "rst", title="Guide") == [("section", "One", "Guide"), ("section", "Two", "Guide")]
+    assert rules(text, "rst", title="Guide") == [
+        ("section", "One", "Guide"),
+        ("section", "Two", "Guide"),
+        ("statement", "few words", "Guide: One"),
+    ]
     assert outline("rst", "")[0].paragraphs == []
     assert rules("Only a paragraph of some words here.\n", "rst", title="Guide") == [("about", "Guide", "Guide")]
 

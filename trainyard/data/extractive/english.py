@@ -197,7 +197,7 @@ ADVERBS = frozenset(
 UNITS = r"(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?|business days?|working days?|cycles?)"
 NUMBER = r"(?:\d[\d.,]*|an?|one|two|three|four|five|six|seven|eight|nine|ten|twelve|several|a few)"
 FREQUENCY = re.compile(
-    rf"(?:,? )(?:(?:once|twice|{NUMBER} times) (?:a|an|per|every|each) \w+|every (?:{NUMBER} )?{UNITS}"
+    rf"(?:,? )(?:(?:once|twice|{NUMBER} times) (?:a|an|per|every|each) \w+|every (?:{NUMBER} |second |third |other )?{UNITS}"
     rf"|(?:daily|weekly|monthly|quarterly|annually|yearly))$"
 )
 DURATION = re.compile(rf"(?: |^)for (?:up to |at least |at most |about |the first )?{NUMBER} {UNITS}$")
@@ -209,7 +209,7 @@ POINT = re.compile(
     r"|(?:at|by|before|after) the (?:end|start|beginning) of .*)$"
 )
 CONDITION = re.compile(
-    r"(?P<clause>(?:if|when|whenever|unless|once|in case|as soon as|as long as|even if|before|after|while) "
+    r"(?P<clause>(?:if|when|whenever|unless|once|in case|as soon as|as long as|even if|before|after) "
     r"[^,;:()]{6,110}), (?:then )?(?P<main>.+)",
     re.I,
 )
@@ -227,7 +227,7 @@ LEADING = re.compile(
 OPENING = re.compile(
     r"(?:Please(?: do)?|Note that|Please note that|Remember that|Remember to|Make sure to|Make sure that|Be sure to|"
     r"Also|In general|Generally|Usually|Typically|By default|Optionally|Currently|Instead|Finally|Next|Then|First|"
-    r"In fact|In other words|In particular|In addition|In short|In practice|In most cases|In some cases|In many cases|"
+    r"For example|For instance|In fact|In other words|In particular|In addition|In short|In practice|In most cases|In some cases|In many cases|"
     r"As a result|At the moment|As always|However|Moreover|Furthermore|Therefore|Thus|Unfortunately|Fortunately|"
     r"Similarly|In this way|As such|Notably|Specifically|"
     r"Second|Lastly|Now|Additionally|Most often|Most importantly|Of course|Ideally|Otherwise|Alternatively)"
@@ -414,7 +414,7 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
     `vocabulary` has the words that the document writes in small letters; `subject` stands for a pronoun at the start.
     """
     text = sentence.strip().rstrip(".!。").strip()
-    text = re.sub(r"\s*\([^()]*\)$", "", text)
+    text = re.sub(r"\s*\([^()]*\)$", "", re.sub(r",? for (?:example|instance)\b,?", "", text))
     while match := OPENING.match(text):
         text = text[match.end() :]
         text = text[:1].upper() + text[1:]
@@ -443,7 +443,8 @@ def acceptable(ask: Ask, sentence: str) -> bool:
         return False
     asked = set(content_words(ask.topic))
     fresh = [word for word in content_words(sentence) if word not in asked]
-    return len(asked) >= 2 and (ask.rule in ("avoid", "bare") or len(fresh) >= 2)
+    least = 1 if re.match(r"What (?:is|are) ", ask.topic) and max(map(len, asked), default=0) > 3 else 2
+    return len(asked) >= least and (ask.rule in ("avoid", "bare") or len(fresh) >= 2)
 
 
 def forms_of(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
@@ -487,6 +488,8 @@ def conditions(text: str) -> Iterator[Ask]:
         return
     far = len(main.split()) > 15 and not match[0].lower().startswith(match["clause"].lower())
     if re.match(r"(?:when|if|whenever) ", main, re.I) or (far and clause.startswith("when")):
+        return
+    if len(re.findall(r"\b(?:we|you|i)\b", clause.lower())) > 1 and clause.startswith("when"):
         return
     wish = re.search(r"\byou (?:want|would like|need|wish|have to|are looking)\b|\byou['’]d like\b", clause)
     to_do = wish or re.match(r"(?:you|we) (?:can|could|should|must|need|have|may|might|will need|['’]ll need)\b", main, re.I)
@@ -636,7 +639,7 @@ AMBIGUOUS = frozenset(
 
 def is_followed_by_object(following: str, word: str) -> bool:
     """Whether the word after an ambiguous form shows that the form is a verb."""
-    return following in DETERMINERS or following in PREPOSITIONS or following in ("to", "that", "you", "us", "how", "what") or (
+    return following in DETERMINERS or following in ("that", "you", "us", "how", "what") or (
         word[:1] in "`\"“$€£" or word[:1].isdigit() or word[:1].isupper()
     )
 
@@ -652,7 +655,7 @@ def finite_verb(word: str, subject: list[str], after: list[str]) -> tuple[str, s
         return "does", THIRD[word]
     if word in BASE and (pronoun or plural) and following not in ("and", "or"):
         return ("do", word) if pronoun or sure or f"{word}s" not in AMBIGUOUS else None
-    if word in PAST and following not in PREPOSITIONS and following and word not in PARTICIPLES:
+    if word in PAST and following in DETERMINERS and word not in PARTICIPLES:
         return "did", PAST[word]
     return None
 
@@ -697,6 +700,7 @@ def join(*parts: str) -> str:
 
 def split_object(rest: str) -> tuple[str, str]:
     """(object, what follows it from its first preposition or conjunction on)."""
+    rest = until_verb(rest)
     words = rest.split()
     for place, word in enumerate(words):
         plain = word.lower()
@@ -766,7 +770,9 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         yield direct("What", Clause(*clause[:3], "", *clause[4:]), where, "what")
     elif (first in PARTICIPLES or first.endswith("ed")) and len(words) > 2:
         follow = words[1].lower()
-        if follow in ("to", "with", "from", "as", "on", "by", "for", "of", "against") and words[2].lower() not in BASE:
+        if follow in ("to", "with", "from", "as", "on", "by", "for", "of", "against") and (
+            words[2].lower() not in (*BASE, "be", "have", "do")
+        ):
             shown = Clause(clause.subject, clause.auxiliary, first, "", f"{clause.auxiliary} {first}", False, "be")
             yield direct("What", shown, join(where, follow) if not where else join(follow, where), "what")
         elif follow in ("in", "at", "inside", "under", "into") and first in PLACED_PARTICIPLES:
@@ -834,6 +840,8 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     obj, tail = split_object(rest)
     if not obj or not noun_start(obj):
         return
+    if len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE:
+        return
     if HANGING.match(tail) or (tail and len(tail.split()) < 2):
         tail = ""
     if not tail and not where and (clause.kind == "command" or clause.subject in PRONOUNS):
@@ -844,7 +852,7 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     if tail.startswith("to ") and verb in TO_DO_VERBS and len(obj.split()) <= 5:
         yield direct("What", clause, join(obj, "to do", where), "what")
         return
-    if obj.split()[0].lower() in ("you", "us", "me", "them", "users", "people") or first_word(obj) in GERUNDS:
+    if obj.split()[0].lower() in ("you", "us", "me", "them", "users", "people", "one") or first_word(obj) in GERUNDS:
         return
     if verb in WEAK_VERBS:
         return

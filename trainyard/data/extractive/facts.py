@@ -20,6 +20,7 @@ from trainyard.data.extractive.statements import ASKERS, Reader, acceptable_part
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 PLACE_WORDS = 9
+LISTS = ("listing", "steps")
 LAST_RESORT = 9
 """Worth of a question that asks what a page is about."""
 TERM_WORDS = 6
@@ -71,7 +72,7 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
     speakers = speakers_of(paragraph for section in sections for paragraph in section.paragraphs)
     headings = Counter(section.heading.lower() for section in sections)
     reader = Reader(language, title, sections)
-    found: dict[tuple[str, str], list[Fact]] = {}
+    found: dict[tuple[str, str, bool], list[Fact]] = {}
     answers: set[str] = set()
     for section in sections:
         if grammar.REFERENCES.fullmatch(section.heading.rstrip(" :：.")):
@@ -86,11 +87,11 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
         blocks = [block for block in section.blocks if block.list_id or not spoken(block.text, speakers)]
         plain = replace(section, paragraphs=[without_label(text) for text in kept], items=items, blocks=blocks)
         for fact in section_facts(plain, topic, title, language, reader):
-            whole = fact.worth == 0 or fact.rule == "statement"  # a long answer has several facts
+            whole = fact.worth <= 1 or fact.rule == "statement"  # a long answer has several facts
             key = f"{fact.topic.lower()}\0{fact.answer}" if whole else fact.answer
             if key not in answers and (whole or fact.answer not in answers):
                 answers |= {key, fact.answer}
-                found.setdefault((fact.topic.lower(), fact.title), []).append(fact)
+                found.setdefault((fact.topic.lower(), fact.title, fact.rule in LISTS), []).append(fact)
     facts = [facts[0] for facts in found.values() if len({fact.answer for fact in facts}) == 1]
     specific = [fact for fact in facts if fact.rule != "about"]
     return [replace(fact, language=language) for fact in specific or facts]
@@ -124,9 +125,12 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         place = f"{where}{colon}{found.context}" if found.context else where
         if found.rule in ("listing", "steps") or found.topic.lower() == topic.lower():
             place = title
-        yield Fact(found.rule, found.topic, place, found.answer, found.worth, clause=found.clause, placed=found.placed)
+        yield Fact(found.rule, found.topic, place, found.answer, found.worth + 1, clause=found.clause, placed=found.placed)
+    held = [statement.answer for statement in statements]
     for paragraph in section.paragraphs:
-        yield from sentence_facts(paragraph, title, topic, language)
+        for fact in sentence_facts(paragraph, title, topic, language):
+            if not any(answer.startswith(fact.answer) for answer in held):
+                yield fact
     if opening and (not topic or topic.lower() == title.lower()):
         yield Fact("about", title, title, opening, LAST_RESORT)
 

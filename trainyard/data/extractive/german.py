@@ -22,7 +22,7 @@ PURPOSE = re.compile(r"(?P<goal>Um [^,;:]{4,100} (?:\w*zu\w+|zu \w+)), (?P<main>
 PURPOSE_LAST = re.compile(r"(?P<main>.{10,}?), (?P<goal>um [^,;:()]{4,100} (?:\w*zu\w+|zu \w+))")
 BECAUSE = re.compile(r"(?P<main>.{12,}?), (?:weil|da) (?P<why>.{8,})")
 PLACE = re.compile(
-    r"(?P<place>(?:Bei|Beim|Für|Mit|Im|In|Am|An|Nach|Ohne|Zur|Zum|Seit|Ab|Vor|Während|Innerhalb|Außerhalb) .+)"
+    r"(?P<place>(?:Bei|Beim|Für|Mit|Im|In|Nach|Ohne|Zur|Zum|Seit|Ab|Vor|Während|Innerhalb|Außerhalb) .+)"
 )
 IDIOM = re.compile(
     r"(?:Zur Zeit|Am besten|Im Folgenden|Im Allgemeinen|In der Regel|Zum Beispiel|Nach wie vor|Im Grunde|Im Moment|"
@@ -151,6 +151,7 @@ STOP_WORDS = frozenset(
         "man",
     ]
 )
+VAGUE = r"(?:entsprech|verschied|weiter|erst|ander|jeweilig|neu|eigen|welch|gewünscht|nachfolg|obig|beliebig|folgend|best)"
 DEFINED = re.compile(r"(?:ein|eine|der|die|das)\b")
 
 
@@ -201,7 +202,8 @@ def forms_of(text: str) -> Iterator[Ask]:
         if match := pattern.search(short):
             left = " ".join((short[: match.start()] + short[match.end() :]).split())
             yield Ask("bare", f"{join(word, verb, subject, left)}?")
-    if verb in BE and DEFINED.match(short):
+    article = re.match(r"(?:der|die|das|ein|eine) ", subject)
+    if verb in BE and DEFINED.match(short) and (article or " " not in subject):
         yield Ask("bare", f"Was {verb} {subject}?")
     elif verb in ("kostet", "kosten"):
         yield Ask("bare", f"Wie viel {verb} {subject}?")

@@ -22,6 +22,9 @@ from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
+LONG_WORD = 15
+"""Letters of a German word that says enough alone."""
+SHORT_COMMAND = 6
 FOLLOWING_WORDS = 8
 """Of a sentence that points back and still has a question of its own."""
 MOST_ANSWER_WORDS = 60
@@ -44,13 +47,18 @@ FOLLOWS = {
     ),
 }  # fmt: skip
 """How a sentence begins that continues the one before."""
+POINTS_ONLY = re.compile(r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b")
+ELSEWHERE = re.compile(
+    r"\bhere\W*$|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b|\[\s*\]|\\(?:ref|label)\{", re.I
+)
+"""What makes a sentence point to another place."""
 CONNECTIVE = re.compile(
     r"(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
     r"Außerdem|Zudem|Allerdings|Daher|Deshalb)(?:,)? (?=\w)"
 )
 ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
 PHRASE_DE = re.compile(
-    r"(?:(?P<adjective>[a-zäöüß]+(?:e|en|er|es|em)) )?[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der )[A-ZÄÖÜ][\w-]{3,})?"
+    r"(?<!\w)(?:(?P<adjective>[a-zäöüß]+(?:e|en|er|es|em)) )?[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der )[A-ZÄÖÜ][\w-]{3,})?"
 )
 PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (?:[A-Z][\w-]+)(?: [A-Z][\w-]+)*)?")
 NOUNS_EN = re.compile(
@@ -59,7 +67,7 @@ NOUNS_EN = re.compile(
 )
 ADJECTIVES = ("al", "ive", "able", "ible", "ful", "less", "ous", "ic")
 NOT_LAST = english.RELATIVE | frozenset(
-    "according due prior such different several certain other same likely able ready time times way ways thing things "
+    "necessary available required relevant needed according due prior such different several certain other same likely able ready time times way ways thing things "
     "case cases kind kinds lot number back well".split()
 )
 GENERIC = frozenset(
@@ -69,7 +77,7 @@ GENERIC = frozenset(
     .split()
 )
 """Nouns that a question cannot be about."""
-ALONE, OFTEN = 3, 12
+ALONE, OFTEN, ONE_WORD = 3, 12, 5
 """Times that a phrase of a question may be in its section, and in its document."""
 
 
@@ -141,7 +149,7 @@ class Reader:
             yield from self.ask(head, answer, topic, count)
             subject = self.subject_of(head)
             for other in others:
-                if num_words(other) >= FOLLOWING_WORDS:
+                if num_words(other) >= FOLLOWING_WORDS and not POINTS_ONLY.match(other):
                     yield from self.ask(other, answer, topic, count, subject)
 
     def subject_of(self, sentence: str) -> str:
@@ -205,11 +213,13 @@ class Reader:
 
     def ask(self, sentence: str, answer: str, topic: str, count: int = 1, subject: str = "") -> Iterator[Statement]:
         """Yield the statements of a sentence, with questions of its own or one about its subject."""
-        if sentence.rstrip()[-1:] in "?？":
+        if sentence.rstrip()[-1:] in "?？" or sentence[:1] in "([" or ELSEWHERE.search(sentence):
             return
         asks = [ask for ask in ASKERS[self.language](sentence, self.vocabulary, subject) if ask.rule != "weak"]
         for ask in asks:
             yield Statement(ask.rule, ask.topic, answer, 0, ask.clause, self.is_vague(ask), "", count)
+        if not asks and len(sentence.split()) < SHORT_COMMAND and english.first_word(sentence) in english.BASE:
+            return
         besides = " ".join(ask.topic for ask in asks)
         long = len(sentence.split()) >= english.TWO_FACTS
         for _ in range(2 if long and not asks else 1 if long or not asks else 0):
@@ -230,6 +240,7 @@ class Reader:
         With `besides`, a question of the same sentence, the phrase has other words than it.
         """
         taken = set(CONTENT[self.language](besides or ""))
+        weak: list[str] = []
         for phrase in self.phrases(sentence, strong=besides is not None):
             plain = phrase.lower()
             pointer = POINTERS.get(self.language)
@@ -242,12 +253,31 @@ class Reader:
                 continue
             if re.search(r"[\"“”„()\[\]<>|=]", phrase) or phrase.count("`") % 2 or only_refers(phrase):
                 continue
+            if any(word in english.DETERMINERS for word in phrase.split()[1:]):
+                continue
             shown = plain_text(phrase)
-            if self.section_text.count(shown) > ALONE or self.text.count(shown) > OFTEN:
+            often = ONE_WORD if " " not in phrase and not phrase.startswith("`") else OFTEN
+            if self.section_text.count(shown) > ALONE or self.text.count(shown) > often:
+                continue
+            if self.is_weak(phrase, sentence):
+                weak.append(phrase)
                 continue
             self.used_phrases.add(plain)
             return phrase
+        if len(weak) > 1:
+            both = " und ".join(weak[:2]) if self.language == GERMAN else " and ".join(weak[:2])
+            if both.lower() not in self.used_phrases:
+                self.used_phrases |= {both.lower(), weak[0].lower(), weak[1].lower()}
+                return both
         return None
+
+    def is_weak(self, phrase: str, sentence: str) -> bool:
+        """Whether a phrase alone hardly tells which sentence is wanted: one word that is no code and no subject."""
+        words = phrase.split()
+        if len(words) > 2 or phrase.startswith("`") or (self.language == GERMAN and len(phrase) >= LONG_WORD):
+            return False
+        begins = sentence.lower().removeprefix("the ").removeprefix("die ").removeprefix("der ").removeprefix("das ")
+        return len(CONTENT[self.language](phrase)) < 2 and not begins.startswith(phrase.lower())
 
     def frequency(self, phrase: str) -> float:
         """Return how often the words of a phrase are in the document, on average."""
@@ -266,7 +296,8 @@ class Reader:
                     continue
                 adjective = match["adjective"]
                 text = match[0]
-                if adjective and adjective in german.NOT_ADJECTIVES:
+                vague = adjective and re.match(german.VAGUE, adjective)
+                if adjective and (vague or adjective in german.NOT_ADJECTIVES):
                     text = text[len(adjective) + 1 :]
                 found.append(text)
             yield from sorted(found, key=lambda text: -len(text))
@@ -292,6 +323,8 @@ class Reader:
             verbal = words[-1] in english.THIRD and words[-1] not in english.BASE or words[-1].endswith(("ed", "ly"))
             stops = any(word in english.STOP_WORDS or word in english.PREPOSITIONS for word in words)
             if not ends or verbal or stops or words[-1] in NOT_LAST or words[0] in english.BASE:
+                continue
+            if words[-1] in english.BASE and f"{words[-1]}s" not in english.AMBIGUOUS:
                 continue
             if words[-1].endswith(ADJECTIVES) or words[-1].removesuffix("s") in GENERIC:
                 continue
@@ -319,6 +352,9 @@ class Reader:
                 continue
         words = sum(num_words(text) for text in texts)
         name = topic if topic and not BARE.fullmatch(topic) and topic.lower() != self.title.lower() else ""
+        labelled = sum(labelled_value(text) is not None for text in texts)
+        if labelled * 2 > len(texts):
+            return
         if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
             return
         ordered = bool(shown[0].number)
@@ -345,7 +381,7 @@ class Reader:
                 inner = parts[2].removesuffix("X").strip()
                 before = parts[0][0].lower() + parts[0][1:]
                 return Ask("bare", f"Welche {match['noun']} {parts[1]} {german.join(before, inner, match['after'])}?")
-            return next(iter(german.ask_german(f"{text} xxxx yyyy", self.vocabulary)), None)
+            return None
         match = re.fullmatch(r"(?P<rest>.*?),? you (?P<verb>should|can|must|need to|have to|may)", text)
         if match and (goal := re.fullmatch(r"(?:In order to|To) (?P<goal>.+)", match["rest"])):
             return Ask("purpose", goal["goal"])
