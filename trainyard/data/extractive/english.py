@@ -334,7 +334,7 @@ STOP_WORDS = frozenset(
 )
 
 
-TWO_FACTS = 18
+TWO_FACTS = 14
 """Words of a sentence that may answer two questions."""
 
 
@@ -401,6 +401,11 @@ NOUN_PREPOSITIONS = {
 """Preposition -> nouns after which it belongs to the object."""
 TO_DO_VERBS = frozenset("require allow enable ask tell want need help encourage cause force expect instruct remind".split())
 WEAK_VERBS = frozenset("meet make get take give have do let keep put go come see be become seem try look work start".split())
+HOLDING_VERBS = frozenset("contain include offer list hold mean show".split())
+MOVING_VERBS = frozenset(
+    "send add move copy upload push submit write connect apply assign attach post link migrate convert change set limit "
+    "map bind deliver ship return report forward redirect save pass export import append pay transfer".split()
+)
 PLACED_VERBS = frozenset("live reside appear run happen work meet sit find occur store start end stay gather".split())
 PLACED_PARTICIPLES = frozenset(
     "stored located found saved kept placed defined listed documented described installed published held shown "
@@ -476,6 +481,8 @@ def negative_forms(text: str) -> Iterator[Ask]:
 
 def conditions(text: str) -> Iterator[Ask]:
     match = CONDITION.fullmatch(text) or CONDITION_LAST.fullmatch(text)
+    if match and re.match(r"\w+ (?:and|or|so|not|possible|necessary|needed)\b", match["clause"]):
+        return
     if match is None or HANGING.match(match["clause"]) or len(match["main"].split()) < 3:
         return
     clause = match["clause"][0].lower() + match["clause"][1:]
@@ -654,7 +661,8 @@ def finite_verb(word: str, subject: list[str], after: list[str]) -> tuple[str, s
     if word in THIRD and not plural and (sure or word not in AMBIGUOUS):
         return "does", THIRD[word]
     if word in BASE and (pronoun or plural) and following not in ("and", "or"):
-        return ("do", word) if pronoun or sure or f"{word}s" not in AMBIGUOUS else None
+        adverb = following in ADVERBS or following in PREPOSITIONS or following.endswith("-time")
+        return ("do", word) if pronoun or sure or adverb or f"{word}s" not in AMBIGUOUS else None
     if word in PAST and following in DETERMINERS and word not in PARTICIPLES:
         return "did", PAST[word]
     return None
@@ -842,6 +850,12 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         return
     if len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE:
         return
+    if first_word(obj) in ("ourselves", "yourself", "itself", "themselves"):
+        return
+    if tail.startswith("to "):
+        goal = first_word(tail[3:]) in BASE
+        if (goal and verb in HOLDING_VERBS) or (not goal and verb not in MOVING_VERBS):
+            tail = ""
     if HANGING.match(tail) or (tail and len(tail.split()) < 2):
         tail = ""
     if not tail and not where and (clause.kind == "command" or clause.subject in PRONOUNS):

@@ -16,7 +16,7 @@ from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken,
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import ASKERS, Reader, acceptable_part, ended
+from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, Reader, acceptable_part, ended
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 PLACE_WORDS = 9
@@ -87,7 +87,7 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
         blocks = [block for block in section.blocks if block.list_id or not spoken(block.text, speakers)]
         plain = replace(section, paragraphs=[without_label(text) for text in kept], items=items, blocks=blocks)
         for fact in section_facts(plain, topic, title, language, reader):
-            whole = fact.worth <= 1 or fact.rule == "statement"  # a long answer has several facts
+            whole = fact.worth <= 1 or fact.rule in ("statement", "section")  # a long answer has several facts
             key = f"{fact.topic.lower()}\0{fact.answer}" if whole else fact.answer
             if key not in answers and (whole or fact.answer not in answers):
                 answers |= {key, fact.answer}
@@ -95,6 +95,12 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
     facts = [facts[0] for facts in found.values() if len({fact.answer for fact in facts}) == 1]
     specific = [fact for fact in facts if fact.rule != "about"]
     return [replace(fact, language=language) for fact in specific or facts]
+
+
+def shares_word(topic: str, sentence: str) -> bool:
+    """Whether a sentence has a word of its heading, whatever its ending."""
+    words = {word[:5] for word in re.findall(r"\w{4,}", sentence.lower())}
+    return any(word[:5] in words for word in re.findall(r"\w{4,}", topic.lower()))
 
 
 def section_facts(section: Section, topic: str, title: str, language: str, reader: Reader) -> Iterator[Fact]:
@@ -107,11 +113,14 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     opening = short_answer(section.paragraphs[0]) if section.paragraphs else None
     if opening and language in ASKERS and section.paragraphs[0].rstrip(CLOSERS + " ")[-1:] not in ".!?…":
         opening = None  # a caption, a name
+    if opening and language in ASKERS and ELSEWHERE.search(opening):
+        opening = None
     if question and opening:
         yield Fact("question", question, title, opening, 0)
     statements = list(reader.read(section, topic))
     specific = {statement.answer for statement in statements if statement.rule != "statement"}
-    if opening and not any(answer.startswith(opening) for answer in specific):
+    about_topic = opening is not None and language in ASKERS and shares_word(topic, opening)
+    if opening and (about_topic or not any(answer.startswith(opening) for answer in specific)):
         if not topic or topic.lower() == title.lower():
             subject = grammar.definition_subject(opening, title) if language == ENGLISH else None
             if subject:
@@ -177,7 +186,7 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
         return
     for number, head, cell in filled:
         if language in ASKERS:
-            if head and num_words(cell) and acceptable_part(cell):
+            if head and num_words(cell) and acceptable_part(cell) and re.search(r"[^\W\d_]", row[0]):
                 quoted = f"„{row[0]}“ unter „{head}“" if language == GERMAN else f'"{row[0]}" under "{head}"'
                 yield Fact("cell", quoted, where, ended(f"{row[0]}, {head}: {cell}"), 1)
             continue

@@ -179,7 +179,8 @@ def forms_of(text: str) -> Iterator[Ask]:
         clause = match["clause"][0].lower() + match["clause"][1:]
         if not re.match(r"\w+ (?:es|sie|er|dies\w*|das|auch|nicht|möglich|nötig|überhaupt)\b", clause):
             yield Ask("condition", clause)
-    if match := PURPOSE.fullmatch(text) or PURPOSE_LAST.fullmatch(text):
+    match = PURPOSE.fullmatch(text) or PURPOSE_LAST.fullmatch(text)
+    if match and not re.search(r"beschrieben|erläutert|erklärt|gezeigt", match["main"]):
         yield Ask("purpose", match["goal"][0].lower() + match["goal"][1:])
     parts = cut_at_verb(text)
     if parts is None:

@@ -22,9 +22,14 @@ from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
+LEAST_LETTERS = 6
+GENERIC_DE = frozenset(
+    "Vielzahl Menschen Reihe Möglichkeit Möglichkeiten Beispiel Rahmen Management Browsen Bereich Punkte Schritte "
+    "Informationen Anzahl Fragen Regel Hilfe Weise Seiten Leute Dinge Themen Zusammenhang".split()
+)
 LONG_WORD = 15
 """Letters of a German word that says enough alone."""
-SHORT_COMMAND = 6
+SHORT_COMMAND, MOST_VAGUE = 6, 10
 FOLLOWING_WORDS = 8
 """Of a sentence that points back and still has a question of its own."""
 MOST_ANSWER_WORDS = 60
@@ -77,6 +82,7 @@ GENERIC = frozenset(
     .split()
 )
 """Nouns that a question cannot be about."""
+QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
 ALONE, OFTEN, ONE_WORD = 3, 12, 5
 """Times that a phrase of a question may be in its section, and in its document."""
 
@@ -218,6 +224,8 @@ class Reader:
         asks = [ask for ask in ASKERS[self.language](sentence, self.vocabulary, subject) if ask.rule != "weak"]
         for ask in asks:
             yield Statement(ask.rule, ask.topic, answer, 0, ask.clause, self.is_vague(ask), "", count)
+        if not asks and re.match(r"(?:There|It) (?:is|are|was)\b|Es gibt\b", sentence) and num_words(sentence) < MOST_VAGUE:
+            return
         if not asks and len(sentence.split()) < SHORT_COMMAND and english.first_word(sentence) in english.BASE:
             return
         besides = " ".join(ask.topic for ask in asks)
@@ -264,7 +272,9 @@ class Reader:
                 continue
             self.used_phrases.add(plain)
             return phrase
-        if len(weak) > 1:
+        weak = [phrase for phrase in dict.fromkeys(weak) if len(phrase) >= LEAST_LETTERS and phrase not in GENERIC_DE]
+        if len(weak) > 1 and weak[0][:4].lower() != weak[1][:4].lower():
+            weak = sorted(weak[:2], key=sentence.find)
             both = " und ".join(weak[:2]) if self.language == GERMAN else " and ".join(weak[:2])
             if both.lower() not in self.used_phrases:
                 self.used_phrases |= {both.lower(), weak[0].lower(), weak[1].lower()}
@@ -313,7 +323,7 @@ class Reader:
             words = obj.split()
             short = len(words) == 1 and (len(obj) < 7 or obj in GENERIC)
             if obj and english.noun_start(obj) and len(words) <= 5 and words[0] not in english.BASE and not short:
-                if not obj.endswith(ADJECTIVES) and words[-1] not in GENERIC:
+                if not obj.endswith(ADJECTIVES) and words[-1] not in GENERIC and words[0] not in QUANTITIES:
                     yield obj
         if strong:
             return
@@ -323,6 +333,8 @@ class Reader:
             verbal = words[-1] in english.THIRD and words[-1] not in english.BASE or words[-1].endswith(("ed", "ly"))
             stops = any(word in english.STOP_WORDS or word in english.PREPOSITIONS for word in words)
             if not ends or verbal or stops or words[-1] in NOT_LAST or words[0] in english.BASE:
+                continue
+            if any(word in english.IRREGULAR or word.endswith("ly") for word in words) or words[0] in QUANTITIES:
                 continue
             if words[-1] in english.BASE and f"{words[-1]}s" not in english.AMBIGUOUS:
                 continue
