@@ -109,9 +109,13 @@ def print_rates(corpus: Path) -> bool:
         total += counts
         rate = counts["words"] / max(1, counts["pairs"])
         shares = ", ".join(f"{name} {count}" for name, count in kinds.most_common(6))
-        print(f"{source.name}: {counts['documents']} documents, {counts['pairs']} pairs, {rate:.1f} words a pair; {shares}")
+        print(
+            f"{source.name}: {counts['documents']} documents, {counts['pairs']} pairs, {rate:.1f} words a pair; {shares}"
+        )
     rate = total["words"] / max(1, total["pairs"])
-    print(f"all: {total['documents']} documents, {total['pairs']} pairs, {rate:.1f} words a pair (at most {MOST_WORDS})")
+    print(
+        f"all: {total['documents']} documents, {total['pairs']} pairs, {rate:.1f} words a pair (at most {MOST_WORDS})"
+    )
     return rate <= MOST_WORDS
 
 
@@ -211,7 +215,11 @@ def print_retrieval(folder: Path, questions: Path) -> bool:
         counts.update(there=any(fact in plain(pair.answer) for pair in found), first=hits[0], three=any(hits))
         if not any(hits):
             print(f"not found: {row['question']} ({row['fact']})")
-    for name, text in (("there", "have a pair with the fact"), ("first", "find it first"), ("three", "find it in three")):
+    for name, text in (
+        ("there", "have a pair with the fact"),
+        ("first", "find it first"),
+        ("three", "find it in three"),
+    ):
         print(f"{counts[name]} of {len(rows)} questions {text} ({counts[name] / len(rows):.0%})")
     return counts["three"] / len(rows) >= LEAST_COVERAGE
 

@@ -6,194 +6,28 @@ left alone where that is not certain.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-LEXICON: dict[str, str] = json.loads(Path(__file__).with_name("lexicon.json").read_text(encoding="utf-8"))
-BASE = frozenset(LEXICON["en_verbs"].split())
-IRREGULAR = dict(entry.split(":") for entry in LEXICON["en_irregular"].split())
-PARTICIPLES = frozenset(LEXICON["en_participles"].split())
-BE = ("is", "are", "was", "were")
-MODALS = ("can", "could", "may", "might", "must", "should", "shall", "will", "would")
-HAVE = ("has", "have", "had")
-AUXILIARIES = frozenset((*BE, *MODALS, *HAVE))
-CONTRACTED = {
-    "can't": "can", "cannot": "can", "won't": "will", "don't": "do", "doesn't": "does", "didn't": "did", "isn't": "is",
-    "aren't": "are", "wasn't": "was", "weren't": "were", "shouldn't": "should", "couldn't": "could",
-    "wouldn't": "would", "mustn't": "must", "hasn't": "has", "haven't": "have",
-}  # fmt: skip
-PRONOUNS = frozenset(("we", "you", "i"))
-POINTING_SUBJECTS = frozenset(
-    ["it", "they", "this", "these", "those", "that", "he", "she", "there", "here", "such", "one", "some", "others"]
+from trainyard.data.extractive.clauses import (
+    ADVERBS,
+    DETERMINERS,
+    POINTING_SUBJECTS,
+    PREPOSITIONS,
+    PRONOUNS,
+    RELATIVE,
+    Clause,
+    cut,
+    decapitalise,
+    first_word,
+    join,
+    noun_start,
+    parse_clause,
+    split_object,
 )
-DETERMINERS = frozenset(
-    [
-        "a",
-        "an",
-        "the",
-        "my",
-        "our",
-        "your",
-        "their",
-        "his",
-        "her",
-        "its",
-        "this",
-        "that",
-        "these",
-        "those",
-        "each",
-        "every",
-        "any",
-        "some",
-        "no",
-        "all",
-        "both",
-        "many",
-        "most",
-        "several",
-        "few",
-        "either",
-        "neither",
-        "another",
-        "other",
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "more",
-        "new",
-        "old",
-    ]
-)
-PREPOSITIONS = frozenset(
-    [
-        "about",
-        "above",
-        "across",
-        "after",
-        "against",
-        "along",
-        "among",
-        "around",
-        "as",
-        "at",
-        "before",
-        "behind",
-        "below",
-        "beside",
-        "between",
-        "beyond",
-        "by",
-        "during",
-        "except",
-        "for",
-        "from",
-        "in",
-        "inside",
-        "into",
-        "like",
-        "near",
-        "of",
-        "off",
-        "on",
-        "onto",
-        "over",
-        "per",
-        "since",
-        "through",
-        "throughout",
-        "to",
-        "toward",
-        "towards",
-        "under",
-        "until",
-        "up",
-        "upon",
-        "using",
-        "via",
-        "with",
-        "within",
-        "without",
-    ]
-)
-TAILS = frozenset(
-    [
-        "about",
-        "after",
-        "against",
-        "as",
-        "at",
-        "because",
-        "before",
-        "between",
-        "by",
-        "during",
-        "for",
-        "from",
-        "if",
-        "in",
-        "inside",
-        "instead",
-        "into",
-        "on",
-        "onto",
-        "over",
-        "since",
-        "through",
-        "throughout",
-        "to",
-        "under",
-        "unless",
-        "until",
-        "using",
-        "via",
-        "when",
-        "whenever",
-        "while",
-        "with",
-        "within",
-        "without",
-    ]
-)
-RELATIVE = frozenset(["that", "which", "who", "whom", "whose", "where", "what", "why", "how", "whether"])
-ADVERBS = frozenset(
-    [
-        "also",
-        "always",
-        "often",
-        "never",
-        "only",
-        "usually",
-        "typically",
-        "currently",
-        "generally",
-        "normally",
-        "mainly",
-        "mostly",
-        "just",
-        "still",
-        "now",
-        "already",
-        "therefore",
-        "then",
-        "simply",
-        "both",
-        "even",
-        "really",
-        "automatically",
-        "not",
-        "please",
-        "sometimes",
-        "soon",
-        "first",
-    ]
-)
+from trainyard.data.extractive.lexicon import BASE, GERUNDS, PARTICIPLES, word_set
+
 UNITS = r"(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?|business days?|working days?|cycles?)"
 NUMBER = r"(?:\d[\d.,]*|an?|one|two|three|four|five|six|seven|eight|nine|ten|twelve|several|a few)"
 FREQUENCY = re.compile(
@@ -243,98 +77,10 @@ DANGLING = re.compile(
     r"\b(?:this|these|those|them|such|above|below|here|latter|former|following|it|they|its|their)\b", re.I
 )
 """A question with such a word needs the text around it."""
-STOP_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "the",
-        "and",
-        "or",
-        "but",
-        "of",
-        "to",
-        "in",
-        "on",
-        "at",
-        "for",
-        "with",
-        "by",
-        "from",
-        "as",
-        "is",
-        "are",
-        "was",
-        "were",
-        "be",
-        "been",
-        "being",
-        "it",
-        "its",
-        "this",
-        "that",
-        "these",
-        "those",
-        "you",
-        "your",
-        "we",
-        "our",
-        "us",
-        "i",
-        "my",
-        "me",
-        "they",
-        "their",
-        "them",
-        "he",
-        "she",
-        "his",
-        "her",
-        "do",
-        "does",
-        "did",
-        "can",
-        "could",
-        "may",
-        "might",
-        "must",
-        "should",
-        "shall",
-        "will",
-        "would",
-        "has",
-        "have",
-        "had",
-        "not",
-        "no",
-        "if",
-        "when",
-        "then",
-        "than",
-        "so",
-        "such",
-        "there",
-        "here",
-        "what",
-        "which",
-        "who",
-        "how",
-        "why",
-        "where",
-        "about",
-        "into",
-        "any",
-        "all",
-        "also",
-        "only",
-        "just",
-        "more",
-        "most",
-        "some",
-    ]
-)
+STOP_WORDS = word_set("en_stop_words")
 
 
-TWO_FACTS = 14
+TWO_FACTS = 10
 """Words of a sentence that may answer two questions."""
 
 
@@ -346,71 +92,17 @@ class Ask(NamedTuple):
     clause: str = ""
 
 
-class Clause(NamedTuple):
-    """Subject, verb and rest of a sentence. `auxiliary` is what a question begins with; `verb` follows the subject."""
-
-    subject: str
-    auxiliary: str
-    verb: str
-    rest: str
-    surface: str
-    """The verb as it stands in the sentence, the auxiliary included."""
-    negative: bool
-    kind: str
-    """be, modal, have, verb or command."""
-
-
 def content_words(text: str) -> list[str]:
     """The words of a text in small letters that are no stop words."""
     return [word for word in re.findall(r"[\w'’-]+", text.lower()) if word not in STOP_WORDS]
 
 
-def third_forms() -> dict[str, str]:
-    forms = {}
-    for verb in BASE:
-        if re.search(r"(?:s|x|z|ch|sh|o)$", verb):
-            forms[f"{verb}es"] = verb
-        elif re.search(r"[^aeiou]y$", verb):
-            forms[f"{verb[:-1]}ies"] = verb
-        else:
-            forms[f"{verb}s"] = verb
-    return forms | {"has": "have"}
-
-
-THIRD = third_forms()
-PAST = {
-    (f"{verb}d" if verb.endswith("e") else f"{verb[:-1]}ied" if re.search(r"[^aeiou]y$", verb) else f"{verb}ed"): verb
-    for verb in BASE
-} | IRREGULAR
-
-
-GERUNDS = {
-    (f"{verb[:-1]}ing" if re.search(r"[^eo]e$", verb) else f"{verb}ing"): verb for verb in BASE
-} | {"running": "run", "getting": "get", "setting": "set", "putting": "put", "stopping": "stop", "adding": "add"}
-NOUN_PREPOSITIONS = {
-    "to": frozenset("access change changes approach answer answers response responses link links limit addition right "
-                    "rights reference references connection path key solution alternative guide similar update updates "
-                    "adherence attention introduction relation".split()),
-    "for": frozenset("support need request requests option options reason standard standards responsibility default "
-                     "template templates place room rules tool tools limit format value values name".split()),
-    "on": frozenset("guidance information advice impact focus policy policies limit details work".split()),
-    "in": frozenset("change changes increase interest experience expertise role".split()),
-    "with": frozenset("problem problems issue issues relationship conversation".split()),
-    "from": frozenset("feedback help".split()),
-}  # fmt: skip
-"""Preposition -> nouns after which it belongs to the object."""
-TO_DO_VERBS = frozenset("require allow enable ask tell want need help encourage cause force expect instruct remind".split())
-WEAK_VERBS = frozenset("meet make get take give have do let keep put go come see be become seem try look work start".split())
-HOLDING_VERBS = frozenset("contain include offer list hold mean show".split())
-MOVING_VERBS = frozenset(
-    "send add move copy upload push submit write connect apply assign attach post link migrate convert change set limit "
-    "map bind deliver ship return report forward redirect save pass export import append pay transfer".split()
-)
-PLACED_VERBS = frozenset("live reside appear run happen work meet sit find occur store start end stay gather".split())
-PLACED_PARTICIPLES = frozenset(
-    "stored located found saved kept placed defined listed documented described installed published held shown "
-    "displayed configured created deployed hosted recorded carried put set stated".split()
-)
+TO_DO_VERBS = word_set("en_to_do_verbs")
+WEAK_VERBS = word_set("en_weak_verbs")
+HOLDING_VERBS = word_set("en_holding_verbs")
+MOVING_VERBS = word_set("en_moving_verbs")
+PLACED_VERBS = word_set("en_placed_verbs")
+PLACED_PARTICIPLES = word_set("en_placed_participles")
 
 
 def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subject: str = "") -> list[Ask]:
@@ -499,8 +191,12 @@ def conditions(text: str) -> Iterator[Ask]:
     if len(re.findall(r"\b(?:we|you|i)\b", clause.lower())) > 1 and clause.startswith("when"):
         return
     wish = re.search(r"\byou (?:want|would like|need|wish|have to|are looking)\b|\byou['’]d like\b", clause)
-    to_do = wish or re.match(r"(?:you|we) (?:can|could|should|must|need|have|may|might|will need|['’]ll need)\b", main, re.I)
-    command = first_word(OPENING.sub("", main)) in (*BASE, "be") or re.match(r"(?:please|do not|don['’]t|never) ", main, re.I)
+    to_do = wish or re.match(
+        r"(?:you|we) (?:can|could|should|must|need|have|may|might|will need|['’]ll need)\b", main, re.I
+    )
+    command = first_word(OPENING.sub("", main)) in (*BASE, "be") or re.match(
+        r"(?:please|do not|don['’]t|never) ", main, re.I
+    )
     yield Ask("condition_do" if to_do or command else "condition", clause)
 
 
@@ -525,213 +221,6 @@ def purposes(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
         yield Ask("purpose", match["goal"])
 
 
-def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
-    """Cut a sentence at its verb; None where that is not certain."""
-    words = text.split()
-    if not words or "not only" in text:
-        return None
-    first = words[0].lower()
-    if first in BASE and len(words) > 2 and words[1].lower() not in AUXILIARIES and second_of_command(words):
-        return Clause("you", "should", first, " ".join(words[1:]), f"should {first}", False, "command")
-    if first in BASE and f"{first}s" not in AMBIGUOUS:
-        return None
-    for place, word in enumerate(words[1:13], 1):
-        plain = word.lower().replace("’", "'")
-        before, after = words[place - 1], words[place + 1 :]
-        if before[-1:] in ",;:" or before.lower() in RELATIVE or plain in RELATIVE:
-            return None
-        subject = strip_adverbs(words[:place])
-        if not subject or not noun_like(subject):
-            continue
-        if plain in CONTRACTED or plain in AUXILIARIES:
-            return with_auxiliary(subject, plain, after, vocabulary)
-        if plain in ("do", "does", "did") and after[:1] == ["not"]:
-            return with_auxiliary(subject, plain, after, vocabulary)
-        found = finite_verb(plain, subject, after)
-        if found:
-            auxiliary, verb = found
-            return Clause(
-                decapitalise(" ".join(subject), vocabulary), auxiliary, verb, " ".join(after), word, False, "verb"
-            )
-    return None
-
-
-def second_of_command(words: list[str]) -> bool:
-    """Whether a sentence that begins with a verb's base form is a command: "Open the lid", not "Access rights are"."""
-    second = words[1].lower().strip("\"'`“,")
-    if second in DETERMINERS or second in PREPOSITIONS or words[1][0] in '`"“' or second in ("sure", "out", "up"):
-        return True
-    verbs = [word for word in words[2:8] if word.lower() in AUXILIARIES or word.lower() in THIRD]
-    return not verbs
-
-
-def noun_like(subject: list[str]) -> bool:
-    last = subject[-1].lower().strip("`\"”'")
-    if any(word.lower() in PRONOUNS for word in subject[1:]):
-        return False
-    if len(subject) == 1 and last in PRONOUNS:
-        return True
-    if subject[0].lower() in POINTING_SUBJECTS and len(subject) == 1:
-        return False
-    if subject[0].lower() in (
-        "if",
-        "when",
-        "while",
-        "because",
-        "although",
-        "though",
-        "and",
-        "but",
-        "or",
-        "so",
-        "to",
-        "as",
-        "with",
-        "in",
-        "for",
-        "on",
-        "at",
-        "by",
-        "from",
-        "once",
-        "after",
-        "before",
-        "there",
-        "here",
-        "how",
-        "what",
-        "why",
-        "where",
-        "unless",
-        "until",
-        "not",
-        "since",
-    ):
-        return False
-    return last not in DETERMINERS and last not in PREPOSITIONS and last not in ("and", "or", "to")
-
-
-def strip_adverbs(words: list[str]) -> list[str]:
-    while words and (words[-1].lower() in ADVERBS or (words[-1].endswith("ly") and len(words) > 1)):
-        words = words[:-1]
-    return words
-
-
-def is_plural(subject: list[str]) -> bool:
-    last = subject[-1].lower()
-    head = [word for word in subject if word.lower() not in DETERMINERS][:1]
-    if last in PRONOUNS or "and" in [word.lower() for word in subject]:
-        return True
-    for place, word in enumerate(subject):
-        if word.lower() in PREPOSITIONS and place:
-            last = subject[place - 1].lower()
-            break
-    return bool(head) and (last in ("people", "children", "data", "others") or bool(re.search(r"[^su]s$", last)))
-
-
-AMBIGUOUS = frozenset(
-    "access addresses answers backs bases blocks books builds calls causes changes charges checks claims clicks "
-    "comments commits contacts controls copies costs covers deals defaults designs displays documents downloads drops "
-    "edits emails ends exits exports extracts fields files fills filters fixes flags focuses forms formats groups hands "
-    "helps hosts imports indexes inserts issues joins keys labels lasts launches leads limits links lists loads locks "
-    "logs looks maps marks matches matters means measures moves names needs notes notices offers opens orders packages "
-    "parses passes places plans points posts practices presents processes produces projects pulls queries ranges raises "
-    "reads records releases replies reports requests resets restarts results returns reuses reviews rides runs scales "
-    "schedules searches sections sees sends sets shares ships shows signs skips sorts speaks splits starts states stays "
-    "steps stops stores streams supports switches talks targets tests tracks transfers tries turns types updates "
-    "uploads uses values views visits waits watches works".split()
-)
-"""Forms that may be plural nouns."""
-
-
-def is_followed_by_object(following: str, word: str) -> bool:
-    """Whether the word after an ambiguous form shows that the form is a verb."""
-    return following in DETERMINERS or following in ("that", "you", "us", "how", "what") or (
-        word[:1] in "`\"“$€£" or word[:1].isdigit() or word[:1].isupper()
-    )
-
-
-def finite_verb(word: str, subject: list[str], after: list[str]) -> tuple[str, str] | None:
-    """(auxiliary of the question, base form) of a word that is the verb of this subject; None if it is none."""
-    following = after[0].lower().strip(',.`"') if after else ""
-    if following in AUXILIARIES or (following in THIRD and following not in BASE):
-        return None
-    plural, pronoun = is_plural(subject), subject[-1].lower() in PRONOUNS
-    sure = is_followed_by_object(following, after[0] if after else "")
-    if word in THIRD and not plural and (sure or word not in AMBIGUOUS):
-        return "does", THIRD[word]
-    if word in BASE and (pronoun or plural) and following not in ("and", "or"):
-        adverb = following in ADVERBS or following in PREPOSITIONS or following.endswith("-time")
-        return ("do", word) if pronoun or sure or adverb or f"{word}s" not in AMBIGUOUS else None
-    if word in PAST and following in DETERMINERS and word not in PARTICIPLES:
-        return "did", PAST[word]
-    return None
-
-
-def with_auxiliary(subject: list[str], word: str, after: list[str], vocabulary: Collection[str]) -> Clause | None:
-    negative = word in CONTRACTED or bool(after and after[0].lower() in ("not", "never", "no"))
-    auxiliary = CONTRACTED.get(word, word)
-    if after and after[0].lower() in ("not", "never"):
-        after = after[1:]
-    while len(after) > 1 and (after[0].lower() in ADVERBS or after[0].endswith("ly")) and auxiliary not in BE:
-        after = after[1:]
-    if not after:
-        return None
-    name = decapitalise(" ".join(subject), vocabulary)
-    if auxiliary in BE:
-        return Clause(name, auxiliary, "", " ".join(after), auxiliary, negative, "be")
-    following = after[0].lower()
-    participle = following in PARTICIPLES or following.endswith("ed")
-    if auxiliary in HAVE and participle and len(after) > 1:
-        second = after[1].lower()
-        if following != "been" and second not in DETERMINERS and second not in PREPOSITIONS and second != "to":
-            return None
-    if auxiliary in HAVE and not participle:
-        helper = {"has": "does", "have": "do", "had": "did"}[auxiliary]
-        return Clause(name, helper, "have", " ".join(after), auxiliary, negative, "verb")
-    kind = "have" if auxiliary in HAVE else "modal"
-    return Clause(name, auxiliary, after[0], " ".join(after[1:]), f"{auxiliary} {after[0]}", negative, kind)
-
-
-def cut(text: str) -> str:
-    """A phrase up to its first comma, dash, colon or bracket outside of code."""
-    parts = re.split(r"(`[^`]*`)", text)
-    for place, part in enumerate(parts):
-        if place % 2 == 0 and (match := re.search(r"[,;:(]|\s[–—-]\s|\.\s", part)):
-            return "".join([*parts[:place], part[: match.start()]]).strip()
-    return text.strip()
-
-
-def join(*parts: str) -> str:
-    return " ".join(part for part in parts if part)
-
-
-def split_object(rest: str) -> tuple[str, str]:
-    """(object, what follows it from its first preposition or conjunction on)."""
-    rest = until_verb(rest)
-    words = rest.split()
-    for place, word in enumerate(words):
-        plain = word.lower()
-        if words[place - 1][-1:] in ",;:" and place:
-            return " ".join(words[:place]), ""
-        if plain in RELATIVE and place:
-            return " ".join(words[:place]), ""
-        if place and words[place - 1].lower() in NOUN_PREPOSITIONS.get(plain, ()) and place + 1 < len(words):
-            if plain != "to" or words[place + 1].lower() not in BASE:
-                continue
-        if plain in TAILS:
-            return " ".join(words[:place]), until_verb(cut(" ".join(words[place:])))
-    return until_verb(rest), ""
-
-
-def until_verb(text: str) -> str:
-    """The text before an "and" or "or" that a further verb follows."""
-    for match in re.finditer(r" (?:and|or) ([\w-]+)", text):
-        if match[1].lower() in BASE or match[1].lower() in THIRD:
-            return text[: match.start()]
-    return text
-
-
 def direct(word: str, clause: Clause, rest: str, form: str) -> Ask:
     """A question with its clause form: "How often do we meet?" and "how often we meet"."""
     question = join(word, clause.auxiliary, clause.subject, clause.verb, rest)
@@ -754,7 +243,9 @@ def clause_forms(clause: Clause, where: str) -> Iterator[Ask]:
     for pattern, word in ((FREQUENCY, "How often"), (DURATION, "How long"), (POINT, "When")):
         if match := pattern.search(short):
             before = short[: match.start()].strip()
-            if (clause.kind == "be" and not before) or before.split()[-1:] and before.split()[-1].lower() in PREPOSITIONS:
+            if (clause.kind == "be" and not before) or (
+                before.split()[-1:] and before.split()[-1].lower() in PREPOSITIONS
+            ):
                 continue
             yield direct(word, clause, join(before, where), "time")
             return
@@ -871,54 +362,3 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     if verb in WEAK_VERBS:
         return
     yield direct("What", clause, join(tail, where), "what")
-
-
-def noun_start(text: str) -> bool:
-    """Whether a phrase begins like a thing and not like an adverb or a clause."""
-    first = text.split(maxsplit=1)[0].lower().strip(",")
-    if (
-        first
-        in (
-            "it",
-            "them",
-            "so",
-            "up",
-            "out",
-            "in",
-            "off",
-            "down",
-            "away",
-            "back",
-            "more",
-            "well",
-            "not",
-            "too",
-            "how",
-            "that",
-            "what",
-            "sure",
-            "care",
-            "place",
-            "together",
-            "better",
-            "similar",
-            "different",
-        )
-        or first in ADVERBS
-    ):
-        return False
-    return not first.endswith("ly") and first not in PREPOSITIONS
-
-
-def first_word(text: str) -> str:
-    return text.split(maxsplit=1)[0].lower().strip(",") if text.split() else ""
-
-
-def decapitalise(text: str, vocabulary: Collection[str]) -> str:
-    """The text with a small first letter, unless its first word is a name."""
-    first = text.split(maxsplit=1)[0] if text.split() else ""
-    lower = first.lower()
-    known = lower.removesuffix("s") in vocabulary or lower in GERUNDS or lower in DETERMINERS or lower in PREPOSITIONS or lower in ("we", "you", "everyone", "nobody", "anyone")
-    if first != "I" and first[1:].islower() | (len(first) == 1) and (known or lower in vocabulary):
-        return text[0].lower() + text[1:]
-    return text

@@ -134,7 +134,9 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         place = f"{where}{colon}{found.context}" if found.context else where
         if found.rule in ("listing", "steps") or found.topic.lower() == topic.lower():
             place = title
-        yield Fact(found.rule, found.topic, place, found.answer, found.worth + 1, clause=found.clause, placed=found.placed)
+        yield Fact(
+            found.rule, found.topic, place, found.answer, found.worth + 1, clause=found.clause, placed=found.placed
+        )
     held = [statement.answer for statement in statements]
     for paragraph in section.paragraphs:
         for fact in sentence_facts(paragraph, title, topic, language):

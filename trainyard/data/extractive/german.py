@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from trainyard.data.extractive.english import LEXICON, Ask, join
+from trainyard.data.extractive.clauses import join
+from trainyard.data.extractive.english import Ask
+from trainyard.data.extractive.lexicon import word_set
 
-FINITE = frozenset(LEXICON["de_finite"].split())
+FINITE = word_set("de_finite")
 CONDITION = re.compile(
     r"(?P<clause>(?:Wenn|Falls|Sofern|Sobald|Bevor|Solange|Nachdem) [^,;:()]{8,110}), (?:dann |so )?(?P<main>.+)"
 )
@@ -39,119 +41,17 @@ TIMES = (
                 rf"\w+ \d{{4}}|{NUMBER} {UNITS})"), "Wann"),
     (re.compile(rf"{NUMBER} {UNITS} lang"), "Wie lange"),
 )  # fmt: skip
-MODALS = frozenset(["kann", "können", "muss", "müssen", "darf", "dürfen", "soll", "sollen", "sollte", "sollten"])
-BE = frozenset(["ist", "sind", "war", "waren"])
-ARTICLES = frozenset(
-    [
-        "der",
-        "die",
-        "das",
-        "den",
-        "dem",
-        "des",
-        "ein",
-        "eine",
-        "einen",
-        "einem",
-        "einer",
-        "eines",
-        "kein",
-        "keine",
-        "jede",
-        "jeder",
-        "jedes",
-        "alle",
-    ]
-)
+MODALS = word_set("de_modals")
+BE = word_set("de_be")
+ARTICLES = word_set("de_articles")
 POINTING = re.compile(
     r"\b(?:dies\w*|jene\w*|solche\w*|hier\w*|dort|dabei|dafür|damit|dazu|daher|dadurch|folgende\w*|obige\w*|er|sie|es|ihn|ihm|"
     r"ihr\w*|deren|dessen|so|beide\w*|wir|unser\w*|uns)\b"
 )
-STOP_WORDS = frozenset(
-    [
-        "der",
-        "die",
-        "das",
-        "den",
-        "dem",
-        "des",
-        "ein",
-        "eine",
-        "einen",
-        "einem",
-        "einer",
-        "eines",
-        "und",
-        "oder",
-        "aber",
-        "von",
-        "vom",
-        "zu",
-        "zum",
-        "zur",
-        "in",
-        "im",
-        "an",
-        "am",
-        "auf",
-        "aus",
-        "bei",
-        "beim",
-        "mit",
-        "für",
-        "nach",
-        "über",
-        "unter",
-        "vor",
-        "durch",
-        "ist",
-        "sind",
-        "war",
-        "wird",
-        "werden",
-        "wurde",
-        "wurden",
-        "hat",
-        "haben",
-        "kann",
-        "können",
-        "muss",
-        "müssen",
-        "darf",
-        "dürfen",
-        "soll",
-        "sollen",
-        "sollte",
-        "nicht",
-        "kein",
-        "keine",
-        "wenn",
-        "falls",
-        "um",
-        "als",
-        "auch",
-        "nur",
-        "noch",
-        "was",
-        "wie",
-        "wo",
-        "wer",
-        "welche",
-        "welcher",
-        "welches",
-        "sich",
-        "es",
-        "sie",
-        "er",
-        "wir",
-        "ihr",
-        "ihre",
-        "ihren",
-        "gilt",
-        "man",
-    ]
+STOP_WORDS = word_set("de_stop_words")
+VAGUE = (
+    r"(?:entsprech|verschied|weiter|erst|ander|jeweilig|neu|eigen|welch|gewünscht|nachfolg|obig|beliebig|folgend|best)"
 )
-VAGUE = r"(?:entsprech|verschied|weiter|erst|ander|jeweilig|neu|eigen|welch|gewünscht|nachfolg|obig|beliebig|folgend|best)"
 DEFINED = re.compile(r"(?:ein|eine|der|die|das)\b")
 
 
@@ -180,7 +80,11 @@ def forms_of(text: str) -> Iterator[Ask]:
         if not re.match(r"\w+ (?:es|sie|er|dies\w*|das|auch|nicht|möglich|nötig|überhaupt)\b", clause):
             yield Ask("condition", clause)
     match = PURPOSE.fullmatch(text) or PURPOSE_LAST.fullmatch(text)
-    if match and not re.search(r"beschrieben|erläutert|erklärt|gezeigt", match["main"]):
+    if (
+        match
+        and not re.search(r"beschrieben|erläutert|erklärt|gezeigt", match["main"])
+        and not re.match(r"(?:ob|wie|dass|was) ", match["main"])
+    ):
         yield Ask("purpose", match["goal"][0].lower() + match["goal"][1:])
     parts = cut_at_verb(text)
     if parts is None:
@@ -192,7 +96,12 @@ def forms_of(text: str) -> Iterator[Ask]:
             yield Ask("bare", f"Warum {main[1]} {small(main[0])} {main[2]}?")
     if IDIOM.match(before):
         return
-    if PLACE.fullmatch(before) and re.search(r" [A-ZÄÖÜ„`]", before) and len(before.split()) <= 12 and "," not in before:
+    if (
+        PLACE.fullmatch(before)
+        and re.search(r" [A-ZÄÖÜ„`]", before)
+        and len(before.split()) <= 12
+        and "," not in before
+    ):
         phrase = before[0].lower() + before[1:]
         yield Ask("case", phrase)
         return
@@ -240,61 +149,18 @@ def cut_at_verb(text: str) -> tuple[str, str, str] | None:
     return None
 
 
-ADVERBS = frozenset(
-    "stattdessen anders andernfalls dagegen hierbei hierzu hierfür genaueres "
-    "leider natürlich vielleicht eventuell meist meistens oft häufig manchmal immer zuerst zunächst schließlich "
-    "abschließend gegebenenfalls idealerweise normalerweise standardmäßig derzeit aktuell momentan bisher bislang "
-    "letztlich insgesamt allerdings ebenso ebenfalls weiterhin darüber gleichzeitig zusätzlich optional alternativ "
-    "wichtig generell prinzipiell eigentlich nachdem bevor sobald falls ist sind hat wird kann muss soll "
-    "lange weitere weiter heute später früher vorher nachher jetzt überhaupt sonstige".split()
-)
-NOT_ADJECTIVES = STOP_WORDS | ADVERBS | ARTICLES | frozenset(
-    "dein deine deiner deinem deinen mein meine seine seiner seinen seinem ihres ihrem unser unsere eure ohne gegen "
-    "zwischen neben hinter seit statt trotz wegen während innerhalb außerhalb laut gemäß einige mehrere viele alle "
-    "allen beiden diese dieser diesem diesen dieses jene solche welche anderen andere anderer sowie sowohl gar sehr "
-    "dass weil damit dessen deren einiger vieler".split()
-)
+ADVERBS = word_set("de_adverbs")
+NOT_ADJECTIVES = STOP_WORDS | ADVERBS | ARTICLES | word_set("de_not_adjectives")
 
 
 def is_noun_phrase(text: str) -> bool:
     words = text.split()
+    if len(words) == 1 and text.lower() in FINITE:
+        return False
     if words[0].lower() in ADVERBS or (len(words) == 1 and words[0].lower() in NOT_ADJECTIVES):
         return False
-    if (
-        POINTING.match(text)
-        or POINTING.match(text.lower())
-        or text.lower() in ("man", "sie", "es", "wer", "was", "das", "wir", "du", "ich")
-    ):
+    if POINTING.match(text) or POINTING.match(text.lower()) or text.lower() in word_set("de_no_subject"):
         return False
-    if words[0].lower() in (
-        "auch",
-        "nur",
-        "dann",
-        "damit",
-        "so",
-        "hier",
-        "dort",
-        "da",
-        "weil",
-        "dass",
-        "und",
-        "oder",
-        "aber",
-        "zudem",
-        "außerdem",
-        "danach",
-        "anschließend",
-        "bitte",
-        "daher",
-        "deshalb",
-        "jedoch",
-        "wie",
-        "wenn",
-        "je",
-        "sowohl",
-        "zwar",
-        "nun",
-        "grundsätzlich",
-    ):
+    if words[0].lower() in word_set("de_not_first"):
         return False
     return any(word.strip('„`"')[:1].isupper() for word in words[1:] or words)

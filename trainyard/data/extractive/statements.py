@@ -13,20 +13,18 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from trainyard.data.extractive import english, german, sentences
+from trainyard.data.extractive import clauses, english, german, lexicon, sentences
 from trainyard.data.extractive.cleaning import only_refers
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
+from trainyard.data.extractive.lexicon import word_set
 from trainyard.data.extractive.outline import Block, Section
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
 LEAST_LETTERS = 6
-GENERIC_DE = frozenset(
-    "Vielzahl Menschen Reihe Möglichkeit Möglichkeiten Beispiel Rahmen Management Browsen Bereich Punkte Schritte "
-    "Informationen Anzahl Fragen Regel Hilfe Weise Seiten Leute Dinge Themen Zusammenhang".split()
-)
+GENERIC_DE = word_set("en_generic_de")
 LONG_WORD = 15
 """Letters of a German word that says enough alone."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
@@ -52,11 +50,15 @@ FOLLOWS = {
     ),
 }  # fmt: skip
 """How a sentence begins that continues the one before."""
-POINTS_ONLY = re.compile(r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b")
+POINTS_ONLY = re.compile(
+    r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
+)
 ELSEWHERE = re.compile(
-    r"\bhere\W*$|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b|\[\s*\]|\\(?:ref|label)\{", re.I
+    r"\bhere\W*$|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b|\[\s*\]|\\(?:ref|label)\{",
+    re.I,
 )
 """What makes a sentence point to another place."""
+LATEX = re.compile(r"\\(?:ref|label|cite)\{|\[\s*\]")
 CONNECTIVE = re.compile(
     r"(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
     r"Außerdem|Zudem|Allerdings|Daher|Deshalb)(?:,)? (?=\w)"
@@ -71,16 +73,9 @@ NOUNS_EN = re.compile(
     r"(?P<words>(?:[a-z][\w-]+ ){0,2}[a-z][\w-]{2,}))(?=(?P<next> [\w'’]+|\W|$))"
 )
 ADJECTIVES = ("al", "ive", "able", "ible", "ful", "less", "ous", "ic")
-NOT_LAST = english.RELATIVE | frozenset(
-    "necessary available required relevant needed according due prior such different several certain other same likely able ready time times way ways thing things "
-    "case cases kind kinds lot number back well".split()
-)
-GENERIC = frozenset(
-    "part version way order example type kind list information process use set number amount variety range piece bit "
-    "end beginning purpose reason result point place question need idea issue problem change step people person page "
-    "section system one time day something anything everything thing following look note sense fact case other"
-    .split()
-)
+NOT_LAST = clauses.RELATIVE | word_set("en_not_last")
+
+GENERIC = word_set("en_generic")
 """Nouns that a question cannot be about."""
 QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
 ALONE, OFTEN, ONE_WORD = 3, 12, 5
@@ -162,8 +157,8 @@ class Reader:
         """Return what a pronoun after an English sentence stands for; empty where that is not certain."""
         if self.language != ENGLISH:
             return ""
-        clause = english.parse_clause(sentence.rstrip(".!"), self.vocabulary)
-        if clause is None or clause.subject.lower() in english.PRONOUNS or clause.kind == "command":
+        clause = clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary)
+        if clause is None or clause.subject.lower() in clauses.PRONOUNS or clause.kind == "command":
             return ""
         return clause.subject if len(clause.subject.split()) <= 5 else ""
 
@@ -180,8 +175,8 @@ class Reader:
             if statement.rule in ("condition_do", "condition", "purpose"):
                 yield statement
                 return
-        if (command := english.parse_clause(lead.rstrip(" :"), self.vocabulary)) and command.kind == "command":
-            goal = f"{command.verb} {english.cut(command.rest)}"
+        if (command := clauses.parse_clause(lead.rstrip(" :"), self.vocabulary)) and command.kind == "command":
+            goal = f"{command.verb} {clauses.cut(command.rest)}"
             if not english.DANGLING.search(goal) and len(goal.split()) > 2 and self.language == ENGLISH:
                 yield Statement("purpose", goal, answer, 0, "", True)
 
@@ -207,7 +202,7 @@ class Reader:
                 first, _, _ = found[-1]
                 found[-1] = (first, ended(whole), len(taken))
                 continue
-            if sound := sentences.short_answer(part):
+            if (sound := sentences.short_answer(part)) and acceptable_part(part):
                 taken = [part]
                 found.append((part, sound, 1))
             elif CONNECTIVE.match(part) and acceptable_part(part) and sentences.short_answer(without_opening(part)):
@@ -224,9 +219,13 @@ class Reader:
         asks = [ask for ask in ASKERS[self.language](sentence, self.vocabulary, subject) if ask.rule != "weak"]
         for ask in asks:
             yield Statement(ask.rule, ask.topic, answer, 0, ask.clause, self.is_vague(ask), "", count)
-        if not asks and re.match(r"(?:There|It) (?:is|are|was)\b|Es gibt\b", sentence) and num_words(sentence) < MOST_VAGUE:
+        if (
+            not asks
+            and re.match(r"(?:There|It) (?:is|are|was)\b|Es gibt\b", sentence)
+            and num_words(sentence) < MOST_VAGUE
+        ):
             return
-        if not asks and len(sentence.split()) < SHORT_COMMAND and english.first_word(sentence) in english.BASE:
+        if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.first_word(sentence) in lexicon.BASE:
             return
         besides = " ".join(ask.topic for ask in asks)
         long = len(sentence.split()) >= english.TWO_FACTS
@@ -261,7 +260,7 @@ class Reader:
                 continue
             if re.search(r"[\"“”„()\[\]<>|=]", phrase) or phrase.count("`") % 2 or only_refers(phrase):
                 continue
-            if any(word in english.DETERMINERS for word in phrase.split()[1:]):
+            if any(word in clauses.DETERMINERS for word in phrase.split()[1:]):
                 continue
             shown = plain_text(phrase)
             often = ONE_WORD if " " not in phrase and not phrase.startswith("`") else OFTEN
@@ -307,36 +306,39 @@ class Reader:
                 adjective = match["adjective"]
                 text = match[0]
                 vague = adjective and re.match(german.VAGUE, adjective)
-                if adjective and (vague or adjective in german.NOT_ADJECTIVES):
+                if adjective and (vague or adjective in german.NOT_ADJECTIVES | german.FINITE):
                     text = text[len(adjective) + 1 :]
                 found.append(text)
             yield from sorted(found, key=lambda text: -len(text))
             return
-        clause = english.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
-        if clause and clause.subject.lower() not in english.PRONOUNS and clause.kind != "command":
+        clause = clauses.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
+        if clause and clause.subject.lower() not in clauses.PRONOUNS and clause.kind != "command":
             yield clause.subject
         yield from (part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 3 < len(part) < 42)
         yield from (match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence))
         if clause and clause.kind != "be" and clause.verb != "be":
-            obj, _ = english.split_object(english.cut(clause.rest))
+            obj, _ = clauses.split_object(clauses.cut(clause.rest))
             obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more) ", "", obj)
             words = obj.split()
             short = len(words) == 1 and (len(obj) < 7 or obj in GENERIC)
-            if obj and english.noun_start(obj) and len(words) <= 5 and words[0] not in english.BASE and not short:
+            if obj and clauses.noun_start(obj) and len(words) <= 5 and words[0] not in lexicon.BASE and not short:
                 if not obj.endswith(ADJECTIVES) and words[-1] not in GENERIC and words[0] not in QUANTITIES:
                     yield obj
         if strong:
             return
         for match in sorted(NOUNS_EN.finditer(sentence), key=lambda match: self.frequency(match["words"])):
             words, after = match["words"].split(), match["next"].strip().lower()
-            ends = not after or not after[0].isalpha() or after in english.STOP_WORDS or after in english.PREPOSITIONS
-            verbal = words[-1] in english.THIRD and words[-1] not in english.BASE or words[-1].endswith(("ed", "ly"))
-            stops = any(word in english.STOP_WORDS or word in english.PREPOSITIONS for word in words)
-            if not ends or verbal or stops or words[-1] in NOT_LAST or words[0] in english.BASE:
+            ends = not after or not after[0].isalpha() or after in english.STOP_WORDS or after in clauses.PREPOSITIONS
+            verbal = (words[-1] in lexicon.THIRD and words[-1] not in lexicon.BASE) or words[-1].endswith(("ed", "ly"))
+            stops = any(word in english.STOP_WORDS or word in clauses.PREPOSITIONS for word in words)
+            if not ends or verbal or stops or words[-1] in NOT_LAST or words[0] in lexicon.BASE:
                 continue
-            if any(word in english.IRREGULAR or word.endswith("ly") for word in words) or words[0] in QUANTITIES:
+            if any(word in lexicon.IRREGULAR or word.endswith("ly") for word in words) or words[0] in (
+                *QUANTITIES,
+                "example",
+            ):
                 continue
-            if words[-1] in english.BASE and f"{words[-1]}s" not in english.AMBIGUOUS:
+            if words[-1] in lexicon.BASE and f"{words[-1]}s" not in clauses.AMBIGUOUS:
                 continue
             if words[-1].endswith(ADJECTIVES) or words[-1].removesuffix("s") in GENERIC:
                 continue
@@ -348,7 +350,7 @@ class Reader:
         """Whether a list item is a sentence, and not only a name."""
         if self.language == GERMAN:
             return german.cut_at_verb(sentence) is not None or bool(re.match(r"\w+en Sie\b", sentence))
-        return english.parse_clause(sentence.rstrip(".!"), self.vocabulary) is not None
+        return clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary) is not None
 
     def read_list(self, blocks: list[Block], topic: str) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
@@ -392,7 +394,7 @@ class Reader:
             if match and (parts := german.cut_at_verb(match["before"] + "X")):
                 inner = parts[2].removesuffix("X").strip()
                 before = parts[0][0].lower() + parts[0][1:]
-                return Ask("bare", f"Welche {match['noun']} {parts[1]} {german.join(before, inner, match['after'])}?")
+                return Ask("bare", f"Welche {match['noun']} {parts[1]} {clauses.join(before, inner, match['after'])}?")
             return None
         match = re.fullmatch(r"(?P<rest>.*?),? you (?P<verb>should|can|must|need to|have to|may)", text)
         if match and (goal := re.fullmatch(r"(?:In order to|To) (?P<goal>.+)", match["rest"])):
@@ -408,12 +410,12 @@ class Reader:
             "requires",
             "require",
         ):
-            subject = english.decapitalise(" ".join(words[:-1]), self.vocabulary)
-            if english.DANGLING.search(subject) or english.PREPOSITIONS & {words[0].lower()}:
+            subject = clauses.decapitalise(" ".join(words[:-1]), self.vocabulary)
+            if english.DANGLING.search(subject) or clauses.PREPOSITIONS & {words[0].lower()}:
                 return None
             if words[-1] in ("are", "is"):
                 return Ask("named", f"What {words[-1]} {subject}?", f"what {subject} {words[-1]}")
-            helper, base = ("does", english.THIRD[words[-1]]) if words[-1] in english.THIRD else ("do", words[-1])
+            helper, base = ("does", lexicon.THIRD[words[-1]]) if words[-1] in lexicon.THIRD else ("do", words[-1])
             return Ask("named", f"What {helper} {subject} {base}?", f"what {subject} {words[-1]}")
         if match := re.fullmatch(r"(?:If|When) [^,]{8,100}", text.split(",")[0]):
             clause = text.split(",")[0]
@@ -437,13 +439,15 @@ class Reader:
                     return  # a term with its meaning, which `item_facts` has
         if num_words(text) < 3 or text.rstrip().endswith((":", "：")) or not acceptable_part(text):
             return
-        units = self.units(text, items=True) or ([(text, ended(text), 1)] if num_words(text) <= MOST_ANSWER_WORDS else [])
+        units = self.units(text, items=True) or (
+            [(text, ended(text), 1)] if num_words(text) <= MOST_ANSWER_WORDS else []
+        )
         first, answer, count = units[0] if units else ("", "", 0)
         continues = block.lead.rstrip().endswith((":", "：")) and first[:1].islower()
         if continues and num_words(f"{block.lead} {answer}") <= MOST_ANSWER_WORDS:
             answer = f"{block.lead.strip()} {answer}"
         for statement in self.ask(first, answer, topic, count) if units else ():
-            if statement.rule == "statement" and (block.number and topic or not self.has_verb(first)):
+            if statement.rule == "statement" and ((block.number and topic) or not self.has_verb(first)):
                 break
             yield statement
             for other, its_answer, its_count in units[1:]:
@@ -474,6 +478,8 @@ def labelled_value(text: str) -> tuple[str, str] | None:
 def acceptable_part(text: str) -> bool:
     """Whether a text has no remains of markup and no open bracket."""
     bare = sentences.outside_code(text)
+    if LATEX.search(bare):
+        return False
     return not sentences.REMAINS.search(bare) and not text.count("`") % 2 and bare.count("(") == bare.count(")")
 
 
@@ -487,4 +493,4 @@ def commands(texts: Collection[str], language: str) -> bool:
     """Whether most items of a list tell the reader to do something."""
     if language != ENGLISH:
         return sum(bool(re.match(r"\w+en Sie\b", text)) for text in texts) * 2 > len(texts)
-    return sum(english.first_word(text) in english.BASE for text in texts) * 2 > len(texts)
+    return sum(clauses.first_word(text) in lexicon.BASE for text in texts) * 2 > len(texts)
