@@ -13,7 +13,7 @@ readers judge the same pairs in different order, without seeing each other's jud
 A judgement is one line `{"id": …, "answerable": 1, "correct": 1, "not_trivial": 1, "natural": 1}`; a pair is good when
 all four hold:
 
-answerable   a reader of the page who gets the question with its context can tell which fact is wanted, and the page has it
+answerable   a reader of the page can tell from the question which fact is wanted, and the page has it
 correct      the answer answers this question, is whole without the sentences around it, and is the page's text
 not_trivial  the question does not contain the answer, and the answer says something that a person may want to know
 natural      a person could write the question like this; slight stiffness is allowed, broken grammar is not
@@ -109,9 +109,8 @@ def print_rates(corpus: Path) -> bool:
         total += counts
         rate = counts["words"] / max(1, counts["pairs"])
         shares = ", ".join(f"{name} {count}" for name, count in kinds.most_common(6))
-        print(
-            f"{source.name}: {counts['documents']} documents, {counts['pairs']} pairs, {rate:.1f} words a pair; {shares}"
-        )
+        print(f"{source.name}: {counts['documents']} documents, {counts['pairs']} pairs, {rate:.1f} words a pair")
+        print(f"    {shares}")
     rate = total["words"] / max(1, total["pairs"])
     print(
         f"all: {total['documents']} documents, {total['pairs']} pairs, {rate:.1f} words a pair (at most {MOST_WORDS})"

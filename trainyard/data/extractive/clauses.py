@@ -48,14 +48,11 @@ class Clause(NamedTuple):
 
 def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
     """Cut a sentence at its verb; None where that is not certain."""
-    words = text.split()
-    if not words or "not only" in text:
-        return None
-    first = words[0].lower()
+    words = [] if "not only" in text else text.split()
+    first = words[0].lower() if words else ""
     if first in BASE and len(words) > 2 and words[1].lower() not in AUXILIARIES and second_of_command(words):
         return Clause("you", "should", first, " ".join(words[1:]), f"should {first}", False, "command")
-    if first in BASE and f"{first}s" not in AMBIGUOUS:
-        return None
+    words = [] if first in BASE and f"{first}s" not in AMBIGUOUS else words
     for place, word in enumerate(words[1:13], 1):
         plain = word.lower().replace("’", "'")
         before, after = words[place - 1], words[place + 1 :]
@@ -64,9 +61,8 @@ def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
         subject = strip_adverbs(words[:place])
         if not subject or not noun_like(subject):
             continue
-        if plain in CONTRACTED or plain in AUXILIARIES:
-            return with_auxiliary(subject, plain, after, vocabulary)
-        if plain in ("do", "does", "did") and after[:1] == ["not"]:
+        helps = plain in ("do", "does", "did") and after[:1] == ["not"]
+        if plain in CONTRACTED or plain in AUXILIARIES or helps:
             return with_auxiliary(subject, plain, after, vocabulary)
         found = finite_verb(plain, subject, after)
         if found:
@@ -196,9 +192,9 @@ def split_object(rest: str) -> tuple[str, str]:
             return " ".join(words[:place]), ""
         if plain in RELATIVE and place:
             return " ".join(words[:place]), ""
-        if place and words[place - 1].lower() in NOUN_PREPOSITIONS.get(plain, ()) and place + 1 < len(words):
-            if plain != "to" or words[place + 1].lower() not in BASE:
-                continue
+        belongs = place and words[place - 1].lower() in NOUN_PREPOSITIONS.get(plain, ()) and place + 1 < len(words)
+        if belongs and (plain != "to" or words[place + 1].lower() not in BASE):
+            continue
         if plain in TAILS:
             return " ".join(words[:place]), until_verb(cut(" ".join(words[place:])))
     return until_verb(rest), ""

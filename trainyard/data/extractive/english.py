@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from trainyard.data.extractive.clauses import (
     ADVERBS,
+    BE,
     DETERMINERS,
     POINTING_SUBJECTS,
     PREPOSITIONS,
@@ -31,15 +32,16 @@ from trainyard.data.extractive.lexicon import BASE, GERUNDS, PARTICIPLES, word_s
 UNITS = r"(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?|business days?|working days?|cycles?)"
 NUMBER = r"(?:\d[\d.,]*|an?|one|two|three|four|five|six|seven|eight|nine|ten|twelve|several|a few)"
 FREQUENCY = re.compile(
-    rf"(?:,? )(?:(?:once|twice|{NUMBER} times) (?:a|an|per|every|each) \w+|every (?:{NUMBER} |second |third |other )?{UNITS}"
-    rf"|(?:daily|weekly|monthly|quarterly|annually|yearly))$"
+    rf"(?:^|,? )(?:(?:once|twice|{NUMBER} times) (?:a|an|per|every|each) \w+|every "
+    rf"(?:{NUMBER} |second |third |other )?{UNITS}|(?:daily|weekly|monthly|quarterly|annually|yearly))$"
 )
 DURATION = re.compile(rf"(?: |^)for (?:up to |at least |at most |about |the first )?{NUMBER} {UNITS}$")
 DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 POINT = re.compile(
     rf"(?: |^)(?:within {NUMBER} {UNITS}\b.*|(?:after|before|in|by|until|since) (?:\d{{4}}|{NUMBER} {UNITS}\b.*)"
-    rf"|(?:on|by|until|before|after) (?:{DAYS}|{MONTHS})\b.*|(?:at|by|before|after|until) \d{{1,2}}(?::\d\d)? ?(?:am|pm|o'clock)?\b.*"
+    rf"|(?:on|by|until|before|after) (?:{DAYS}|{MONTHS})\b.*"
+    rf"|(?:at|by|before|after|until) \d{{1,2}}(?::\d\d)? ?(?:am|pm|o'clock)?\b.*"
     r"|(?:at|by|before|after) the (?:end|start|beginning) of .*)$"
 )
 CONDITION = re.compile(
@@ -48,7 +50,8 @@ CONDITION = re.compile(
     re.I,
 )
 CONDITION_LAST = re.compile(
-    r"(?P<main>.{12,}?)(?<!as)(?<!or)(?<!and)(?<!only)(?<!that)(?<!even),? (?P<clause>(?:if|when|whenever|unless|in case|as soon as|as long as) "
+    r"(?P<main>.{12,}?)(?<!as)(?<!or)(?<!and)(?<!only)(?<!that)(?<!even),? "
+    r"(?P<clause>(?:if|when|whenever|unless|in case|as soon as|as long as) "
     r"[^,;:()]{6,110})"
 )
 PURPOSE = re.compile(r"(?:In order to|To) (?P<goal>(?P<verb>[a-z]+) [^,;:]{3,100}), (?P<main>.+)")
@@ -61,7 +64,8 @@ LEADING = re.compile(
 OPENING = re.compile(
     r"(?:Please(?: do)?|Note that|Please note that|Remember that|Remember to|Make sure to|Make sure that|Be sure to|"
     r"Also|In general|Generally|Usually|Typically|By default|Optionally|Currently|Instead|Finally|Next|Then|First|"
-    r"For example|For instance|In fact|In other words|In particular|In addition|In short|In practice|In most cases|In some cases|In many cases|"
+    r"For example|For instance|In fact|In other words|In particular|In addition|In short|In practice|In most cases|"
+    r"In some cases|In many cases|"
     r"As a result|At the moment|As always|However|Moreover|Furthermore|Therefore|Thus|Unfortunately|Fortunately|"
     r"Similarly|In this way|As such|Notably|Specifically|"
     r"Second|Lastly|Now|Additionally|Most often|Most importantly|Of course|Ideally|Otherwise|Alternatively)"
@@ -80,6 +84,8 @@ DANGLING = re.compile(
 STOP_WORDS = word_set("en_stop_words")
 
 
+INTENDING_VERBS = word_set("en_intending_verbs")
+PERSONS = word_set("en_persons")
 TWO_FACTS = 10
 """Words of a sentence that may answer two questions."""
 
@@ -157,7 +163,7 @@ def forms_of(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
     if match := BECAUSE.fullmatch(main):
         short = parse_clause(match["main"], vocabulary)
         if short and not short.negative and short.kind != "command":
-            yield direct("Why", short, join(short.rest), "why")
+            yield direct("Why", short, join(short.rest))
     where = decapitalise(place, vocabulary) if place else ""
     yield from clause_forms(clause, where)
 
@@ -221,7 +227,7 @@ def purposes(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
         yield Ask("purpose", match["goal"])
 
 
-def direct(word: str, clause: Clause, rest: str, form: str) -> Ask:
+def direct(word: str, clause: Clause, rest: str) -> Ask:
     """A question with its clause form: "How often do we meet?" and "how often we meet"."""
     question = join(word, clause.auxiliary, clause.subject, clause.verb, rest)
     surface = clause.surface
@@ -247,7 +253,7 @@ def clause_forms(clause: Clause, where: str) -> Iterator[Ask]:
                 before.split()[-1:] and before.split()[-1].lower() in PREPOSITIONS
             ):
                 continue
-            yield direct(word, clause, join(before, where), "time")
+            yield direct(word, clause, join(before, where))
             return
     if clause.kind == "be":
         yield from be_forms(clause, short, where)
@@ -256,109 +262,93 @@ def clause_forms(clause: Clause, where: str) -> Iterator[Ask]:
 
 
 def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
+    """Yield the question for what a subject is, or for what is done to it."""
     words = rest.split()
-    if not words:
-        return
     while len(words) > 1 and words[0].lower() in ADVERBS:
         words = words[1:]
-    first = words[0].lower()
-    subject_words = len(content_words(clause.subject))
-    if clause.subject.lower() in PRONOUNS or not subject_words or re.match(r"(?:\w+ly )?\w+ing ", clause.subject):
+    vague = clause.subject.lower() in PRONOUNS or not content_words(clause.subject)
+    if not words or vague or re.match(r"(?:\w+ly )?\w+ing ", clause.subject):
         return
+    first = words[0].lower()
     if first in DETERMINERS or first.strip('`"“')[:1].isdigit() or words[0][0] in '`"“':
-        yield direct("What", Clause(*clause[:3], "", *clause[4:]), where, "what")
+        yield direct("What", clause._replace(rest=""), where)
     elif (first in PARTICIPLES or first.endswith("ed")) and len(words) > 2:
-        follow = words[1].lower()
-        if follow in ("to", "with", "from", "as", "on", "by", "for", "of", "against") and (
-            words[2].lower() not in (*BASE, "be", "have", "do")
-        ):
-            shown = Clause(clause.subject, clause.auxiliary, first, "", f"{clause.auxiliary} {first}", False, "be")
-            yield direct("What", shown, join(where, follow) if not where else join(follow, where), "what")
-        elif follow in ("in", "at", "inside", "under", "into") and first in PLACED_PARTICIPLES:
-            shown = Clause(clause.subject, clause.auxiliary, first, "", f"{clause.auxiliary} {first}", False, "be")
-            yield direct("Where", shown, where, "where")
-        elif follow == "to" and words[2].lower() in BASE:
-            shown = Clause(
-                clause.subject, clause.auxiliary, f"{first} to do", "", f"{clause.auxiliary} {first} to do", False, "be"
-            )
-            yield direct("What", shown, where, "what")
+        shown = Clause(clause.subject, clause.auxiliary, first, "", f"{clause.auxiliary} {first}", False, "be")
+        yield from passive_forms(shown, first, words, where)
 
 
 def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
+    """Yield the question for what a verb needs: an amount, an infinitive, a preposition or an object."""
     words = rest.split()
-    verb = clause.verb.lower()
     if not words:
         return
-    first = words[0].lower().strip('`"“')
+    verb, first = clause.verb.lower(), words[0].lower().strip('`"“')
     if verb in ("cost", "weigh") and re.match(r"[\d$€£]|EUR|USD|about|up|at", rest):
-        yield direct("How much", clause, where, "amount")
-        return
-    if verb in ("last", "take") and re.search(rf"{NUMBER} {UNITS}", rest):
-        yield direct("How long", clause, where, "time")
-        return
-    if (
-        verb in ("need", "want", "try", "have", "plan", "choose", "intend", "agree", "get", "wish")
-        and first == "to"
-        and len(words) > 2
-    ):
-        inner = words[1].lower()
-        obj, tail = split_object(" ".join(words[2:]))
-        if inner in BASE and obj and noun_start(obj):
-            surface = f"{clause.surface} to {inner}"
-            yield direct(
-                "What",
-                Clause(clause.subject, clause.auxiliary, f"{clause.verb} to {inner}", "", surface, False, "verb"),
-                join(tail, where),
-                "what",
-            )
-        return
-    if clause.kind == "modal" and verb == "be":
+        yield direct("How much", clause, where)
+    elif verb in ("last", "take") and re.search(rf"{NUMBER} {UNITS}", rest):
+        yield direct("How long", clause, where)
+    elif verb in INTENDING_VERBS and first == "to" and len(words) > 2:
+        yield from infinitive_forms(clause, words, where)
+    elif clause.kind == "modal" and verb == "be":
         if len(words) > 1 and (first in PARTICIPLES or first.endswith("ed")):
             shown = Clause(
                 clause.subject, clause.auxiliary, f"be {first}", "", f"{clause.surface} {first}", False, "be"
             )
-            follow = words[1].lower()
-            if (
-                follow in ("to", "with", "from", "as", "on", "by", "for")
-                and len(words) > 2
-                and words[2].lower() not in BASE
-            ):
-                yield direct("What", shown, join(follow, where), "what")
-            elif follow in ("in", "at", "inside", "into", "under") and first in PLACED_PARTICIPLES:
-                yield direct("Where", shown, where, "where")
-        return
-    if first in ("on", "to", "with", "from", "of", "for") and len(words) > 1 and words[1].lower() not in BASE:
-        if clause.kind == "command" or clause.subject in PRONOUNS:
-            return
-        yield direct("What", clause, join(first, where), "what")
-        return
-    if first in ("in", "at", "into", "inside") and len(words) > 1:
+            yield from passive_forms(shown, first, words, where)
+    elif first in ("on", "to", "with", "from", "of", "for") and len(words) > 1 and words[1].lower() not in BASE:
+        if clause.kind != "command" and clause.subject not in PRONOUNS:
+            yield direct("What", clause, join(first, where))
+    elif first in ("in", "at", "into", "inside") and len(words) > 1:
         if verb in PLACED_VERBS:
-            yield direct("Where", clause, where, "where")
-        return
+            yield direct("Where", clause, where)
+    else:
+        yield from object_forms(clause, rest, where)
+
+
+def infinitive_forms(clause: Clause, words: list[str], where: str) -> Iterator[Ask]:
+    """Yield the question for "needs to open the lid"."""
+    inner = words[1].lower()
+    obj, tail = split_object(" ".join(words[2:]))
+    if inner in BASE and obj and noun_start(obj):
+        whole = Clause(
+            clause.subject, clause.auxiliary, f"{clause.verb} to {inner}", "", f"{clause.surface} to {inner}", False,
+            "verb",
+        )  # fmt: skip
+        yield direct("What", whole, join(tail, where))
+
+
+def passive_forms(clause: Clause, participle: str, words: list[str], where: str) -> Iterator[Ask]:
+    """Yield the question for "is made of …" or "is kept in …"; `words` begins with the participle."""
+    follow = words[1].lower()
+    third = words[2].lower() if len(words) > 2 else ""
+    if follow in ("to", "with", "from", "as", "on", "by", "for", "of", "against") and third:
+        if third not in (*BASE, "be", "have", "do"):
+            yield direct("What", clause, join(follow, where))
+        elif follow == "to" and clause.auxiliary in BE:
+            doing = clause._replace(verb=f"{participle} to do", surface=f"{clause.auxiliary} {participle} to do")
+            yield direct("What", doing, where)
+    elif follow in ("in", "at", "inside", "into", "under") and participle in PLACED_PARTICIPLES:
+        yield direct("Where", clause, where)
+
+
+def object_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
+    """Yield the question for the object of a verb, with what follows the object as its context."""
+    verb = clause.verb.lower()
     obj, tail = split_object(rest)
-    if not obj or not noun_start(obj):
+    if not obj or not noun_start(obj) or verb in WEAK_VERBS or first_word(obj) in GERUNDS:
         return
-    if len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE:
+    if first_word(obj) in PERSONS or (len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE):
         return
-    if first_word(obj) in ("ourselves", "yourself", "itself", "themselves"):
+    if re.match(r"(?:from|to be|to have)\b", tail) and verb in (*TO_DO_VERBS, "prevent", "stop", "keep", "protect"):
         return
-    if tail.startswith("to "):
+    to_do = tail.startswith("to ") and verb in TO_DO_VERBS and len(obj.split()) <= 5
+    if tail.startswith("to ") and not to_do:
         goal = first_word(tail[3:]) in BASE
         if (goal and verb in HOLDING_VERBS) or (not goal and verb not in MOVING_VERBS):
             tail = ""
     if HANGING.match(tail) or (tail and len(tail.split()) < 2):
         tail = ""
-    if not tail and not where and (clause.kind == "command" or clause.subject in PRONOUNS):
-        yield Ask("weak", f"{join('What', clause.auxiliary, clause.subject, clause.verb)}?")
-        return
-    if re.match(r"(?:from|to be|to have)\b", tail) and verb in (*TO_DO_VERBS, "prevent", "stop", "keep", "protect"):
-        return
-    if tail.startswith("to ") and verb in TO_DO_VERBS and len(obj.split()) <= 5:
-        yield direct("What", clause, join(obj, "to do", where), "what")
-        return
-    if obj.split()[0].lower() in ("you", "us", "me", "them", "users", "people", "one") or first_word(obj) in GERUNDS:
-        return
-    if verb in WEAK_VERBS:
-        return
-    yield direct("What", clause, join(tail, where), "what")
+    if to_do:
+        yield direct("What", clause, join(obj, "to do", where))
+    elif tail or where or (clause.kind != "command" and clause.subject not in PRONOUNS):
+        yield direct("What", clause, join(tail, where))

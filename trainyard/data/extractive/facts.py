@@ -130,7 +130,10 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
             yield Fact("section", topic, title, whole, 1)
     yield from item_facts(section, where, language)
     yield from row_facts(section, where, language)
+    defined = bool(opening) and language == ENGLISH and grammar.definition_subject(opening or "", title) is not None
     for found in statements:
+        if defined and re.match(r"What (?:is|are) ", found.topic) and found.answer.startswith(opening or ""):
+            continue  # the definition asks for it
         place = f"{where}{colon}{found.context}" if found.context else where
         if found.rule in ("listing", "steps") or found.topic.lower() == topic.lower():
             place = title

@@ -28,16 +28,19 @@ PLACE = re.compile(
 )
 IDIOM = re.compile(
     r"(?:Zur Zeit|Am besten|Im Folgenden|Im Allgemeinen|In der Regel|Zum Beispiel|Nach wie vor|Im Grunde|Im Moment|"
-    r"Vor allem|Im Prinzip|Am Ende|Zum Schluss|Im Beispiel|Nach dem|In Zukunft|Zum einen|Zum anderen|Mit Hilfe|Mithilfe|Im Gegensatz|Im Unterschied|In diese[rmn]?|Mit diese[rmn]?|Nach diese[rmn]?|Nach Betätigen)\b"
+    r"Vor allem|Im Prinzip|Am Ende|Zum Schluss|Im Beispiel|Nach dem|In Zukunft|Zum einen|Zum anderen|Mit Hilfe|"
+    r"Mithilfe|Im Gegensatz|Im Unterschied|In diese[rmn]?|Mit diese[rmn]?|Nach diese[rmn]?|Nach Betätigen)\b"
 )
 """Beginnings that say nothing of what a sentence is about."""
 UNITS = r"(?:Sekunden?|Minuten?|Stunden?|Tage?n?|Werktage?n?|Arbeitstage?n?|Wochen?|Monate?n?|Jahre?n?|Kalendertage?n?)"
 NUMBER = r"(?:\d[\d.,]*|ein(?:e[rmns]?)?|zwei|drei|vier|fünf|sechs|sieben|acht|neun|zehn|zwölf|vierzehn|dreißig)"
 TIMES = (
-    (re.compile(rf"(?:jede[nrs]? (?:{UNITS}|\w+tag)|(?:einmal|zweimal|dreimal|{NUMBER}-?mal) (?:pro|im|am|in der|je) \w+|"
+    (re.compile(rf"(?:jede[nrs]? (?:{UNITS}|\w+tag)|(?:einmal|zweimal|dreimal|{NUMBER}-?mal) "
+                r"(?:pro|im|am|in der|je) \w+|"
                 r"täglich|wöchentlich|monatlich|jährlich|vierteljährlich)"), "Wie oft"),
     (re.compile(rf"(?:innerhalb (?:von )?|binnen ){NUMBER} {UNITS}"), "In welcher Frist"),
-    (re.compile(rf"(?:seit|ab|bis|spätestens|am|vor|nach) (?:zum |dem |de[rmn] )?(?:\d{{1,2}}\. ?\w+(?: \d{{4}})?|\d{{1,2}}(?:[.:]\d\d)? Uhr|"
+    (re.compile(rf"(?:seit|ab|bis|spätestens|am|vor|nach) (?:zum |dem |de[rmn] )?"
+                rf"(?:\d{{1,2}}\. ?\w+(?: \d{{4}})?|\d{{1,2}}(?:[.:]\d\d)? Uhr|"
                 rf"\w+ \d{{4}}|{NUMBER} {UNITS})"), "Wann"),
     (re.compile(rf"{NUMBER} {UNITS} lang"), "Wie lange"),
 )  # fmt: skip

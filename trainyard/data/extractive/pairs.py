@@ -70,7 +70,7 @@ def pairs(document: DocumentRow, template: GenerationTemplate, *, wordings: int)
                 fact.rule, fact.topic, fact.title, count=count, turn=turn, language=fact.language, clause=fact.clause,
                 placed=fact.placed,
             )  # fmt: skip
-        if texts[0] not in asked:
+        if not asked.intersection(texts):
             asked.update(texts)
             found.append(Pair(identity[:16], texts, fact.answer, fact.worth, fact.rule))
     return found

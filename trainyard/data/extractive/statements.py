@@ -40,9 +40,10 @@ ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
 CONTENT: dict[str, Callable[[str], list[str]]] = {ENGLISH: english.content_words, GERMAN: german.content_words}
 FOLLOWS = {
     ENGLISH: re.compile(
-        r"(?:it|its|they|their|this|these|that|those|such|then|so|therefore|however|otherwise|instead|also|but|and|he|"
+        r"(?:it|its|they|their|this|these|that|those|such|then|so|therefore|however|otherwise|instead|also|but|and|"
         r"moreover|furthermore|unfortunately|fortunately|additionally|similarly|likewise|still|thus|hence|"
-        r"she|in (?:this|that) case|for example|for instance|in addition|as a result|there|here|most|both|other)\b", re.I
+        r"he|she|in (?:this|that) case|for example|for instance|in addition|as a result|there|here|most|both|"
+        r"other)\b", re.I
     ),
     GERMAN: re.compile(
         r"(?:er|sie|es|dies\w*|solche\w*|dort|dabei|dafür|damit|dazu|daher|dadurch|danach|dann|so|jedoch|außerdem|"
@@ -54,7 +55,8 @@ POINTS_ONLY = re.compile(
     r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
 )
 ELSEWHERE = re.compile(
-    r"\bhere\W*$|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b|\[\s*\]|\\(?:ref|label)\{",
+    r"\bhere\W*$|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b"
+    r"|\[\s*\]|\\(?:ref|label)\{",
     re.I,
 )
 """What makes a sentence point to another place."""
@@ -65,7 +67,8 @@ CONNECTIVE = re.compile(
 )
 ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
 PHRASE_DE = re.compile(
-    r"(?<!\w)(?:(?P<adjective>[a-zäöüß]+(?:e|en|er|es|em)) )?[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der )[A-ZÄÖÜ][\w-]{3,})?"
+    r"(?<!\w)(?:(?P<adjective>[a-zäöüß]+(?:e|en|er|es|em)) )?"
+    r"[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der )[A-ZÄÖÜ][\w-]{3,})?"
 )
 PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (?:[A-Z][\w-]+)(?: [A-Z][\w-]+)*)?")
 NOUNS_EN = re.compile(
@@ -78,6 +81,7 @@ NOT_LAST = clauses.RELATIVE | word_set("en_not_last")
 GENERIC = word_set("en_generic")
 """Nouns that a question cannot be about."""
 QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
+LEAD_VERBS = word_set("en_lead_verbs")
 ALONE, OFTEN, ONE_WORD = 3, 12, 5
 """Times that a phrase of a question may be in its section, and in its document."""
 
@@ -186,7 +190,7 @@ class Reader:
         A sentence that points back continues the answer before it; it begins one of its own, too, with all of them.
         """
         found: list[tuple[str, str, int]] = []
-        parts = [part for part in sentences.sentences(text)]
+        parts = sentences.sentences(text)
         taken: list[str] = []
         for part in parts:
             points = bool(FOLLOWS[self.language].match(part.lstrip(sentences.OPENERS)))
@@ -318,12 +322,12 @@ class Reader:
         yield from (match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence))
         if clause and clause.kind != "be" and clause.verb != "be":
             obj, _ = clauses.split_object(clauses.cut(clause.rest))
-            obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more) ", "", obj)
+            obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more|every|each) ", "", obj)
             words = obj.split()
             short = len(words) == 1 and (len(obj) < 7 or obj in GENERIC)
-            if obj and clauses.noun_start(obj) and len(words) <= 5 and words[0] not in lexicon.BASE and not short:
-                if not obj.endswith(ADJECTIVES) and words[-1] not in GENERIC and words[0] not in QUANTITIES:
-                    yield obj
+            whole = obj and clauses.noun_start(obj) and len(words) <= 5 and words[0] not in lexicon.BASE and not short
+            if whole and not (obj.endswith(ADJECTIVES) or words[-1] in GENERIC or words[0] in QUANTITIES):
+                yield obj
         if strong:
             return
         for match in sorted(NOUNS_EN.finditer(sentence), key=lambda match: self.frequency(match["words"])):
@@ -385,43 +389,29 @@ class Reader:
             yield Statement("listing", name, answer, 1, sentences=len(texts))
 
     def ask_lead(self, lead: str) -> Ask | None:
-        """The question that the lead-in of a list answers with its items."""
+        """Return the question that the lead-in of a list answers with its items."""
         text = lead.rstrip(" :：")
-        if self.language == GERMAN:
-            match = re.fullmatch(r"(?P<before>.*?)\b[Ff]olgende (?P<noun>[A-ZÄÖÜ][\w-]+) ?(?P<after>.*)", text)
-            if match and (parts := german.cut_at_verb(text)) and parts[0] in (f"Folgende {match['noun']}",):
-                return Ask("bare", f"Welche {match['noun']} {parts[1]} {parts[2]}?")
-            if match and (parts := german.cut_at_verb(match["before"] + "X")):
-                inner = parts[2].removesuffix("X").strip()
-                before = parts[0][0].lower() + parts[0][1:]
-                return Ask("bare", f"Welche {match['noun']} {parts[1]} {clauses.join(before, inner, match['after'])}?")
-            return None
-        match = re.fullmatch(r"(?P<rest>.*?),? you (?P<verb>should|can|must|need to|have to|may)", text)
-        if match and (goal := re.fullmatch(r"(?:In order to|To) (?P<goal>.+)", match["rest"])):
-            return Ask("purpose", goal["goal"])
-        words = text.split()
-        if len(words) > 3 and words[-1] in (
-            "include",
-            "includes",
-            "are",
-            "is",
-            "contains",
-            "contain",
-            "requires",
-            "require",
-        ):
+        return ask_german_lead(text) if self.language == GERMAN else self.ask_english_lead(text)
+
+    def ask_english_lead(self, text: str) -> Ask | None:
+        match = re.fullmatch(r"(?:In order to|To) (?P<goal>.*?),? you (?:should|can|must|need to|have to|may)", text)
+        if match:
+            return Ask("purpose", match["goal"])
+        words, found = text.split(), None
+        if len(words) > 3 and words[-1] in LEAD_VERBS:
             subject = clauses.decapitalise(" ".join(words[:-1]), self.vocabulary)
-            if english.DANGLING.search(subject) or clauses.PREPOSITIONS & {words[0].lower()}:
-                return None
-            if words[-1] in ("are", "is"):
-                return Ask("named", f"What {words[-1]} {subject}?", f"what {subject} {words[-1]}")
-            helper, base = ("does", lexicon.THIRD[words[-1]]) if words[-1] in lexicon.THIRD else ("do", words[-1])
-            return Ask("named", f"What {helper} {subject} {base}?", f"what {subject} {words[-1]}")
-        if match := re.fullmatch(r"(?:If|When) [^,]{8,100}", text.split(",")[0]):
-            clause = text.split(",")[0]
-            if not english.HANGING.match(clause):
-                return Ask("condition_do", clause[0].lower() + clause[1:])
-        return None
+            plain = not english.DANGLING.search(subject) and words[0].lower() not in clauses.PREPOSITIONS
+            if plain and words[-1] in ("are", "is"):
+                found = Ask("named", f"What {words[-1]} {subject}?", f"what {subject} {words[-1]}")
+            elif plain:
+                base = lexicon.THIRD.get(words[-1])
+                question = f"What {'does' if base else 'do'} {subject} {base or words[-1]}?"
+                found = Ask("named", question, f"what {subject} {words[-1]}")
+        elif re.fullmatch(r"(?:If|When) .{8,100}", (clause := text.partition(",")[0])) and not english.HANGING.match(
+            clause
+        ):
+            found = Ask("condition_do", clause[0].lower() + clause[1:])
+        return found
 
     def read_item(self, block: Block, topic: str) -> Iterator[Statement]:
         """A list item: a sentence like any other, a labelled one, or a step of a numbered list."""
@@ -465,6 +455,21 @@ def without_opening(text: str) -> str:
 
 def plain_text(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def ask_german_lead(text: str) -> Ask | None:
+    """Return the question of "Bei der Prüfung sind folgende Punkte wichtig"."""
+    match = re.fullmatch(r"(?P<before>.*?)\b[Ff]olgende (?P<noun>[A-ZÄÖÜ][\w-]+) ?(?P<after>.*)", text)
+    if match is None:
+        return None
+    if (parts := german.cut_at_verb(text)) and parts[0] == f"Folgende {match['noun']}":
+        return Ask("bare", f"Welche {match['noun']} {parts[1]} {parts[2]}?")
+    parts = german.cut_at_verb(match["before"] + "X")
+    if parts is None:
+        return None
+    inner = parts[2].removesuffix("X").strip()
+    before = parts[0][0].lower() + parts[0][1:]
+    return Ask("bare", f"Welche {match['noun']} {parts[1]} {clauses.join(before, inner, match['after'])}?")
 
 
 def labelled_value(text: str) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""The pairs that documents give by rule, shown before anything is trained: counts, examples, coverage, a model's cost."""
+"""The pairs that documents give by rule, shown before a training: counts, examples, coverage, a model's cost."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def advise(share: float, found: int, survey: PairSurvey) -> str:
         return "The rules find nothing to ask for here. Name a model that writes the pairs, or add text with headings."
     if share < ENOUGH_SHARE:
         return (
-            f"The rules find {share:.0%} of the pairs that were asked for. Ask for fewer rows (count), add documents, or "
-            "name a model that writes the pairs (model)."
+            f"The rules find {share:.0%} of the pairs that were asked for. Ask for fewer rows (count), add "
+            "documents, or name a model that writes the pairs (model)."
         )
     if survey.last_resort_share > ENOUGH_SHARE:
         return "Many pairs only ask what a page is about. Name a model that writes the pairs (model)."
