@@ -474,3 +474,55 @@ def test_texts_of_a_chain_are_texts(kept_page: Page, service: DashboardService, 
     expect(kept_page.get_by_label("Description")).to_have_value(text)
     expect(kept_page.get_by_role("region", name="Problems")).to_be_visible(timeout=CHECKED_MS)
     assert kept_page.evaluate("window.executed") == 0
+
+
+def test_a_selected_trainer_makes_the_page_no_longer_than_its_content(page: Page, stored: dict[str, Any]) -> None:
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    node(page, "trainer").click()
+    expect(page.get_by_role("region", name="Settings of trainer")).to_be_visible()
+    page.evaluate("document.querySelectorAll('.editor-inspector details').forEach((one) => { one.open = true; })")
+    end = "Math.ceil(document.querySelector('main').getBoundingClientRect().bottom + window.scrollY)"
+    assert page.evaluate("document.documentElement.scrollHeight") <= max(
+        page.evaluate(end), page.evaluate("innerHeight")
+    )
+
+
+def test_the_text_of_a_chain_is_inside_its_dialog(page: Page, stored: dict[str, Any]) -> None:
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    page.get_by_role("button", name="YAML").click()
+    dialog = page.get_by_role("dialog", name="The chain as YAML")
+    text = page.get_by_label("A chain, a job or the call of a template")
+    for size in ({"width": 1280, "height": 900}, {"width": 390, "height": 800}):
+        page.set_viewport_size(size)  # type: ignore[arg-type]
+        outer, inner = dialog.bounding_box(), text.bounding_box()
+        assert outer is not None
+        assert inner is not None
+        assert outer["x"] < inner["x"]
+        assert inner["x"] + inner["width"] < outer["x"] + outer["width"]
+
+
+def test_a_node_that_was_deleted_by_its_key_comes_back_by_undo(page: Page, stored: dict[str, Any]) -> None:
+    """The focus was on the node, and is nowhere afterwards."""
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    node(page, "evaluator").click()
+    page.keyboard.press("Delete")
+    expect(node(page, "evaluator")).to_have_count(0)
+    page.keyboard.press("Control+z")
+    expect(node(page, "evaluator")).to_have_count(1)
+    page.keyboard.press("Control+y")
+    expect(node(page, "evaluator")).to_have_count(0)
+
+
+def test_a_wrong_name_of_a_chain_is_marked_at_its_field(page: Page, stored: dict[str, Any]) -> None:
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    name = page.get_by_role("textbox", name="Name", exact=True)
+    name.fill("bike desk")
+    expect(status(page)).to_contain_text("1 problem", timeout=CHECKED_MS)
+    expect(name).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#chain-name-help")).to_contain_text("E-SPEC")
+    name.fill("bike-desk")
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    expect(name).not_to_have_attribute("aria-invalid", "true")

@@ -153,6 +153,17 @@ def test_the_list_filters_and_keeps_its_filters_over_a_reload(
     expect(rows).to_have_count(len(service.get("jobs")["jobs"]))
 
 
+def test_a_time_is_rounded_before_it_is_split(page: Page, service: DashboardService, trained_job: Any) -> None:
+    (row,) = (one for one in service.get("jobs")["jobs"] if one["id"] == trained_job["id"])
+    times = {59.7: "1 min 0 s", 119.7: "2 min 0 s", 61.2: "1 min 1 s", 3599.6: "1 h 0 min", 7.25: "7.3 s", 12.4: "12 s"}
+    jobs = [{**row, "id": f"job-{at}", "name": f"of-{at}", "seconds": at} for at in times]
+    page.route("**/api/v1/jobs?*", lambda route: route.fulfill(json={"jobs": jobs, "next": None, "as_of": None}))
+    open_page(page, "/jobs", "Jobs")
+    for at, text in times.items():
+        found = page.get_by_role("row").filter(has=page.get_by_role("link", name=f"of-{at}", exact=True))
+        expect(found.get_by_role("cell", name=text, exact=True)).to_be_visible()
+
+
 def test_two_jobs_are_compared(page: Page, second_job: dict[str, Any], trained_job: dict[str, Any]) -> None:
     open_page(page, "/jobs", "Jobs")
     for job in (second_job, trained_job):
@@ -198,6 +209,8 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     head.get_by_role("button", name="Pause").click()
     service.wait_for_job(job, "paused")
     expect(page.locator("p .state-paused")).to_be_visible()
+    expect(page.locator('.react-flow__node[data-id="trainer"] .state-paused')).to_be_visible()
+    assert [one["state"] for one in service.get(f"jobs/{job}/nodes")["nodes"] if one["id"] == "trainer"] == ["paused"]
     row = page.get_by_role("region", name="Checkpoints").locator("tbody tr").first
 
     def shows_newest() -> bool:

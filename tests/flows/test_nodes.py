@@ -146,7 +146,7 @@ def test_a_missing_file_and_a_missing_model_are_refused_before_any_node_runs(wor
     assert state.message is not None
     assert "E-DATA-NOT-FOUND data-source.config.path: There is no file or folder 'nothing'." in state.message
     assert f"It was looked for in {work}" in state.message
-    assert "`prefect deployment run` starts, it starts at the deployment's folder." in state.message
+    assert "`prefect deployment run` starts, it starts where `trainyard up` was called." in state.message
     assert "E-MODEL-NOT-FOUND trainer.config.base_model: There is no model 'mine'." in state.message
     assert not (settings().runs / str(state.state_details.flow_run_id)).exists()
 

@@ -36,7 +36,7 @@ SHOWN_CHARS = 200
 
 WHERE_RELATIVE = (
     "A relative path starts where `trainyard run` is called; in a run that a form or `prefect deployment run` starts, "
-    "it starts at the deployment's folder."
+    "it starts where `trainyard up` was called."
 )
 
 

@@ -174,8 +174,11 @@ function Evaluated({ one }: { one: Version }) {
     <Section title="Evaluation">
       {one.facts.gate ? (
         <p>
-          <Verdict better={one.facts.gate.better} cautions={one.facts.gate.cautions} />{" "}
-          {one.facts.report?.baseline && `than ${one.facts.report.baseline}`}
+          <Verdict
+            better={one.facts.gate.better}
+            cautions={one.facts.gate.cautions}
+            baseline={one.facts.report?.baseline}
+          />
         </p>
       ) : (
         <p>It was registered without an evaluation.</p>

@@ -77,11 +77,19 @@ export function EvaluationTable({ rows }: { rows: readonly Line[] }) {
   );
 }
 
-export function Verdict({ better, cautions = [] }: { better?: boolean | null; cautions?: readonly string[] }) {
+interface VerdictProps {
+  better?: boolean | null;
+  cautions?: readonly string[];
+  /** What it was compared with. */
+  baseline?: string;
+}
+
+export function Verdict({ better, cautions = [], baseline = "" }: VerdictProps) {
   if (better == null) return <span className="quiet">removed</span>;
   return (
     <span className={`verdict verdict-${better ? "good" : "bad"}`}>
       <span aria-hidden="true">{better ? "▲" : "▼"}</span> {better ? "better" : "not better"}
+      {baseline && ` than ${baseline}`}
       {better && cautions.length > 0 && ", on few rows"}
     </span>
   );

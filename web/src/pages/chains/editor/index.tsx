@@ -2,7 +2,7 @@
 
 import { ReactFlowProvider, useReactFlow } from "@xyflow/react";
 import { useQuery } from "@tanstack/react-query";
-import { useCallback, useEffect, useMemo, useState } from "react";
+import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { useSearchParams } from "wouter";
 import { client, dataOf } from "../../../api/client";
 import { useLogin } from "../../../api/login";
@@ -162,7 +162,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
     c: () => setClipboard(selected),
     v: () => paste(clipboard),
   };
-  const onKeyDown = (event: React.KeyboardEvent) => {
+  const onKeyDown = (event: KeyboardEvent) => {
     const inField = (event.target as HTMLElement).closest("input, textarea, select, dialog");
     const action = (event.ctrlKey || event.metaKey) && !inField ? actions[event.key] : undefined;
     if (!action || readOnly) return;
@@ -171,6 +171,15 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
     event.preventDefault();
     action();
   };
+
+  // On the document: what had the focus may be gone, such as a node that was deleted by its key.
+  const pressed = useRef(onKeyDown);
+  pressed.current = onKeyDown;
+  useEffect(() => {
+    const press = (event: KeyboardEvent) => pressed.current(event);
+    document.addEventListener("keydown", press);
+    return () => document.removeEventListener("keydown", press);
+  }, []);
 
   const save = useSave(store, stored, setStored, () => setRestored(false));
   const start = useRun(setSearch, save);
@@ -227,7 +236,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
         </>
       }
     >
-      <div className="editor-page" tabIndex={-1} onKeyDown={onKeyDown}>
+      <div className="editor-page">
         <StatusLine
           stored={stored}
           dirty={state.dirty}
@@ -273,7 +282,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
                 readOnly={readOnly}
               />
             ) : (
-              <ChainSettings store={store} draft={draft} readOnly={readOnly} />
+              <ChainSettings store={store} draft={draft} reasons={reasons} readOnly={readOnly} />
             )}
           </aside>
         </div>
