@@ -5557,6 +5557,10 @@ export interface components {
          * @description One node, with its ports.
          */
         ExpandedNode: {
+            /** Defaults */
+            defaults?: {
+                [key: string]: unknown;
+            };
             /** Id */
             id: string;
             /** Inputs */
@@ -5565,6 +5569,11 @@ export interface components {
             };
             /** Makes */
             makes: components["schemas"]["Port"][];
+            /**
+             * Summary
+             * @default
+             */
+            summary: string;
             /** Takes */
             takes: components["schemas"]["Port"][];
             /** Type */
@@ -8605,6 +8614,11 @@ export interface components {
              */
             seconds: number;
             state: components["schemas"]["NodeState"];
+            /**
+             * Summary
+             * @default
+             */
+            summary: string;
             /** Trains */
             trains: boolean;
             /** Type */
@@ -10340,6 +10354,11 @@ export interface components {
              */
             seconds: number;
             state: components["schemas"]["NodeState"];
+            /**
+             * Summary
+             * @default
+             */
+            summary: string;
             /** Type */
             type: string;
         };

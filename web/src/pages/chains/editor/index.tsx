@@ -6,7 +6,7 @@ import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { useSearchParams } from "wouter";
 import { client, dataOf } from "../../../api/client";
 import { useLogin } from "../../../api/login";
-import type { ChainDetail, ExpandedChain, Palette } from "../../../api/schema";
+import type { ChainDetail, ExpandedChain, Palette, RunNode } from "../../../api/schema";
 import { dataOf as nodeDataOf, layOut, NODE_WIDTH, type GraphNode, type Place } from "../../../components/graph";
 import { Loading, ProblemNote } from "../../../components/notes";
 import { Page } from "../../../components/page";
@@ -316,7 +316,7 @@ const draftOf = (expanded: ExpandedChain | null): Draft =>
 function graphNodes(
   draft: Draft,
   expanded: ExpandedChain | undefined,
-  run: { nodes: readonly { id: string; state: string; fraction?: number | null }[] } | undefined,
+  run: { nodes: readonly Pick<RunNode, "id" | "state" | "fraction" | "outputs">[] } | undefined,
 ): GraphNode[] {
   const known = new Map(expanded?.nodes.map((node) => [node.id, node]));
   const states = new Map(run?.nodes.map((node) => [node.id, node]));
@@ -334,6 +334,8 @@ function graphNodes(
       inputs: own?.inputs ?? {},
       valid: own?.valid ?? true,
       problems: problems.get(node.id) ?? 0,
+      summary: own?.summary ?? "",
+      outputs: states.get(node.id)?.outputs,
       state: states.get(node.id)?.state,
       fraction: states.get(node.id)?.fraction,
     };
