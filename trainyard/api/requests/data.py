@@ -22,3 +22,10 @@ class PreviewInput(Request):
     max_length: int = Field(512, ge=1, le=1_000_000, description="Longest row in tokens, as in the training.")
     rows: int = Field(10, ge=1, le=1000, description="Rows that are shown.")
     limit: int = Field(10_000, ge=1, le=10_000_000, description="Rows that are rendered and counted.")
+
+
+class FolderInput(Request):
+    folder: Annotated[str, Argument("FOLDER")] = Field(
+        "", max_length=4096, description="Folder inside a data root; left out: the data roots themselves."
+    )
+    limit: int = Field(200, ge=1, le=10_000, description="Entries that are shown.")

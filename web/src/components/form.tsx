@@ -4,6 +4,7 @@
 import { useId, useState, type ReactNode } from "react";
 import type { ProblemReason } from "../api/client";
 import { labelOf } from "./format";
+import { defaultOf, NumberInput, shownDefault, TextInput, type Choices, type FieldProps } from "./inputs";
 import { Prose } from "./prose";
 import "./form.css";
 import {
@@ -27,10 +28,15 @@ export interface SchemaFormProps {
   prefix?: string;
   /** Only these fields, in this order. */
   only?: readonly string[];
+  /** Path of a field -> the value that a run takes for it while it is left out, as the service says. */
+  defaults?: Values;
+  /** Path of a field -> values to choose from; others may be written. */
+  choices?: Choices;
 }
 
-export function SchemaForm({ schema, value, onChange, problems = [], prefix = "", only }: SchemaFormProps) {
-  const form = { root: schema, problems };
+export function SchemaForm(props: SchemaFormProps) {
+  const { schema, value, onChange, problems = [], prefix = "", only, defaults = {}, choices = {} } = props;
+  const form = { root: schema, problems, defaults, choices };
   return (
     <div className="schema-form">
       <Fields form={form} schema={schema} value={value} onChange={onChange} path={prefix} only={only} />
@@ -38,22 +44,11 @@ export function SchemaForm({ schema, value, onChange, problems = [], prefix = ""
   );
 }
 
-interface Form {
-  root: JsonSchema;
-  problems: readonly ProblemReason[];
-}
-
-interface FieldProps {
-  form: Form;
-  /** Resolved. */
-  schema: JsonSchema;
-  value: unknown;
-  onChange: (value: unknown) => void;
-  /** As the server names it: `hyperparameters.learning_rate`. */
-  path: string;
-  name: string;
-  required?: boolean;
-}
+/** Settings that most people change: they are not folded away with the others of their group. */
+const MAIN: Record<string, readonly string[]> = {
+  hyperparameters: ["epochs", "max_steps", "learning_rate", "batch_size", "gradient_accumulation", "max_length"],
+  method: ["rank"],
+};
 
 const join = (path: string, name: string | number) => (path ? `${path}.${name}` : String(name));
 const isObject = (value: unknown): value is Values =>
@@ -139,11 +134,19 @@ function Labelled({
           </p>
         ))}
         <p className="help">
-          <Prose text={[schema.description, describeLimits(schema)].filter(Boolean).join(" ")} />
+          <Prose
+            text={[schema.description, describeLimits(schema), describeDefault(field)].filter(Boolean).join(" ")}
+          />
         </p>
       </div>
     </div>
   );
+}
+
+/** What a run takes for a field that is left out, where its schema does not say it. */
+function describeDefault({ form, path, schema, value }: FieldProps): string {
+  const known = form.defaults[path];
+  return value === undefined && known != null && schema.default == null ? `Left out: ${shownDefault(known)}.` : "";
 }
 
 /** A text, a number, a word of several, yes or no. */
@@ -159,59 +162,22 @@ function PlainField(props: FieldProps) {
   );
 }
 
-type WithIds = FieldProps & { ids: object };
-
-/** A number may be written as `1e-4`, so that the text is kept until it is one. */
-function NumberInput({ schema, value, onChange, ids }: WithIds) {
-  const [text, setText] = useState<string | null>(null);
-  return (
-    <input
-      {...ids}
-      type="text"
-      inputMode="decimal"
-      autoComplete="off"
-      value={text ?? textOf(value)}
-      placeholder={textOf(schema.default)}
-      onChange={(event) => {
-        const given = event.target.value;
-        setText(given);
-        onChange(given.trim() === "" ? undefined : Number.isFinite(Number(given)) ? Number(given) : given);
-      }}
-      onBlur={() => setText(null)}
-    />
-  );
-}
-
-function TextInput({ schema, name, value, onChange, ids }: WithIds) {
-  const shared = {
-    ...ids,
-    value: textOf(value),
-    placeholder: textOf(schema.default),
-    onChange: (event: { target: { value: string } }) =>
-      onChange(event.target.value === "" ? undefined : event.target.value),
-  };
-  const isLong = textOf(value).includes("\n") || /prompt|template|instruction|script|query/.test(name);
-  return isLong ? (
-    <textarea {...shared} rows={4} />
-  ) : (
-    <input {...shared} type="text" autoComplete="off" spellCheck={false} />
-  );
-}
-
 function ChoiceField(props: FieldProps) {
   const { schema, value, onChange, required } = props;
-  const choices = schema.enum!;
+  const fallback = defaultOf(props);
+  const choices = schema.enum!.filter((one) => one === value || one !== fallback);
   return (
-    <Labelled field={props} invalid={value !== undefined && !choices.includes(value) ? "Choose one of the list." : ""}>
+    <Labelled
+      field={props}
+      invalid={value !== undefined && !schema.enum!.includes(value) ? "Choose one of the list." : ""}
+    >
       {(ids) => (
         <select
           {...ids}
           value={value === undefined ? "" : textOf(value)}
           onChange={(event) => onChange(choices.find((one) => textOf(one) === event.target.value))}
         >
-          <option value="">
-            {schema.default != null ? `default: ${textOf(schema.default)}` : required ? "choose" : "default"}
-          </option>
+          <option value="">{fallback != null ? `${textOf(fallback)} (default)` : required ? "choose" : "none"}</option>
           {choices.map((one) => (
             <option key={textOf(one)} value={textOf(one)}>
               {textOf(one)}
@@ -242,7 +208,7 @@ function YesNoField(props: FieldProps) {
 
 /** `lora`, or `{type: lora, rank: 8}`: the word alone while none of its settings is given. */
 function WordField(props: FieldProps) {
-  const { form, schema, value, onChange, path, required } = props;
+  const { form, schema, value, onChange, path, name, required } = props;
   const words = wordsOf(schema, form.root)!;
   const alone = isWordAlone(schema);
   const word = isObject(value) ? textOf(value.type) : textOf(value);
@@ -251,29 +217,41 @@ function WordField(props: FieldProps) {
   const set = (next: string, given: Values) =>
     onChange(Object.keys(given).length > 0 || (next && !alone) ? { type: next, ...given } : next || undefined);
   const fields = words[current]?.properties ?? {};
+  const main = (MAIN[name] ?? []).filter((one) => fields[one]);
+  const rest = Object.keys(fields).filter((one) => !main.includes(one));
+  const shared = {
+    form,
+    schema: words[current]!,
+    value: settings,
+    path,
+    onChange: (next: Values) => set(current, next),
+  };
   return (
     <>
       <Labelled field={props} invalid={word && !words[word] ? "Choose one of the list." : ""}>
         {(ids) => (
           <select {...ids} value={word} onChange={(event) => set(event.target.value, {})}>
             <option value="">
-              {schema.default != null ? `default: ${textOf(schema.default)}` : required ? "choose" : "none"}
+              {schema.default != null ? `${textOf(schema.default)} (default)` : required ? "choose" : "none"}
             </option>
-            {Object.keys(words).map((one) => (
-              <option key={one}>{one}</option>
-            ))}
+            {Object.keys(words)
+              .filter((one) => one === word || one !== schema.default)
+              .map((one) => (
+                <option key={one}>{one}</option>
+              ))}
           </select>
         )}
       </Labelled>
-      {Object.keys(fields).length > 0 && (
-        <Details title={`Settings of ${current}`} given={settings} problems={form.problems} path={path}>
-          <Fields
-            form={form}
-            schema={words[current]!}
-            value={settings}
-            path={path}
-            onChange={(next) => set(current, next)}
-          />
+      {main.length > 0 && <Fields {...shared} only={main} />}
+      {rest.length > 0 && (
+        <Details
+          title={`${main.length > 0 ? "More settings" : "Settings"} of ${current}`}
+          given={withoutNames(settings, main)}
+          problems={form.problems}
+          path={path}
+          names={rest}
+        >
+          <Fields {...shared} only={rest} />
         </Details>
       )}
     </>
@@ -333,7 +311,27 @@ function fits(value: unknown, schema: JsonSchema): boolean {
 function Group(props: FieldProps) {
   const { form, schema, value, onChange, path, name, required } = props;
   const set = (next: Values) => onChange(Object.keys(next).length || required ? next : undefined);
-  const fields = <Fields form={form} schema={schema} value={value} path={path} onChange={set} />;
+  const shared = { form, schema, value, path, onChange: set };
+  const main = (MAIN[name] ?? []).filter((one) => schema.properties?.[one]);
+  if (main.length > 0) {
+    const rest = Object.keys(schema.properties!).filter((one) => !main.includes(one));
+    return (
+      <fieldset>
+        <legend>{labelOf(name)}</legend>
+        <Fields {...shared} only={main} />
+        <Details
+          title={`More ${labelOf(name).toLowerCase()}`}
+          given={isObject(value) ? withoutNames(value, main) : value}
+          problems={form.problems}
+          path={path}
+          names={rest}
+        >
+          <Fields {...shared} only={rest} />
+        </Details>
+      </fieldset>
+    );
+  }
+  const fields = <Fields {...shared} />;
   if (!required)
     return (
       <Details title={labelOf(name)} given={value} problems={form.problems} path={path} help={schema.description}>
@@ -348,17 +346,25 @@ function Group(props: FieldProps) {
   );
 }
 
+const withoutNames = (value: Values, names: readonly string[]): Values =>
+  Object.fromEntries(Object.entries(value).filter(([name]) => !names.includes(name)));
+
 /** Settings that are folded away until one is given or wrong. */
 function Details(props: {
   title: string;
   given: unknown;
   problems: readonly ProblemReason[];
   path: string;
+  /** The fields inside, where these are not all of the path's. */
+  names?: readonly string[];
   help?: string;
   children: ReactNode;
 }) {
   const num = isObject(props.given) ? Object.keys(props.given).length : 0;
-  const isWrong = props.problems.some((one) => one.field === props.path || one.field.startsWith(`${props.path}.`));
+  const places = props.names?.map((name) => join(props.path, name)) ?? [props.path];
+  const isWrong = props.problems.some((one) =>
+    places.some((place) => one.field === place || one.field.startsWith(`${place}.`)),
+  );
   const [isOpen, setIsOpen] = useState(num > 0);
   return (
     <details open={isOpen || isWrong} onToggle={(event) => setIsOpen(event.currentTarget.open)}>

@@ -85,7 +85,9 @@ function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
       <div className="chain-node-head">
         <strong title={id}>{id}</strong>
         <span className="chain-node-summary quiet" title={[data.type, data.summary].filter(Boolean).join(": ")}>
-          {[isNamedByType(id, data.type) && data.summary ? "" : data.type, data.summary].filter(Boolean).join(" · ")}
+          {[isNamedByType(id, data.type) && data.summary ? "" : data.type, unbroken(data.summary)]
+            .filter(Boolean)
+            .join(" · ")}
         </span>
         <span className="chain-node-state">
           {data.state ? (
@@ -139,6 +141,13 @@ function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
     </div>
   );
 }
+
+/** `lr 2e-4` stays on one line. */
+const unbroken = (summary: string) =>
+  summary
+    .split(" · ")
+    .map((part) => (part.length < 20 ? part.replaceAll(" ", "\u00a0") : part))
+    .join(" · ");
 
 /** `trainer-2` says that it is a trainer, `control` does not. */
 const isNamedByType = (id: string, type: string) => id.startsWith(type.replaceAll("_", "-"));

@@ -27,6 +27,7 @@ from trainyard.api.planning import shape_of
 from trainyard.api.plans.known import folder_of
 from trainyard.api.requests.data import PreviewInput
 from trainyard.api.responses import Response
+from trainyard.api.verbs.data.tenancy import settings_of
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import devices_here
 from trainyard.data.limited.service import kept_service
@@ -199,18 +200,6 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
         seconds=estimated.seconds,
         basis=estimated.basis,
     )
-
-
-def settings_of(context: Context) -> Settings:
-    """The settings of the caller's tenant, whose folder is one of the data roots.
-
-    A token of a tenant reads that tenant's folder, not the one in which the operator works.
-    """
-    caller, settings = context.caller, context.settings
-    if not (caller.remote and caller.tenant):
-        return settings.for_tenant(caller.tenant)
-    update = {"tenant": caller.tenant, "working_folder": settings.tenant_folder(caller.tenant)}
-    return settings.model_copy(update=update)
 
 
 def read_first(

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import yaml
+from pydantic import Field
 
 from trainyard.api import planning
 from trainyard.api.access.reaching import require_template
@@ -64,7 +65,7 @@ class ExpandedNode(Response):
     """What reaches it now, and from where."""
     summary: str = ""
     """What it does, in one line."""
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, Any] = Field({})
     """Setting that is left out -> the value that a run takes for it, such as hyperparameters.learning_rate."""
 
 

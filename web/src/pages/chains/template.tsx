@@ -11,8 +11,8 @@ import { SchemaForm } from "../../components/form";
 import { labelOf } from "../../components/format";
 import { ChainGraph, type GraphNode } from "../../components/graph";
 import { Page, Queried, Section } from "../../components/page";
-import type { JsonSchema } from "../../components/schema";
-import { expand, reasonsOf, type CheckReason } from "./editor/server";
+import { resolveSchema, type JsonSchema } from "../../components/schema";
+import { expand, parameterDefaults, reasonsOf, type CheckReason } from "./editor/server";
 import { Reasons } from "./reasons";
 
 type Values = Record<string, unknown>;
@@ -23,6 +23,14 @@ const PREFIX = "parameters";
 /** Whether a reason is only that a needed parameter is still empty: the form marks it, and it is no mistake. */
 const isEmpty = (one: CheckReason, schema: JsonSchema) =>
   one.code === "E-SPEC-MISSING" && (schema.required ?? []).some((name) => one.field === `${PREFIX}.${name}`);
+
+/** The path of every parameter, those of groups too. */
+function pathsOf(schema: JsonSchema, root: JsonSchema, path: string): string[] {
+  return Object.entries(schema.properties ?? {}).flatMap(([name, one]) => {
+    const found = resolveSchema(one, root);
+    return found.properties ? pathsOf(found, root, `${path}.${name}`) : [`${path}.${name}`];
+  });
+}
 
 export default function TemplatePage({ template }: { template: string }) {
   const schema = useQuery({
@@ -68,6 +76,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           onChange={setParameters}
           problems={wrong as unknown as ProblemReason[]}
           prefix={PREFIX}
+          defaults={parameterDefaults(expanded.data, pathsOf(schema, schema, PREFIX))}
         />
       </Section>
       <Section

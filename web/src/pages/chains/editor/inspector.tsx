@@ -10,7 +10,7 @@ import type { JsonSchema } from "../../../components/schema";
 import { NodeResult } from "../node_result";
 import { Reasons } from "../reasons";
 import { configured, linked, renamed, unlinked, without, type DraftNode, type DraftStore } from "./draft";
-import { askLinks, reasonsOf } from "./server";
+import { askLinks, defaultsOf, reasonsOf } from "./server";
 
 interface InspectorProps {
   store: DraftStore;
@@ -39,6 +39,9 @@ export function Inspector({
   const schema = entry?.settings as JsonSchema | undefined;
   const reasons = reasonsOf(expanded).filter((one) => one.node === node.id);
   const problems = reasons as unknown as ProblemReason[];
+  const defaults = Object.fromEntries(
+    Object.entries(defaultsOf(expanded, node.id)).map(([path, value]) => [`config.${path}`, value]),
+  );
   const elsewhere = reasons.filter((one) => !one.field.startsWith("config."));
   return (
     <>
@@ -64,6 +67,7 @@ export function Inspector({
             }
             problems={problems}
             prefix="config"
+            defaults={defaults}
           />
         </section>
       )}
