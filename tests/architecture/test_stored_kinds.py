@@ -60,6 +60,7 @@ WITHOUT = {
     "trainyard/serve/conversion/merged.py: merge_files": GIVEN,
     "trainyard/serve/conversion/merged.py: write": GIVEN,
     "trainyard/serve/deploy.py: deploy": HASHED,
+    "trainyard/serve/trial_program.py: main": CHILD,
     "trainyard/serve/versions/merge_program.py: main": CHILD,
     "trainyard/stores/graph/contract.py: export": GIVEN,
     "trainyard/stores/models.py: model_sha256": CACHE,

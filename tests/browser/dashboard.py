@@ -46,7 +46,7 @@ DETAILS = (
     "/jobs/{trained}", "/jobs/compare?job={spoiled}&job={trained}", "/chains/{chain}",
     "/chains/{chain}/edit?run={trained}",
     "/chains/templates/qa-pipeline", "/data/{run}/validator/sft", "/evaluations/{run}/evaluator",
-    "/adapters/default/crane/v1", "/adapters/default/assistant/v1/chat", "/nights/default/{night}",
+    "/adapters/default/crane/v1", "/adapters/default/crane/v1/chat", "/nights/default/{night}",
     "/nights/graph?key={entity}", "/sweeps/{sweep}",
 )  # fmt: skip
 """The pages about one thing that is stored (`places`)."""

@@ -104,7 +104,7 @@ def test_a_version_is_promoted_and_rolled_back(page: Page, axe: Audit, records: 
 
 
 def test_base_and_adapter_answer_side_by_side(page: Page, axe: Audit, records: Records) -> None:
-    open_page(page, "/adapters/default/crane/v1/chat", "Chat with default/assistant/v1")
+    open_page(page, "/adapters/default/crane/v1/chat", "Chat with default/crane/v1")
     page.get_by_label("Most tokens").fill("4")
     page.get_by_label("Question").fill(EVIL)
     page.keyboard.press("Enter")

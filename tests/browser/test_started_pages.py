@@ -24,7 +24,7 @@ ANSWER_TOKENS = 2000
 @pytest.fixture
 def chain(service: DashboardService) -> Iterator[str]:
     """The id of a stored chain of a data source and a trainer."""
-    hyper = {"max_steps": 2000, "gradient_accumulation": 1}
+    hyper = {"max_steps": 2000, "gradient_accumulation": 1, "warmup_ratio": 0.0}
     nodes = [
         {"type": "data_source", "config": {"path": "data.jsonl"}},
         {"type": "trainer", "config": {"hyperparameters": hyper, "eval": {"share": 0.2, "steps": 2}}},
@@ -122,7 +122,7 @@ def num_cancelled(address: str) -> float:
 
 
 def test_a_question_that_is_cancelled_ends_at_the_model_server(page: Page, service: DashboardService) -> None:
-    open_page(page, "/adapters/default/crane/v1/chat", "Chat with default/assistant/v1")
+    open_page(page, "/adapters/default/crane/v1/chat", "Chat with default/crane/v1")
     page.get_by_label("Most tokens").fill(str(ANSWER_TOKENS))
     page.get_by_label("Temperature").fill("2")
     page.get_by_label("Question").fill("Tell me everything about depots.")

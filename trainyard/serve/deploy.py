@@ -24,17 +24,18 @@ from typing import Any
 
 import httpx
 
-from trainyard.errors import Corrupt, Reason, Refused, TrainyardError, Unavailable
+from trainyard.errors import Reason, Refused, TrainyardError, Unavailable
 from trainyard.serve.embedded import find_running
 from trainyard.serve.targets import merged
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Canary, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
+from trainyard.serve.trial import read_object, recorded_run, try_adapter_folder
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
-from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import Produced, Reference, open_reference
 from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256, resolve_model
 from trainyard.stores.whole import write_json_durably
@@ -85,7 +86,8 @@ def deploy(
         sites = open_sites(wanted, registry, settings, clients, open_clients)
         refuse(check_files(wanted, sites[0].candidate, settings))
         refuse(check_sites(sites))
-        version = register(wanted, registry, sites[0].candidate)
+        run = run_before(wanted, settings)
+        version = register(wanted, registry, sites[0].candidate, run)
         facts = roll_out(version, sites, registry)
     write_json_durably(folder / DEPLOYMENT_FILE, facts)
     return Produced(outputs={}, facts=facts)
@@ -159,8 +161,8 @@ def address(target: Target, settings: Settings) -> str:
 
 def describe(wanted: DeployRequest) -> AdapterCandidate:
     """What the adapter's own files say about it."""
-    training = read_json(wanted.path / "training.json")
-    config = read_json(wanted.path / "adapter_config.json")
+    training = read_object(wanted.path / "training.json")
+    config = read_object(wanted.path / "adapter_config.json")
     base = str(training.get("base_path") or config.get("base_model_name_or_path") or "")
     return AdapterCandidate(
         kind="adapter" if wanted.adapter.kind is Port.ADAPTER else "model",
@@ -190,19 +192,6 @@ def template_dirs(path: Path) -> list[Path]:
     return [folder for folder in (path / "tokenizer", path) if folder.is_dir()]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty when there is no such file. Raises `Corrupt` (`E-CORRUPT`)."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise Corrupt(f"{path.name} of the adapter is not a JSON object.", do="Train it again.", code="E-CORRUPT")
-    return value
-
-
 def check_sites(sites: Sequence[TargetDeployment]) -> list[Reason]:
     """What any target has against the version, and against what it is to become for it."""
     return [one for site in sites for one in (*TARGETS[site.target.type].check(site), *merged.check(site))]
@@ -216,7 +205,7 @@ def refuse(reasons: Sequence[Reason]) -> None:
 def check_files(wanted: DeployRequest, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
     """What the adapter's files say against it: it is a control, or its template or base is not that of its training."""
     reasons = []
-    if read_json(wanted.path / "training.json").get("control"):
+    if read_object(wanted.path / "training.json").get("control"):
         because = "the adapter is a control: it was trained on shuffled answers and knows nothing."
         instead = "connect the deployer to the trainer without `control`."
         reasons.append(Reason("R-CONTROL", None, "needs", because, instead))
@@ -234,9 +223,24 @@ def check_files(wanted: DeployRequest, candidate: AdapterCandidate, settings: Se
     return reasons
 
 
-def register(wanted: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate) -> AdapterVersion:
-    """Store the version with what a list shows of it."""
+def run_before(wanted: DeployRequest, settings: Settings) -> dict[str, Any]:
+    """Run an adapter that its training has not run, before it gets a number; returns the facts of its version.
+
+    Raises as `try_adapter_folder`.
+    """
+    if wanted.adapter.kind is not Port.ADAPTER:
+        return {}
+    recorded = recorded_run(wanted.path)
+    done = recorded if recorded is not None and not recorded.reason else try_adapter_folder(wanted.path, settings)
+    return done.facts
+
+
+def register(
+    wanted: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate, run: Mapping[str, Any]
+) -> AdapterVersion:
+    """Store the version with what a list shows of it; `run` are its facts about having been run."""
     facts = {
+        **run,
         "base_model": candidate.base_model,
         "base_path": candidate.base_path,
         "base_sha256": candidate.base_sha256,
@@ -247,9 +251,11 @@ def register(wanted: DeployRequest, registry: AdapterRegistry, candidate: Adapte
         "data": list(wanted.adapter.facts.get("sources") or ()),
         "deployment": wanted.config.model_dump(mode="json", include=set(DEPLOYMENT_FIELDS), exclude_defaults=True),
     }
-    return registry.register(
+    version = registry.register(
         wanted.tenant, wanted.config.role, wanted.path, kind=candidate.kind, facts=facts, run_key=wanted.run_key
     )
+    # A version of the same key may be there already.
+    return version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
 
 
 def roll_out(version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry) -> dict[str, Any]:
@@ -272,13 +278,16 @@ def roll_out(version: AdapterVersion, sites: Sequence[TargetDeployment], registr
         raise
     # The previous version no longer answers for anybody: one that is not dropped only costs memory.
     left = at_each("retire", sites)
+    warnings = [f"The previous version is still loaded in {one}" for one in left]
+    if version.facts.get(RUN) is False:
+        warnings.append(f"The adapter was never run on its base here: {version.facts.get(RUN_BECAUSE)}")
     return {
         "deployed": True,
         "version": version.name,
         "alias": version.alias,
         "previous": sites[-1].previous.name if sites[-1].previous else None,
         "targets": [answered(one) for one in sites],
-        "warnings": [f"The previous version is still loaded in {one}" for one in left],
+        "warnings": warnings,
     }
 
 

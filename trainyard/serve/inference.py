@@ -24,11 +24,14 @@ from transformers import AutoTokenizer, DynamicCache
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.guided import Constraint, Grammars
 from trainyard.stores.models import check_adapter_folder
+from trainyard.stores.tensors import find_nonfinite
 from trainyard.train.bases.positions import context_of
 from trainyard.train.latent.contract import LatentModule
 from trainyard.train.latent.table import load as load_latent
+from trainyard.train.methods.adapters import probe_logits
 from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base, using_adapter
-from trainyard.train.methods.loading import load_for_answers, require_memory
+from trainyard.train.methods.loading import ADAPTER_WEIGHTS, load_for_answers, require_memory
+from trainyard.train.methods.reloading import SHAPE
 from trainyard.train.session.sampling import PlainReader, Reading
 
 MAX_WAITING = 256
@@ -114,6 +117,7 @@ class ModelRunner:
         inner = f"adapter{self.loaded}"
         try:
             self.model = attach_adapter(self.model, folder, inner)
+            self.require_finite(inner, folder)
         except Exception as error:  # PEFT has no error class of its own
             self.forget(inner)
             self.keep_base(folder.name)
@@ -127,6 +131,17 @@ class ModelRunner:
         self.keep_base(folder.name)
         self.latent[name] = technique
         self.adapters[name], self.folders[name] = inner, folder
+
+    def require_finite(self, inner: str, folder: Path) -> None:
+        """Run an adapter once, on a few tokens. Raises `ValueError` where its weights or logits are not finite.
+
+        torch's attention takes scores of NaN for masked ones, so that logits alone do not show all of them.
+        """
+        if name := find_nonfinite(folder / ADAPTER_WEIGHTS):
+            raise ValueError(f"its weight {name} contains NaN or infinity")
+        with using_adapter(self.model, inner):
+            if not probe_logits(self.model, SHAPE).isfinite().all():
+                raise ValueError("with it the base answers with NaN or infinity")
 
     def unload_adapter(self, name: str) -> None:
         """Take an adapter off. Raises as `load_adapter` when the base is not what it was."""

@@ -35,6 +35,8 @@ from trainyard.stores.whole import MANIFEST, describe, files_below, remove_folde
 
 LIVE_FILE = "live.json"
 LOCK_FILE = ".lock"
+RUN, RUN_BECAUSE = "adapter_run", "adapter_run_because"
+"""Facts of a version: whether it was loaded and run once on its base here, and why not."""
 GOING_BACK = frozenset({"rollback", "undo"})
 MOST_HISTORY = 1000
 """Entries of live.json that are kept; older ones are dropped from the front."""
@@ -194,6 +196,16 @@ class AdapterRegistry:
                 code="E-ADAPTER-NOT-FOUND",
             )
         return read_manifest(manifest, self.files)
+
+    def record_run(self, version: AdapterVersion, run: dict[str, Any]) -> AdapterVersion:
+        """Keep in a version's facts whether it was run (`RUN`, `RUN_BECAUSE`); returns the version with them."""
+        with self.files.locked(self._folder(version.tenant, version.role) / LOCK_FILE):
+            version = self.find(version.name)
+            facts = {**{key: value for key, value in version.facts.items() if key not in (RUN, RUN_BECAUSE)}, **run}
+            if facts != version.facts and not version.deleted:
+                version = version.model_copy(update={"facts": facts})
+                write_whole(self.files, self.path(version) / MANIFEST, to_json(manifest_of(version)))
+        return version
 
     def delete(self, name: str) -> AdapterVersion:
         """Remove a version's files for good; its manifest stays, with the time. A second call finishes the first.

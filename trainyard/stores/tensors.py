@@ -64,3 +64,30 @@ def differ(path: Path, other: Path) -> bool:
             if any(one != two for one, two in pairs):
                 return True
     return False
+
+
+EXPONENTS = {"F64": ("<u8", 0x7FF0 << 48), "F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+"""Number format -> its bits as an integer, and those of its exponent: all of them are set in NaN and infinity."""
+
+
+def find_nonfinite(path: Path) -> str | None:
+    """Return the name of the first tensor of a file with NaN or infinity; None if all its numbers are finite.
+
+    Raises `ValueError` for a file that is not safetensors.
+    """
+    import numpy  # the command line starts without it
+
+    with path.open("rb") as file:
+        try:
+            header, start = read_header(file)
+        except (ValueError, MemoryError, OverflowError, AttributeError) as error:
+            raise ValueError(f"{path.name} is not a safetensors file") from error
+        for name, facts in header.items():
+            if facts["dtype"] not in EXPONENTS:
+                continue
+            kind, exponent = EXPONENTS[facts["dtype"]]
+            for chunk in read_chunks(file, start, facts):
+                bits = numpy.frombuffer(chunk, kind)
+                if ((bits & exponent) == exponent).any():
+                    return name
+    return None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.serve.conversion.adapter_files import make_adapter
+from tests.unit.serve.fitting_adapter import fitting_adapter
 from trainyard.api.context import Context
 from trainyard.api.requests.adapters import ConvertInput
 from trainyard.api.terminal.command import render
@@ -27,7 +28,7 @@ def test_version_of_the_registry_becomes_a_file_and_a_folder_again(
     tmp_path: Path, tiny_model: Path, context: Context
 ) -> None:
     """The base of the first is the one that it names; a GGUF file names none."""
-    make_adapter(tmp_path / "made", base_model_name_or_path=str(tiny_model))
+    fitting_adapter(tmp_path / "made", tiny_model)
     registry = AdapterRegistry(context.settings.adapters)
     registry.register("default", "assistant", tmp_path / "made", facts={"base_model": "starter"})
     given = ConvertInput(source="default/assistant/v1", target=tmp_path / "a.gguf", to=Layout.GGUF)

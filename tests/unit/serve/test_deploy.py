@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import save_file
 
 from trainyard.errors import Refused, TrainyardError, Unavailable
 from trainyard.serve import embedded as embedded_server
@@ -28,6 +30,7 @@ from trainyard.stores.whole import describe_files
 from trainyard.testing.vllm_server import VllmDouble, vllm_server
 
 TEMPLATE = "{{ messages }}"
+NOT_RUN = "The adapter was never run on its base here: its base base is not on this machine"
 TRAINING = {"base_model": "org/base", "base_path": "org/base", "chat_template_sha256": ""}
 
 
@@ -39,7 +42,8 @@ def reference(folder: Path, kind: Port) -> Reference:
 
 def make_adapter(folder: Path, config: dict[str, Any] | None = None, **training: Any) -> Reference:
     (folder / "tokenizer").mkdir(parents=True)
-    (folder / "adapter_model.safetensors").write_bytes(folder.name.encode())
+    weights = {"base_model.model.layer.lora_A.weight": np.frombuffer(folder.name.encode(), np.uint8)}
+    save_file(weights, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"r": 8, **(config or {})}))
     (folder / "tokenizer" / "chat_template.jinja").write_text(TEMPLATE)
     own = hashlib.sha256(TEMPLATE.encode()).hexdigest()
@@ -127,7 +131,7 @@ def test_every_target_answers_and_the_old_version_is_dropped(
     assert yard.live() == 2
     assert [target["answer"] for target in second.facts["targets"]] == ["acme/bot/v2 heard: Are you there?"] * 2 + [""]
     assert second.facts["previous"] == "acme/bot/v1"
-    assert second.facts["warnings"] == []
+    assert second.facts["warnings"] == [NOT_RUN]
 
 
 def test_a_second_target_that_fails_restores_the_first(yard: Yard, vllm: VllmDouble, embedded: VllmDouble) -> None:
@@ -280,7 +284,7 @@ def test_an_old_version_that_cannot_be_dropped_is_a_warning(yard: Yard, vllm: Vl
     vllm.broken["/v1/unload_lora_adapter"] = (500, "busy")
     produced = yard.deploy(at("vllm", vllm))
     assert yard.live() == 2
-    assert len(produced.facts["warnings"]) == 1
+    assert produced.facts["warnings"][1:] == [NOT_RUN]
     assert produced.facts["warnings"][0].startswith("The previous version is still loaded in vllm at http://")
 
 

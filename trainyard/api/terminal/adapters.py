@@ -16,7 +16,14 @@ def adapters_text(result: Any) -> str:
 
 
 def converted_text(result: Any) -> str:
-    return f"{result.target} ({result.to}, was {result.was})"
+    return f"{result.target} ({result.to}, was {result.was})" + run_line(result)
+
+
+def run_line(result: Any) -> str:
+    """A line of its own where an adapter was not run on its base here."""
+    if result.adapter_run is False:
+        return f"\nnot run on its base here, files and shapes compared alone: {result.adapter_run_because}"
+    return ""
 
 
 def record_text(result: Any) -> str:
@@ -52,12 +59,12 @@ def card_text(result: Any) -> str:
 def published_text(result: Any) -> str:
     done = "is published at" if result.changed else "was published before, nothing is new at"
     live = "; it is the live one there" if result.live else ""
-    return f"{result.version} {done} {result.where} ({result.revision[:12]}){live}"
+    return f"{result.version} {done} {result.where} ({result.revision[:12]}){live}" + run_line(result)
 
 
 def pulled_text(result: Any) -> str:
     return (
-        f"{result.version} is registered, from {result.source} (base: {result.base_model})\n"
+        f"{result.version} is registered, from {result.source} (base: {result.base_model}){run_line(result)}\n"
         f"make it live: trainyard adapters promote {result.version} --target embedded"
     )
 

@@ -102,4 +102,4 @@ def restored_text(result: Any) -> str:
         lines.append(
             "its trainyard.toml is in effect, and may name programs that runs start: read it if others made it"
         )
-    return "\n".join([*lines, "next: trainyard up"])
+    return "\n".join([*lines, *result.adapters, "next: trainyard up"])

@@ -13,8 +13,9 @@ from trainyard.api.responses import Record, Response
 from trainyard.serve.conversion.adapters import CONFIG_FILE
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.serve.conversion.between import convert, layout_of
+from trainyard.serve.trial import try_adapter_folder
 from trainyard.settings import Settings
-from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, parse_name
+from trainyard.stores.adapters import RUN, AdapterRegistry, AdapterVersion, parse_name
 from trainyard.stores.models import resolve_model
 
 OTHERS = ".others"
@@ -30,6 +31,10 @@ class Converted(Response):
     target: Path
     was: Layout
     to: Layout
+    adapter_run: bool = False
+    """Whether the written adapter was loaded and run once on its base."""
+    adapter_run_because: str = ""
+    """Why it was not."""
 
 
 def list_adapters(given: AdaptersInput, context: Context) -> AdapterRows:
@@ -52,9 +57,17 @@ def adapter_row(registry: AdapterRegistry, version: AdapterVersion) -> dict[str,
         "kind": version.kind,
         "base": version.facts.get("base_model", ""),
         "evaluated": version.facts.get("evaluated", False),
+        "run": run_word(version),
         "created": datetime.fromtimestamp(version.created, UTC).isoformat(timespec="seconds"),
         "sha256": version.sha256[:12],
     }
+
+
+def run_word(version: AdapterVersion) -> str:
+    """Whether a version was run once on its base here, in a word; a whole model has none."""
+    if version.kind != "adapter":
+        return ""
+    return {True: "yes", False: "no"}.get(version.facts.get(RUN), "not recorded")
 
 
 def show_adapter(given: AdapterName, context: Context) -> Record:
@@ -70,8 +83,13 @@ def convert_adapter(given: ConvertInput, context: Context) -> Converted:
     if not source.exists():  # what is there under this name comes before a version of the registry
         registry = AdapterRegistry(context.settings.adapters)
         source = registry.path(registry.show(given.source))
-    base = base_of(given, source, context.settings)
-    return Converted(source=source, target=target, was=convert(source, target, given.to, base), to=given.to)
+    base, runs = base_of(given, source, context.settings), []
+
+    def try_run(folder: Path) -> None:
+        runs.append(try_adapter_folder(folder, context.settings, base))
+
+    was = convert(source, target, given.to, base, try_run)
+    return Converted(source=source, target=target, was=was, to=given.to, **runs[0].facts)
 
 
 def base_of(given: ConvertInput, source: Path, settings: Settings) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from trainyard.api.context import Context
@@ -18,14 +19,16 @@ from trainyard.api.requests.adapters import (
 )
 from trainyard.api.responses import Response
 from trainyard.api.verbs.adapters import registry_of
+from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.serve.targets.merged import remove_models
+from trainyard.serve.trial import find_base_folder, try_adapter_folder, try_version
 from trainyard.serve.versions.bucket import is_address, pull_from_store, push_to_store
 from trainyard.serve.versions.card import write_card
 from trainyard.serve.versions.hub import HubAddress, pull_from_hub, push_to_hub
 from trainyard.serve.versions.merging import merge_version
 from trainyard.serve.versions.promotion import newest, parse_target, roll_out_version
-from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, parse_name
+from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion, parse_name
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.whole import write_whole
 
@@ -119,6 +122,10 @@ class Published(Response):
     revision: str
     changed: bool
     live: bool
+    adapter_run: bool | None = None
+    """Whether the adapter was loaded and run once on its base here; None for a whole model."""
+    adapter_run_because: str = ""
+    """Why it was not."""
 
 
 class Pulled(Response):
@@ -126,6 +133,10 @@ class Pulled(Response):
     source: str
     base_model: str
     sha256: str
+    adapter_run: bool | None = None
+    """Whether the adapter was loaded and run once on its base here; None for a whole model."""
+    adapter_run_because: str = ""
+    """Why it was not."""
 
 
 def show_card(given: CardInput, context: Context) -> Card:
@@ -142,23 +153,27 @@ def show_card(given: CardInput, context: Context) -> Card:
 
 def push(given: PushInput, context: Context) -> Published:
     """Publish a version on the Hub, or in an object store. Raises `InvalidInput` (`E-PARAMETER`) without a place."""
-    registry = AdapterRegistry(context.settings.adapters)
-    version, to = registry.show(given.name), given.to or context.settings.weights_store
+    registry, settings = AdapterRegistry(context.settings.adapters), context.settings
+    version, to = registry.show(given.name), given.to or settings.weights_store
     if not to:
         raise InvalidInput(
             "It is not said where the version is published.",
             do="Name a repository of the Hub (org/name) or a store (gs://bucket/prefix), or set weights_store.",
             code="E-PARAMETER",
         )
+    version = try_version(version, registry, settings)
     if is_address(to):
         refuse_hub_options(given)
         sent = push_to_store(version, registry, to, write_card(version, registry.path(version)))
     else:
         address = HubAddress(to, given.revision, given.token_env, given.public)
-        sent = push_to_hub(version, registry, address, write_card(version, registry.path(version), to))
+        base, _ = find_base_folder(registry.path(version), settings)
+        check = partial(try_adapter_folder, settings=settings, base=base) if version.kind == "adapter" else ignore
+        sent = push_to_hub(version, registry, address, write_card(version, registry.path(version), to), check)
     return Published(
-        version=version.name, where=sent.where, revision=sent.revision, changed=sent.changed, live=sent.live
-    )
+        version=version.name, where=sent.where, revision=sent.revision, changed=sent.changed, live=sent.live,
+        **run_of(version),
+    )  # fmt: skip
 
 
 def refuse_hub_options(given: PushInput | PullInput) -> None:
@@ -183,7 +198,13 @@ def pull(given: PullInput, context: Context) -> Pulled:
         source=origin["source"],
         base_model=str(version.facts.get("base_model") or ""),
         sha256=version.sha256,
+        **run_of(version),
     )
+
+
+def run_of(version: AdapterVersion) -> dict[str, Any]:
+    """The facts of a version about having been run, for a response."""
+    return {name: version.facts[name] for name in (RUN, RUN_BECAUSE) if name in version.facts}
 
 
 class Merged(Response):

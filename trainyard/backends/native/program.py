@@ -344,6 +344,7 @@ def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
     evaluations = run.progress.evaluations
     return {
         **frame.job_facts(run.job, run.progress.losses),
+        **({"adapter_run": "yes"} if run.job.output is Port.ADAPTER else {}),  # `save_trained` runs it, or raises
         "chat_template_sha256": template_sha256(run.prepared.tokenizer),
         "renderer": choose_template("auto", run.prepared.tokenizer.chat_template).spec.name,
         "lora": run.policy.facts,

@@ -166,6 +166,7 @@ def training_record(
     job = prepared.job
     return {
         **frame.job_facts(job, trainer.curve.points),
+        **run_facts(job),
         "chat_template_sha256": template_sha256(prepared.tokenizer),
         "renderer": choose_template("auto", str(prepared.tokenizer.chat_template)).spec.name,
         "lora": adapter_facts(trainer.model, job) if job.config.method.facts.adapter else None,
@@ -179,6 +180,13 @@ def training_record(
         "launch": layout_of(job),
         "versions": frame.library_versions(job.config, "torch", "transformers", "trl", "peft", "accelerate"),
     }
+
+
+def run_facts(job: TrainingJob) -> dict[str, str]:
+    """What `training.json` says about running the written adapter once, which `write_result` does."""
+    if not job.config.method.facts.adapter:
+        return {}
+    return {"adapter_run": "its base was spread over several processes" if is_sharded(job) else "yes"}
 
 
 def hand_over(trainer: CommittedCheckpoints, prepared: PreparedRun, folder: Path, record: dict[str, Any]) -> None:

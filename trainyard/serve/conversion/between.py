@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE, Adapter, read_adapter, write_adapter
 from trainyard.serve.conversion.architectures import Layout
@@ -76,10 +77,13 @@ def layout_of(source: Path) -> Layout:
     )
 
 
-def convert(source: Path, target: Path, to: Layout, base: Path | None = None) -> Layout:
+def convert(
+    source: Path, target: Path, to: Layout, base: Path | None = None, try_run: Callable[[Path], object] = ignore
+) -> Layout:
     """Write the adapter `source` in another layout as `target`, whole or not at all; returns the layout it was in.
 
-    `base` is the folder of its base model, which only GGUF needs. Raises `Conflict` (`E-FILE-EXISTS`),
+    `base` is the folder of its base model, which only GGUF needs. `try_run` gets the written adapter, read back into
+    PEFT's layout, and raises for one that does not run. Raises `Conflict` (`E-FILE-EXISTS`),
     `NotFound` (`E-ADAPTER-NOT-FOUND`), `InvalidInput` (`E-CONVERT`, `E-ADAPTER-INVALID`) and `Corrupt`.
     """
     found = layout_of(source)
@@ -98,6 +102,7 @@ def convert(source: Path, target: Path, to: Layout, base: Path | None = None) ->
             shutil.copytree(source / TOKENIZER_FOLDER, made / TOKENIZER_FOLDER)
         LAYOUTS[to].to_peft(made, Path(place) / "again", base)
         require_same_adapter(read_adapter(peft), read_adapter(Path(place) / "again"), target)
+        try_run(Path(place) / "again")
         flush_tree(DISK, Path(place))
         move_folder(DISK, made, target)
     return found

@@ -6,17 +6,13 @@ in `merged.json` of the folder.
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from trainyard.compute.child import SPEC_FILE
-from trainyard.compute.gpus import training_threads
-from trainyard.compute.supervise import Status, supervise
-from trainyard.errors import InvalidInput, Unavailable, from_fields
+from trainyard.errors import InvalidInput, Unavailable
+from trainyard.serve.children import child_threads, run_child
 from trainyard.serve.conversion import files as gguf_files
 from trainyard.serve.conversion.architectures import require_words_only
 from trainyard.settings import Settings
@@ -27,7 +23,6 @@ MERGED_FILE = "merged.json"
 """What the child leaves, and the folder keeps with the names of version and base."""
 GGUF_MODEL = "model.gguf"
 BACKEND = "llamacpp"
-CHILD_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "OMP_WAIT_POLICY": "passive"}
 Format = Literal["safetensors", "gguf"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -47,10 +42,10 @@ def merge_files(
     def write(folder: Path) -> None:
         with TemporaryDirectory(prefix="trainyard-merge-") as place:
             whole = folder if environment is None else Path(place) / adapter.parent.name
-            spec = {"base": str(base), "adapter": str(adapter), "out": str(whole), "threads": threads(settings)}
-            found.update(
-                run_child(Path(place) / "child", {**spec, "dtype": dtype if environment is None else "float32"})
-            )
+            spec: dict[str, Any] = {"base": str(base), "adapter": str(adapter), "out": str(whole)}
+            spec["threads"] = child_threads(settings)
+            spec["dtype"] = dtype if environment is None else "float32"
+            found.update(run_child(PROGRAM, Path(place) / "child", spec, MERGED_FILE, "The merge failed."))
             if environment is not None:
                 gguf_files.convert(whole, folder / GGUF_MODEL, environment)
                 if (whole / "chat_template.jinja").is_file():
@@ -59,22 +54,6 @@ def merge_files(
 
     target.parent.mkdir(parents=True, exist_ok=True)
     write_folder(target, write, facts=None)
-    return found
-
-
-def threads(settings: Settings) -> int:
-    return max(1, training_threads(settings.threads))
-
-
-def run_child(folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """Sum and measure in a supervised process; raises the error that it leaves."""
-    folder.mkdir(parents=True)
-    (folder / SPEC_FILE).write_text(json.dumps(spec), encoding="utf-8")
-    argv = [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
-    outcome = supervise(argv, folder, env=CHILD_ENVIRONMENT, grace_s=30, poll_s=0.1)
-    if outcome.status is not Status.DONE:
-        raise from_fields({"what": "The merge failed.", "code": "E-CRASH", **(outcome.error or {})})
-    found: dict[str, Any] = json.loads((folder / MERGED_FILE).read_text(encoding="utf-8"))
     return found
 
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from trainyard.errors import InvalidInput
 from trainyard.serve.conversion.architectures import ARCHITECTURES, require_plain
-from trainyard.serve.deploy import read_json, template_dirs
+from trainyard.serve.deploy import template_dirs
 from trainyard.serve.targets.ollama import go_template
+from trainyard.serve.trial import read_object
 from trainyard.serve.versions.publication import Improvement, VersionReport, check_facts, hub_base, public_base
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.targets import TargetType
-from trainyard.stores.adapters import AdapterVersion
+from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterVersion
 from trainyard.stores.models import STARTER, chat_template
 
 LIBRARY = {"adapter": "peft", "model": "transformers"}
@@ -64,7 +65,7 @@ class CardFacts:
 
 def write_card(version: AdapterVersion, folder: Path, repository: str = "") -> str:
     """The card of a version whose files are in `folder`; `repository` is the Hub's name of where it is published."""
-    training, config = read_json(folder / "training.json"), read_json(folder / "adapter_config.json")
+    training, config = read_object(folder / "training.json"), read_object(folder / "adapter_config.json")
     place = Path(str(training.get("base_path") or "")) / "config.json"
     facts = CardFacts(
         version=version,
@@ -72,7 +73,7 @@ def write_card(version: AdapterVersion, folder: Path, repository: str = "") -> s
         config=config,
         base=hub_base(version) or "path/to/base",
         repository=repository or "path/to/adapter",
-        model_type=str(read_json(place).get("model_type") or "") if place.is_file() else "",
+        model_type=str(read_object(place).get("model_type") or "") if place.is_file() else "",
         template=next(filter(None, map(chat_template, template_dirs(folder))), ""),
     )
     parts = [header(facts), f"# {version.alias}", introduction(facts), "## Training", training_text(facts)]
@@ -272,6 +273,11 @@ def limits_text(facts: CardFacts) -> str:
     own = [
         "It answers as trained only on its own base and under its own chat template; their digests are above.",
         *([f"It was trained on texts of at most {length} tokens."] if length else []),
+        *(
+            [f"It was never run on its base where it was registered: {facts.version.facts.get(RUN_BECAUSE)}."]
+            if facts.version.facts.get(RUN) is False
+            else []
+        ),
         "It was measured on the sets above and on nothing else: not for safety, bias, or other languages.",
     ]
     if facts.version.facts.get("base_model") == STARTER:

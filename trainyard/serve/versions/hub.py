@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.serve.versions.bucket import Sent
 from trainyard.serve.versions.publication import (
@@ -48,8 +49,16 @@ class HubAddress:
     public: bool = False
 
 
-def push_to_hub(version: AdapterVersion, registry: AdapterRegistry, to: HubAddress, card: str) -> Sent:
+def push_to_hub(
+    version: AdapterVersion,
+    registry: AdapterRegistry,
+    to: HubAddress,
+    card: str,
+    try_run: Callable[[Path], object] = ignore,
+) -> Sent:
     """Commit a version to a repository, which is made if it is not there; the same content twice is one commit.
+
+    `try_run` gets the folder that is sent, before anything is sent, and raises for an adapter that does not run.
 
     Raises `InvalidInput` (`E-NAME`, `E-API-KEY`), `Conflict` (`E-PUBLISH`) for a repository with something else in
     it or a public one that was not asked for, `Unavailable` (`E-AUTH`, `E-PUBLISH`).
@@ -62,6 +71,7 @@ def push_to_hub(version: AdapterVersion, registry: AdapterRegistry, to: HubAddre
         folder = Path(place) / "version"
         folder.mkdir()
         stage(version, registry, folder)
+        try_run(folder)
         (folder / CARD_FILE).write_text(card, encoding="utf-8")
         head = open_repository(hub, api, to)
         there = {one.rfilename for one in head.siblings or ()} - KEPT

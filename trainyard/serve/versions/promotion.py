@@ -14,6 +14,7 @@ from typing import Any
 from trainyard.errors import InvalidInput
 from trainyard.serve.deploy import Clients, DeployRequest, check_files, check_sites, open_sites, refuse, roll_out
 from trainyard.serve.targets.calling import http_client
+from trainyard.serve.trial import try_version
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
@@ -40,7 +41,8 @@ def roll_out_version(
     """Make a version live on `targets`, else on those of its deployment; facts say where it answers.
 
     `action` goes into the history of the live pointer. The caller has `registry.deploying`. Raises `InvalidInput`
-    (`E-ADAPTER-INVALID`) for a version without a deployment, and what `deploy` raises.
+    (`E-ADAPTER-INVALID`) for a version without a deployment, what `try_version` raises for one that was never run here,
+    and what `deploy` raises.
     """
     config = config_of(version, registry, targets)
     wanted = DeployRequest(config, registry.path(version), reference(version, registry), {}, version.tenant, "")
@@ -48,6 +50,7 @@ def roll_out_version(
         sites = open_sites(wanted, registry, settings, clients, open_clients)
         refuse(check_files(wanted, sites[0].candidate, settings))
         refuse(check_sites(sites))
+        version = try_version(registry.verify(version), registry, settings)
         sites[-1].action = action  # the registry's own pointer is the last one
         return roll_out(version, sites, registry)
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput, Reason, Refused, TrainyardError
-from trainyard.serve.deploy import read_json
+from trainyard.serve.trial import TrialRun, read_object, try_adapter_folder
 from trainyard.settings import Settings
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import PICKLED, AdapterRegistry, AdapterVersion, files_digest, parse_name, take
@@ -175,7 +175,7 @@ def stage(version: AdapterVersion, registry: AdapterRegistry, folder: Path) -> P
     named = public_base(version) or None
     base = {"base_model": named} if named else {}
     change_json(folder / "adapter_config.json", lambda old: {**old, "base_model_name_or_path": named})
-    kept = {**read_json(folder / "training.json"), **base}
+    kept = {**read_object(folder / "training.json"), **base}
     change_json(folder / "training.json", lambda _: {k: v for k, v in kept.items() if k not in OF_THIS_MACHINE})
     files = describe_files(folder)
     publication = Publication(
@@ -194,7 +194,7 @@ def stage(version: AdapterVersion, registry: AdapterRegistry, folder: Path) -> P
 def change_json(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Replace a JSON file that may be a hard link by a changed one."""
     if path.is_file():
-        text = json.dumps(change(read_json(path)), indent=1, sort_keys=True)
+        text = json.dumps(change(read_object(path)), indent=1, sort_keys=True)
         path.unlink()
         path.write_text(text, encoding="utf-8")
 
@@ -211,6 +211,8 @@ class Destination:
     number: int | None = None
     require_base: Callable[[Mapping[str, str]], None] = ignore
     """Raises for a base that is another one here. A night leaves that to its deployment."""
+    try_run: Callable[[Path], TrialRun] = lambda _: TrialRun("it is run when it is deployed")
+    """Runs the adapter of a folder once on its base, before it is registered. A night leaves that, too."""
 
 
 def register_pulled(
@@ -236,12 +238,14 @@ def register_pulled(
         require_same(publication, folder, source)
         base = base_facts(folder)
         to.require_base(base)
+        run: dict[str, Any] = {}
         if publication.kind == "adapter":
             check_adapter_folder(folder)
+            run = to.try_run(folder).facts
         else:
             check_model_folder(folder)
         facts = {name: publication.facts[name] for name in TRAVELLING_FACTS if name in publication.facts}
-        facts = {"evaluated": False, "gate": {}, **facts, **base}
+        facts = {"evaluated": False, "gate": {}, **facts, **base, **run}
         facts["origin"] = {"source": source, "name": publication.name, "sha256": publication.sha256, **origin}
         pulled = f"pulled:{source}:{publication.sha256}"
         run_key = pulled if to.number is None else publication.run_key
@@ -264,7 +268,7 @@ def require_same(publication: Publication, folder: Path, source: str) -> None:
 
 def base_facts(folder: Path) -> dict[str, str]:
     """What the files themselves say about the base."""
-    training, config = read_json(folder / "training.json"), read_json(folder / "adapter_config.json")
+    training, config = read_object(folder / "training.json"), read_object(folder / "adapter_config.json")
     return {
         "base_model": str(training.get("base_model") or config.get("base_model_name_or_path") or ""),
         "base_sha256": str(training.get("base_sha256") or ""),
@@ -275,7 +279,10 @@ def base_facts(folder: Path) -> dict[str, str]:
 def new_version(settings: Settings, alias: str | None = None) -> Destination:
     """The destination of a pull by hand: the next number in this home's registry, with a base that fits."""
     check = partial(require_base, settings=settings)
-    return Destination(AdapterRegistry(settings.adapters), settings.home, alias, require_base=check)
+    return Destination(
+        AdapterRegistry(settings.adapters), settings.home, alias, require_base=check,
+        try_run=partial(try_adapter_folder, settings=settings),
+    )  # fmt: skip
 
 
 def require_base(base: Mapping[str, str], settings: Settings) -> None:

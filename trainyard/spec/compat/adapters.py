@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from trainyard.spec.axes.methods import DEFAULT_INIT, AdapterSettings, LowRankSettings, Method, adapter_settings
+from trainyard.spec.axes.methods import (
+    DEFAULT_INIT,
+    AdapterSettings,
+    LowRankSettings,
+    Method,
+    OftSettings,
+    adapter_settings,
+)
 from trainyard.spec.compat.context import Match, NodeView, Row
 from trainyard.spec.compat.training import earlier, written_as_one
 from trainyard.spec.estimate.bases import BaseFacts
@@ -28,6 +35,8 @@ def reaches_experts(config: TrainerConfig) -> bool:
 def unfit_for_experts(config: TrainerConfig, base: BaseFacts) -> Match:
     """What PEFT does not have for stacked matrices."""
     method = config.method
+    if base.experts and isinstance(method, OftSettings) and method.target_modules == "all-linear":
+        return {"where": "method", "what": "method oft", "use": "method lora", "experts": base.experts}
     if not base.experts or not reaches_experts(config) or not isinstance(method, LowRankSettings):
         return False
     found = [

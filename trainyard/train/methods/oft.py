@@ -14,7 +14,7 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import OftSettings
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.lora import TASKS
-from trainyard.train.methods.targets import list_adapted, targets
+from trainyard.train.methods.targets import has_experts, list_adapted, targets
 
 
 def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
@@ -22,6 +22,13 @@ def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
     PEFT would quietly take another size."""
     oft = request.config.method
     assert isinstance(oft, OftSettings), oft
+    if oft.target_modules == "all-linear" and has_experts(model):
+        raise InvalidInput(
+            "An adapter on the stacked matrices of experts cannot have method oft.",
+            why="PEFT rotates the inputs of linear layers, and most of the weights would have no adapter.",
+            do="Use method lora, or `target_modules: attention-only`.",
+            code="E-TRAINABLE",
+        )
     modules = targets(model, oft, low_rank=False).modules
     for name, inputs in list_adapted(model, modules):
         if inputs % oft.block_size:

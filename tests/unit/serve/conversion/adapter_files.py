@@ -23,6 +23,14 @@ def random_tensor(generator: np.random.Generator, dtype: str, *shape: int) -> Te
     return Tensor(dtype, generator.integers(0, 2 ** (8 * width), shape, dtype=f"u{width}", endpoint=False))
 
 
+def make_finite(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Clear the highest bit of each exponent: no number is NaN or infinite."""
+    return {
+        name: Tensor(one.dtype, one.bits & ~np.array(1 << (8 * BYTES[one.dtype] - 2), one.bits.dtype))
+        for name, one in tensors.items()
+    }
+
+
 def make_adapter(
     folder: Path,
     dtype: str = "F32",
@@ -32,7 +40,7 @@ def make_adapter(
     widths: dict[str, int] = WIDTHS,
     **config: Any,
 ) -> Path:
-    """An adapter on two blocks; any bits count as numbers, so nothing may be rounded on the way."""
+    """An adapter on two blocks of random bits, so nothing may be rounded on the way."""
     draw = np.random.default_rng(seed)
     outs = {f"model.layers.{block}.{name}": width for block in range(2) for name, width in widths.items()}
     a = {module: random_tensor(draw, dtype, RANK, HIDDEN) for module in outs}
@@ -40,7 +48,7 @@ def make_adapter(
     m = {module: random_tensor(draw, dtype, width) for module, width in outs.items()} if dora else {}
     names = sorted(name.rpartition(".")[2] for name in widths)
     made = peft_config(rank=RANK, alpha=5.5, dropout=0.1, modules=names, dora=dora, base="base")
-    write_adapter(Adapter({**made, **config}, a, b, m), folder)
+    write_adapter(Adapter({**made, **config}, make_finite(a), make_finite(b), make_finite(m)), folder)
     return folder
 
 

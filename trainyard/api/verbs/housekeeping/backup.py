@@ -34,6 +34,7 @@ from trainyard.api.context import Context
 from trainyard.api.requests.stack import BackupInput, RestoreInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.housekeeping.gc import REMOVING
+from trainyard.api.verbs.housekeeping.restored import run_restored
 from trainyard.compute.child import faultpoint
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
@@ -130,6 +131,8 @@ class Restored(Response):
     """Access tokens of the backup, which are valid here now."""
     settings: bool = False
     """Whether it brought a trainyard.toml, which may name programs that a run starts."""
+    adapters: tuple[str, ...] = ()
+    """For each live adapter, whether it was run once on its base here."""
 
 
 # Backup
@@ -335,7 +338,7 @@ def restore(given: RestoreInput, context: Context) -> Restored:
     return Restored(
         home=home, files=len(manifest.files), bytes=sum(facts.bytes for facts in manifest.files.values()),
         made=manifest.made, version=manifest.trainyard, tokens=tokens,
-        settings=PREFIX + SETTINGS in manifest.files,
+        settings=PREFIX + SETTINGS in manifest.files, adapters=run_restored(context.settings),
     )  # fmt: skip
 
 
