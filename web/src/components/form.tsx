@@ -32,11 +32,13 @@ export interface SchemaFormProps {
   defaults?: Values;
   /** Path of a field -> values to choose from; others may be written. */
   choices?: Choices;
+  /** Path of a field -> a sentence after its description, about this machine. */
+  hints?: Readonly<Record<string, string>>;
 }
 
 export function SchemaForm(props: SchemaFormProps) {
-  const { schema, value, onChange, problems = [], prefix = "", only, defaults = {}, choices = {} } = props;
-  const form = { root: schema, problems, defaults, choices };
+  const { schema, value, onChange, problems = [], prefix = "", only, defaults = {}, choices = {}, hints = {} } = props;
+  const form = { root: schema, problems, defaults, choices, hints };
   return (
     <div className="schema-form">
       <Fields form={form} schema={schema} value={value} onChange={onChange} path={prefix} only={only} />
@@ -45,10 +47,11 @@ export function SchemaForm(props: SchemaFormProps) {
 }
 
 /** Settings that most people change: they are not folded away with the others of their group. */
-const MAIN: Record<string, readonly string[]> = {
-  hyperparameters: ["epochs", "max_steps", "learning_rate", "batch_size", "gradient_accumulation", "max_length"],
-  method: ["rank"],
-};
+const MAIN = ["epochs", "max_steps", "learning_rate", "batch_size", "gradient_accumulation", "max_length", "rank"];
+
+/** Those of a group that says how something is trained; none of another group. */
+const mainOf = (properties: object | undefined): readonly string[] =>
+  properties && "learning_rate" in properties ? MAIN.filter((name) => name in properties) : [];
 
 const join = (path: string, name: string | number) => (path ? `${path}.${name}` : String(name));
 const isObject = (value: unknown): value is Values =>
@@ -135,7 +138,9 @@ function Labelled({
         ))}
         <p className="help">
           <Prose
-            text={[schema.description, describeLimits(schema), describeDefault(field)].filter(Boolean).join(" ")}
+            text={[schema.description, form.hints[path], describeLimits(schema), describeDefault(field)]
+              .filter(Boolean)
+              .join(" ")}
           />
         </p>
       </div>
@@ -217,7 +222,7 @@ function WordField(props: FieldProps) {
   const set = (next: string, given: Values) =>
     onChange(Object.keys(given).length > 0 || (next && !alone) ? { type: next, ...given } : next || undefined);
   const fields = words[current]?.properties ?? {};
-  const main = (MAIN[name] ?? []).filter((one) => fields[one]);
+  const main = name === "method" && fields.rank ? ["rank"] : [];
   const rest = Object.keys(fields).filter((one) => !main.includes(one));
   const shared = {
     form,
@@ -312,7 +317,7 @@ function Group(props: FieldProps) {
   const { form, schema, value, onChange, path, name, required } = props;
   const set = (next: Values) => onChange(Object.keys(next).length || required ? next : undefined);
   const shared = { form, schema, value, path, onChange: set };
-  const main = (MAIN[name] ?? []).filter((one) => schema.properties?.[one]);
+  const main = mainOf(schema.properties);
   if (main.length > 0) {
     const rest = Object.keys(schema.properties!).filter((one) => !main.includes(one));
     return (

@@ -18,6 +18,8 @@ export interface Form {
   problems: readonly ProblemReason[];
   defaults: Values;
   choices: Choices;
+  /** Path of a field -> a sentence after its description, about this machine. */
+  hints: Readonly<Record<string, string>>;
 }
 
 export interface FieldProps {

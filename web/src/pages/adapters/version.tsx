@@ -10,7 +10,7 @@ import { Interval, type IntervalValue } from "../../components/interval";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";
-import { Verdict } from "../evaluations";
+import { Verdict } from "../evaluations/verdict";
 import { ArtifactTable } from "../data";
 
 interface Line {

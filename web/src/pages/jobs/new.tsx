@@ -2,9 +2,10 @@
 
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useRef, useState } from "react";
-import { useLocation } from "wouter";
+import { useLocation, useSearchParams } from "wouter";
 import { client, dataOf, Problem, type ProblemReason } from "../../api/client";
 import type { JobSpec } from "../../api/schema";
+import { useChoices } from "../../components/choices";
 import { SchemaForm } from "../../components/form";
 import { ProblemNote } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
@@ -22,7 +23,12 @@ type Values = Record<string, unknown>;
 
 /** What was filled in, kept for a reload of the page until the job is started. */
 function useDraft(): [Values, (next: Values) => void] {
-  const [draft, setDraft] = useState<Values>(() => JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}"));
+  const [search] = useSearchParams();
+  const [draft, setDraft] = useState<Values>(() => {
+    const kept = JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}");
+    const path = search.get("path"); // of who comes from the overview
+    return path ? { ...kept, dataset: { path } } : kept;
+  });
   useEffect(() => sessionStorage.setItem(DRAFT, JSON.stringify(draft)), [draft]);
   return [draft, setDraft];
 }
@@ -80,7 +86,10 @@ function JobForm({ schema }: { schema: JsonSchema }) {
     ...((plan.data?.refusals ?? []) as unknown as ProblemReason[]),
   ]);
   const defaults = useDefaults(draft);
-  const shared = { schema, value: draft, onChange: setDraft, problems, defaults };
+  const dataset = (draft.dataset ?? {}) as Values;
+  const { choices, start: folder } = useChoices({ "dataset.path": dataset.path }, ["base_model"]);
+  const hints = Object.fromEntries(folder ? [["dataset.path", `A relative path starts in \`${folder}\`.`]] : []);
+  const shared = { schema, value: draft, onChange: setDraft, problems, defaults, choices, hints };
   const rest = Object.keys(schema.properties ?? {}).filter((name) => !FIRST.includes(name));
   return (
     <form

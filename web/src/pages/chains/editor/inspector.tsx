@@ -4,6 +4,7 @@ import { useQuery } from "@tanstack/react-query";
 import { useEffect, useId, useState } from "react";
 import type { ProblemReason } from "../../../api/client";
 import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
+import { useChoices } from "../../../components/choices";
 import { SchemaForm } from "../../../components/form";
 import { Prose } from "../../../components/prose";
 import type { JsonSchema } from "../../../components/schema";
@@ -42,6 +43,11 @@ export function Inspector({
   const defaults = Object.fromEntries(
     Object.entries(defaultsOf(expanded, node.id)).map(([path, value]) => [`config.${path}`, value]),
   );
+  const { choices, start } = useChoices(
+    { "config.path": node.config.path, "config.repository": node.config.repository },
+    ["config.base_model"],
+  );
+  const hints = start ? { "config.path": `A relative path starts in \`${start}\`.` } : undefined;
   const elsewhere = reasons.filter((one) => !one.field.startsWith("config."));
   return (
     <>
@@ -68,6 +74,8 @@ export function Inspector({
             problems={problems}
             prefix="config"
             defaults={defaults}
+            choices={choices}
+            hints={hints}
           />
         </section>
       )}
