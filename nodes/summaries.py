@@ -68,7 +68,29 @@ def training(output: NodeOutput) -> str:
     held_out = f", best held-out loss {best['loss']:.3f} at step {best['step']}" if best else ""
     losses += held_out + (f", {evaluated}" if evaluated else "")
     losses += drawn(facts.get("rollouts") or {}) + spent(facts.get("time") or {})
-    return f"{port} after {facts.get('steps', '?')} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}"
+    lost = lost_rows(facts.get("data") or {})
+    return f"{port} after {facts.get('steps', '?')} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}{lost}"
+
+
+LOST = {"dropped_template": "refused by the chat template", "dropped_truncated": "too long", "dropped_same": "equal"}
+"""Reason of a ledger -> its words; the others are read as they are."""
+MOST_REASONS = 2
+"""Reasons of a template that a line names."""
+
+
+def lost_rows(data: Mapping[str, Any]) -> str:
+    """Return the rows that were read and not trained, by reason, with the commonest words of the template."""
+    rows = data.get("rows") or {}
+    lost = {name: count for name, count in rows.items() if name.startswith("dropped_") and count}
+    if not lost:
+        return ""
+    refusals = sorted((data.get("refused") or {}).items(), key=lambda item: -item[1]["rows"])[:MOST_REASONS]
+    words = {"dropped_template": f" ({'; '.join(text for text, _ in refusals)})"} if refusals else {}
+    reasons = [
+        f"{count:,} {LOST.get(name, name.removeprefix('dropped_').replace('_', ' '))}{words.get(name, '')}"
+        for name, count in lost.items()
+    ]
+    return f"; {sum(lost.values()):,} of {rows.get('read', 0):,} rows left out: {', '.join(reasons)}"
 
 
 def drawn(rollouts: Mapping[str, Any]) -> str:
@@ -85,9 +107,7 @@ def spent(time: Mapping[str, Any]) -> str:
     if "seconds" not in time:
         return ""
     expected = time.get("expected")
-    error = (
-        f" (expected {expected:,.0f} s, {expected / time['seconds'] - 1:+.0%})" if expected and time["seconds"] else ""
-    )
+    error = f" (expected {expected:,.0f} s, {time['seconds'] / expected - 1:+.0%})" if expected else ""
     return f", in {time['seconds']:,.0f} s{error}"
 
 

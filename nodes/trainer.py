@@ -21,7 +21,6 @@ from trainyard.compute.lease import turn_lock
 from trainyard.errors import Conflict
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.graph import ResolvedNode
-from trainyard.spec.nodes import BAD_FRACTION
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 
@@ -94,7 +93,6 @@ def job_of(context: NodeContext) -> TrainingJob:
         context.settings,
         data={data.kind: str(open_reference(data))},
         data_sha256={data.kind: data.sha256},
-        max_bad_fraction=float(data.facts.get("max_bad_fraction", BAD_FRACTION)),
         adapter=str(open_reference(adapter)) if adapter else None,
         reward_model=str(open_reference(scorer)) if scorer else None,
         reward_sha256=scorer.sha256 if scorer else "",

@@ -19,7 +19,6 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
 from trainyard.spec.load.changes import list_changes
-from trainyard.spec.nodes import BAD_FRACTION
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK
 from trainyard.stores.live.job_facts import read_chain_facts
@@ -60,8 +59,6 @@ class JobData(OtherModels):
     data: dict[Port, str]
     """Port -> folder with `rows.arrow`."""
     data_sha256: dict[Port, str] = {}
-    max_bad_fraction: float = Field(BAD_FRACTION, exclude_if=lambda share: share == BAD_FRACTION)
-    """Share of the rows that the chat template may refuse: the setting of the data source."""
 
 
 class TrainingJob(JobData):

@@ -28,7 +28,7 @@ from trainyard.data.remote.fetching import RemoteFiles
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DataFormat, Port
-from trainyard.spec.nodes import BAD_FRACTION, DataSourceConfig, Mixture, SourceSet
+from trainyard.spec.nodes import DataSourceConfig, Mixture, SourceSet
 from trainyard.spec.ports import kinds_of_set
 from trainyard.stores.artifacts import Produced, ProducedSet
 
@@ -59,7 +59,7 @@ def read_source(
                 report((number + fraction) / len(sets), text)
 
             port, part = reading.into(folder, service, progress)
-            outputs[port] = with_limit(part, config)
+            outputs[port] = part
     return Produced(outputs=outputs, facts={port.value: part.facts for port, part in outputs.items()})
 
 
@@ -101,15 +101,8 @@ def read_mixture(
         shutil.rmtree(folder / f".{name}")
     rows = sum(share.taken for share in shares)
     report(1.0, f"{rows} rows of {len(shares)} sets as {port.value}")
-    part = with_limit(ProducedSet(folder=port.value, rows=rows, facts=facts), config)
+    part = ProducedSet(folder=port.value, rows=rows, facts=facts)
     return Produced(outputs={port: part}, facts={port.value: facts})
-
-
-def with_limit(part: ProducedSet, config: DataSourceConfig) -> ProducedSet:
-    """The set with the source's limit of bad rows in its facts, if it is not the default: a trainer has it, too."""
-    if config.max_bad_fraction == BAD_FRACTION:
-        return part
-    return part.model_copy(update={"facts": {**part.facts, "max_bad_fraction": config.max_bad_fraction}})
 
 
 def mixture_facts(

@@ -125,8 +125,7 @@ def validate(
     facts = {**summary(survivors, sieve), **mixture, "gold": f"synthetic ({engine})" if engine else f"file ({given})"}
     write_json_durably(out / REPORT_FILE, {**facts, "config": config.model_dump(mode="json")})
     report(1.0, f"kept {facts['kept']} of {facts['read']} rows")
-    limit = {name: share for name, share in source.facts.items() if name == "max_bad_fraction"}
-    part = ProducedSet(folder=port.value, rows=facts["kept"], facts={**facts, **limit})
+    part = ProducedSet(folder=port.value, rows=facts["kept"], facts=facts)
     return Produced(outputs={port: part}, facts=facts)
 
 

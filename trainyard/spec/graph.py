@@ -15,15 +15,16 @@ from typing import Any
 
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.axis import Strict
-from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
+from trainyard.spec.axes.data import BAD_FRACTION, DATA_PORTS, GeneratorKind, Port
 from trainyard.spec.axes.methods import METHOD_SETTINGS, AutoSettings, Method, with_type
 from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
 from trainyard.spec.compat.table import spec_reasons
 from trainyard.spec.load.files import read_chain
 from trainyard.spec.load.limits import MAX_REASONS
 from trainyard.spec.load.parse import ParsedNode, cap_reasons, check_crowded, number, parse_nodes, suggest
-from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, ValidatorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.ports import PortNode, Wiring, wire
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
@@ -272,6 +273,7 @@ def complete(ordered: Sequence[PortNode], wiring: Wiring, tenant: str, base_mode
         configs[one.id] = complete_config(one.config, wiring.inputs[one.id], configs, tenant, base_model)
     fill_tokenizers(ordered, wiring, configs, base_model)
     name_holdouts(ordered, wiring, configs)
+    limit_refusals(ordered, wiring, configs)
     return {
         one.id: ResolvedNode.model_construct(
             id=one.id,
@@ -325,6 +327,24 @@ def name_holdouts(ordered: Sequence[PortNode], wiring: Wiring, configs: dict[str
                 before = configs[source.node_id]
                 if isinstance(before, AiGeneratorConfig) and before.holdout is None:
                     configs[source.node_id] = before.model_copy(update={"holdout": config.holdout})
+
+
+def limit_refusals(ordered: Sequence[PortNode], wiring: Wiring, configs: dict[str, Strict]) -> None:
+    """A trainer may lose as many rows to its template as the strictest data source that its rows come from allows."""
+    limits: dict[str, float] = {}
+    for one in ordered:
+        config = configs[one.id]
+        if isinstance(config, DataSourceConfig):
+            limits[one.id] = config.max_bad_fraction
+            continue
+        sources = (source.node_id for port in DATA_PORTS for source in wiring.inputs[one.id].get(port, ()))
+        before = [limits[node_id] for node_id in sources if node_id in limits]
+        if not before:
+            continue
+        limit = limits[one.id] = min(before)
+        if isinstance(config, TrainerConfig) and config.max_bad_fraction is None:
+            is_read = limit != BAD_FRACTION and config.stage.type is not Stage.CPT
+            configs[one.id] = config.model_copy(update={"max_bad_fraction": limit}) if is_read else config
 
 
 def fill_tokenizers(ordered: Sequence[PortNode], wiring: Wiring, configs: dict[str, Strict], base_model: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from trainyard.spec.axes.axis import Strict
-from trainyard.spec.axes.data import DataFormat
+from trainyard.spec.axes.data import BAD_FRACTION, DataFormat
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.migrate import job_words
@@ -22,6 +22,10 @@ class DatasetSpec(Strict):
     format: DataFormat = DataFormat.AUTO
     data_worker: Url | None = Field(None, description="Always refused in this release.")
     max_rows: int | None = Field(None, ge=1, le=10**12, description="Rows that are read; default: all.")
+    max_bad_fraction: float = Field(
+        BAD_FRACTION, ge=0, le=1,
+        description="Share of rows that may be bad, or refused by the chat template, before the run fails.",
+    )  # fmt: skip
 
 
 class JobSpec(TrainingSettings):

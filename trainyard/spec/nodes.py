@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainyard.spec.axes.axis import Strict, left_out
-from trainyard.spec.axes.data import MADE_PORTS, DataFormat, GenerationTemplate, GeneratorKind, Port
+from trainyard.spec.axes.data import BAD_FRACTION, MADE_PORTS, DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.axes.targets import MergedFormat, TargetType
 from trainyard.spec.packages import BUCKETS
 from trainyard.spec.training import TrainerConfig
@@ -27,8 +27,6 @@ EndpointName = Annotated[str, Field(min_length=1, max_length=256)]
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?$")]
 TableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 QUERIED_SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
-BAD_FRACTION = 0.05
-"""Default share of rows that may be bad, or refused by the chat template."""
 PLACES = ("path", "url", "repository", "hub", "sql")
 """Fields of which a set has exactly one: it says where the set is."""
 

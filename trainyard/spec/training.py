@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from trainyard.spec.axes.axis import Strict, left_out
 from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import BAD_FRACTION
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.methods import (
     ADAPTER_PROFILES,
@@ -326,6 +327,16 @@ class TrainerConfig(TrainingSettings):
         "facts; or, for latent coconut, the same curriculum with pauses in place of its thoughts.",
     )
     reuse: bool = Field(True, description="Take the finished result of an identical run from the store.")
+    max_bad_fraction: float | None = left_out(
+        None, ge=0, le=1,
+        description="Share of rows that the chat template may refuse before the run fails; default: the smallest of "
+        "the data sources before it.",
+    )  # fmt: skip
+
+    @property
+    def refusal_limit(self) -> float:
+        """Largest share of rows that the chat template may refuse."""
+        return BAD_FRACTION if self.max_bad_fraction is None else self.max_bad_fraction
 
 
 def default_learning_rate(stage: Stage, method: Method) -> float:

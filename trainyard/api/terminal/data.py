@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from trainyard.api.terminal.text import table
-from trainyard.spec.nodes import BAD_FRACTION
+from trainyard.spec.axes.data import BAD_FRACTION
 from trainyard.stores.metrics import in_time
 
 LONGEST = 600

@@ -86,7 +86,7 @@ def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str
     Raises what the data and the template raise (`E-DATA-EMPTY` …).
     """
     examples, account = STAGES[job.config.stage.type].encode(rows_of(job), tokenizer, job.config)
-    require_accepted(account, job.max_bad_fraction)
+    require_accepted(account, job.config.refusal_limit)
     require_targets(account)
     write_lines(path, ({name: example[name] for name in ("input_ids", "labels")} for example in examples))
     return account_of(account, tokenizer), [sft.share(example) for example in examples]
@@ -94,7 +94,9 @@ def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str
 
 def account_of(account: TokenLedger, tokenizer: Any) -> dict[str, Any]:
     """{tokens: {read, trained, masked, truncated, dropped}, rows, line, chat_template_sha256} of the rows."""
-    counts = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
+    counts: dict[str, Any] = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
+    if account.refused:
+        counts["refused"] = {words: counted._asdict() for words, counted in account.refused.items()}
     return {**counts, "chat_template_sha256": template_sha256(tokenizer)}
 
 
@@ -106,7 +108,7 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     """
     rows, hyper = list(rows_of(job)), job.config.hyperparameters
     examples, account = STAGES[job.config.stage.type].encode(rows, tokenizer, job.config)
-    require_accepted(account, job.max_bad_fraction)
+    require_accepted(account, job.config.refusal_limit)
     require_targets(account)
     one_sided = job.config.stage.type is Stage.KTO
     share, kept = (kto.share, kto.encode_labelled) if one_sided else (pairs.share, encode_preference)

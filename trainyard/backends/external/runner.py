@@ -135,7 +135,9 @@ def training_record(run: ExternalRun, report: dict[str, Any], head: str) -> dict
         "chat_template_sha256": run.plan["ledger"]["chat_template_sha256"],
         "lora": run.plan["lora"],
         **run.plan["account"],
-        "data": {name: run.plan["ledger"][name] for name in ("tokens", "rows")},
+        "data": {
+            name: run.plan["ledger"][name] for name in ("tokens", "rows", "refused") if name in run.plan["ledger"]
+        },
         "steps": run.plan["total_steps"],
         "epochs": run.plan["total_steps"] / run.plan["steps_per_epoch"],
         "device": run.device,

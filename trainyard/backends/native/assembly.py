@@ -147,7 +147,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     ledger.keep_sets(mixed_sets(job))
     by_rows_s = time.perf_counter() - began
     frame.report_ledger(events, ledger)
-    require_accepted(ledger, job.max_bad_fraction)
+    require_accepted(ledger, job.config.refusal_limit)
     (require_any_prompt if stage.facts.draws_groups else require_targets)(ledger)
     prepared = PreparedData(tokenizer, stage, examples, ledger, encode_held_out(job, stage, tokenizer, events))
     frame.require_not_stopped(events.stop_requested())

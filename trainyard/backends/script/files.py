@@ -50,6 +50,7 @@ def plain_spec(job: TrainingJob) -> dict[str, Any]:
         "processes": job.config.launch.processes,
         "threads": job.threads,
         "rows": CHAT_FILE,
+        "max_bad_fraction": job.config.refusal_limit,
         "output": OUTPUT,
         "output_kind": job.output.value,
         "checkpoints": CHECKPOINTS,

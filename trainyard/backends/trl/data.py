@@ -55,7 +55,7 @@ def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     examples, ledger = ENCODERS[job.config.stage.type](list(rows_of(job)), tokenizer, job.config)
     ledger.keep_sets(mixed_sets(job))
     report_ledger(events, ledger)
-    require_accepted(ledger, job.max_bad_fraction)
+    require_accepted(ledger, job.config.refusal_limit)
     if job.config.stage.type is Stage.GRPO and ledger.rows["read"]:
         require_prompts(job, ledger)
     else:

@@ -25,6 +25,8 @@ class Port(StrEnum):
     """The adapter or model of a trainer of stage reward, where a later trainer reads its scores."""
 
 
+BAD_FRACTION = 0.05
+"""Default share of rows that may be bad, or refused by the chat template, before a run fails."""
 DATA_PORTS = frozenset({Port.DOCUMENTS, Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.PROMPTS, Port.TEXT})
 MADE_PORTS = (Port.ADAPTER, Port.MODEL, Port.REPORT, Port.REWARD)
 """Ports that no data source fills."""

@@ -101,6 +101,10 @@ ENGINE_READERS = (
 )  # fmt: skip
 STAGE_READERS = (
     Reader(
+        "max_bad_fraction", "a trainer that renders rows with a chat template",
+        lambda config: config.stage.type is not Stage.CPT,
+    ),
+    Reader(
         "method.head", "method freeze without interval", lambda config: getattr(config.method, "interval", None) is None
     ),
     Reader(
@@ -135,6 +139,7 @@ def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
             "engine": EngineSettings(),
             "stage": config.stage.type.settings(),
             "method": config.method.type.settings(),
+            "max_bad_fraction": None,
         }
     )
     return [

@@ -64,12 +64,11 @@ def main(spec_path: str) -> None:
         signal.signal(number, ask_to_stop)
     torch.set_num_threads(spec["threads"])
     torch.manual_seed(spec["hyperparameters"]["seed"])
-    device = pick_device(spec["device"])
     tokenizer = load_tokenizer(spec)
-    examples, account = encode(spec, tokenizer)
-    emit("ledger", **account)
-    model = build_model(spec, tokenizer).to(device)
-    train(spec, model, tokenizer, examples, account)
+    examples, data = encode(spec, tokenizer)
+    emit("ledger", **data["tokens"], rows=data["rows"])
+    model = build_model(spec, tokenizer).to(pick_device(spec["device"]))
+    train(spec, model, tokenizer, examples, data)
 
 
 def ask_to_stop(_signal: int, _frame: object) -> None:
@@ -92,9 +91,6 @@ def pick_device(asked: str) -> str:
     return next(name for name, present in here.items() if present) if asked == "auto" else asked
 
 
-# Rows
-
-
 def load_tokenizer(spec: dict[str, Any]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(spec["base"], trust_remote_code=False)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -102,23 +98,34 @@ def load_tokenizer(spec: dict[str, Any]) -> Any:
     return tokenizer
 
 
-def encode(spec: dict[str, Any], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
-    """Every row as {input_ids, labels}, or as a pair of them; and where every token went."""
+def encode(spec: dict[str, Any], tokenizer: Any) -> tuple[list[Any], dict[str, dict[str, int]]]:
+    """Every row as {input_ids, labels}, or as a pair of them; and where every token and row went."""
     account = dict.fromkeys(("read", "trained", "masked", "truncated", "dropped"), 0)
     longest, paired = spec["hyperparameters"]["max_length"], spec["stage"] in PAIRED
     with open(spec["rows"], encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
-    found: Iterator[list[Example]]
+    counts = {"read": len(rows)}
     if spec["stage"] == "cpt":
-        found = ([block] for block in blocks(rows, tokenizer, longest))
+        found = [[block] for block in blocks(rows, tokenizer, longest)]
     else:
         chat = Chat(tokenizer)
-        found = (sides for row in rows if (sides := chat.sides(row, paired)))
+        found = [sides for row in rows if (sides := chat.sides(row, paired))]
+        require_accepted(chat.refused, len(rows), spec["max_bad_fraction"])
+        counts |= {"dropped_template": len(chat.refused)} if chat.refused else {}
     admitted = [admit(sides, longest, spec["engine"]["too_long"], account) for sides in found]
     examples = [sides if paired else sides[0] for sides in admitted if sides]
     if not examples:
         raise SystemExit("No row has a token to learn.")
-    return examples, account
+    return examples, {"tokens": account, "rows": {**counts, "trained": len(examples)}}
+
+
+def require_accepted(refused: list[str], count: int, limit: float) -> None:
+    """Report the rows that the chat template refuses; end the run where that is a larger share than the limit."""
+    text = f"The chat template refuses {len(refused)} of {count} rows: {'; '.join(sorted(set(refused))[:3])}"
+    if len(refused) > limit * count:
+        raise SystemExit(f"{text}. At most {limit:.1%} may be lost (max_bad_fraction).")
+    if refused:
+        emit("warning", text=text)
 
 
 def admit(sides: list[Example], longest: int, too_long: str, account: dict[str, int]) -> list[Example]:
@@ -153,7 +160,7 @@ class Chat:
         added = [token for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
         special = {token.content for token in added if token.special}
         written = {token.content for token in added if token.content in tokenizer.chat_template}
-        self.special, self.control = one_of(special), one_of(special | written)
+        self.special, self.control, self.refused = one_of(special), one_of(special | written), list[str]()
         self.ends = {tokenizer.convert_tokens_to_ids(token) for token in special | written}
         newline, word = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("\n", "a"))
         self.keeps_start = tokenizer("\na", add_special_tokens=False)["input_ids"] == newline + word
@@ -163,7 +170,7 @@ class Chat:
         try:
             return self.pair(row) if paired else [self.conversation(row)]
         except REFUSALS as error:
-            emit("warning", text=f"A row is left out, as the chat template refuses it: {error}")
+            self.refused.append(str(error))
             return []
 
     def render(self, messages: list[dict[str, Any]], row: dict[str, Any], *, ask: bool = False) -> str:
@@ -241,9 +248,6 @@ def blocks(rows: list[dict[str, Any]], tokenizer: Any, longest: int) -> Iterator
     for at in range(0, len(stream), longest):
         block = stream[at : at + longest]
         yield {"input_ids": block, "labels": [IGNORED, *block[1:]]}
-
-
-# The model
 
 
 def build_model(spec: dict[str, Any], tokenizer: Any) -> Any:
@@ -358,10 +362,7 @@ def rate_factor(name: str, step: int, total: int, warmup: int) -> float:
     return {"linear": 1 - part, "cosine": 0.5 * (1 + math.cos(math.pi * part))}.get(name, 1.0)
 
 
-# Training
-
-
-def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any], account: dict[str, int]) -> None:
+def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any], data: dict[str, Any]) -> None:
     hyper, started = spec["hyperparameters"], time.monotonic()
     device = next(model.parameters()).device.type
     plan = Plan(spec, examples, device)
@@ -375,8 +376,8 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
     reference = copy.deepcopy(model).requires_grad_(False).eval() if copied else None
     torch.manual_seed(hyper["seed"])  # what is dropped out depends on nothing that was drawn before
     at, losses = resume(spec, model, optimizer)
-    asked = hyper.get("warmup_steps")
-    warmup = min(math.ceil(hyper["warmup_ratio"] * total), total - 1) if asked is None else asked
+    usual = min(math.ceil(hyper["warmup_ratio"] * total), total - 1)
+    warmup = usual if hyper.get("warmup_steps") is None else hyper["warmup_steps"]
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
     emit("begin", total_steps=total, total_epochs=total / per_epoch, device=device, precision="fp32",
          threads=torch.get_num_threads(), restarted_from={"step": at} if at else None)  # fmt: skip
@@ -402,7 +403,7 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
             raise SystemExit(75)
     save_result(spec, model, tokenizer, {
         "steps": total, "epochs": total / per_epoch, "losses": losses, "device": device,
-        **counted(plan, examples, total, per_epoch), "data": {"tokens": account, "rows": {"trained": len(examples)}},
+        **counted(plan, examples, total, per_epoch), "data": data,
         "precision": "fp32", "threads": torch.get_num_threads(), "seconds": round(time.monotonic() - started, 3),
         "chat_template": tokenizer.chat_template,
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, peft)},
@@ -539,8 +540,6 @@ LOSSES = {"cpt": imitation_loss, "sft": imitation_loss, "dpo": dpo_loss, "reward
 
 
 # Checkpoints: whole or not there; a digest of each file is checked before it is believed
-
-
 def save_checkpoint(spec: dict[str, Any], model: Any, optimizer: Any, step: int, losses: list[Any]) -> None:
     root = Path(spec["checkpoints"])
     temporary, final = root / f".step-{step:08d}.tmp", root / f"step-{step:08d}"
