@@ -68,7 +68,7 @@ def draft_text(result: Any) -> str:
 def gpus_text(result: Any) -> str:
     """One line per GPU, then the memory of each job on it."""
     if not result.gpus:
-        return str(result.state)
+        return "\n".join([str(result.state), *machine_lines(result.machine)])
     rows = [
         (
             str(gpu.index),
@@ -88,7 +88,19 @@ def gpus_text(result: Any) -> str:
                 f"gpu {gpu.index}: {one.job or 'no job'}, {shown(one.memory_mb, ' MiB')}, pids {list(one.pids)}"
             )
     versions = {"driver": result.driver_version, "CUDA": result.cuda_version}
-    return "\n".join([*lines, *(f"{name} {version}" for name, version in versions.items() if version)])
+    lines += [f"{name} {version}" for name, version in versions.items() if version]
+    return "\n".join([*lines, *machine_lines(result.machine)])
+
+
+def machine_lines(machine: Any) -> list[str]:
+    """Return the load of the processors and the memory, then the memory of each job."""
+    if machine is None:
+        return []
+    lines = [
+        f"{machine.processors} processors, load {machine.load_1:g} (1 min) {machine.load_5:g} (5 min)",
+        f"memory: {machine.memory_used_mb:,} of {machine.memory_total_mb:,} MiB used",
+    ]
+    return lines + [f"  {one.job}: {one.memory_mb:,} MiB, {one.processes} processes" for one in machine.jobs]
 
 
 def shown(value: float | None, unit: str) -> str:

@@ -4196,6 +4196,18 @@ export interface components {
             /** Buckets */
             buckets: components["schemas"]["BucketStatus"][];
         };
+        /**
+         * CpuJob
+         * @description What the processes of one job use now.
+         */
+        CpuJob: {
+            /** Job */
+            job: string;
+            /** Memory Mb */
+            memory_mb: number;
+            /** Processes */
+            processes: number;
+        };
         /** CreateInput */
         CreateInput: {
             /**
@@ -4473,6 +4485,12 @@ export interface components {
             data_worker: string | null;
             /** @default auto */
             format: components["schemas"]["DataFormat"];
+            /**
+             * Max Bad Fraction
+             * @description Share of rows that may be bad, or refused by the chat template, before the run fails.
+             * @default 0.05
+             */
+            max_bad_fraction: number;
             /**
              * Max Rows
              * @description Rows that are read; default: all.
@@ -6135,6 +6153,8 @@ export interface components {
             driver_version: string | null;
             /** Gpus */
             gpus: components["schemas"]["GpuUse"][];
+            /** @default null */
+            machine: components["schemas"]["MachineLoad"] | null;
             /** State */
             state: string;
         };
@@ -7991,6 +8011,27 @@ export interface components {
              * @enum {string}
              */
             type: "dora" | "lora" | "qlora";
+        };
+        /**
+         * MachineLoad
+         * @description Processors and memory now.
+         */
+        MachineLoad: {
+            /**
+             * Jobs
+             * @default []
+             */
+            jobs: components["schemas"]["CpuJob"][];
+            /** Load 1 */
+            load_1: number;
+            /** Load 5 */
+            load_5: number;
+            /** Memory Total Mb */
+            memory_total_mb: number;
+            /** Memory Used Mb */
+            memory_used_mb: number;
+            /** Processors */
+            processors: number;
         };
         /**
          * MachineSetting
@@ -12597,6 +12638,12 @@ export interface components {
             hyperparameters?: components["schemas"]["Hyperparameters"];
             launch?: components["schemas"]["LaunchSettings"];
             /**
+             * Max Bad Fraction
+             * @description Share of rows that the chat template may refuse before the run fails; default: the smallest of the data sources before it.
+             * @default null
+             */
+            max_bad_fraction: number | null;
+            /**
              * Method
              * @description Which weights are trainable, and how.
              * @default lora
@@ -13449,6 +13496,7 @@ export type Converted = components['schemas']['Converted'];
 export type CorpusApprenticeshipBody = components['schemas']['CorpusApprenticeshipBody'];
 export type CorpusEngineeringBody = components['schemas']['CorpusEngineeringBody'];
 export type CorpusStatus = components['schemas']['CorpusStatus'];
+export type CpuJob = components['schemas']['CpuJob'];
 export type CreateInput = components['schemas']['CreateInput'];
 export type CreateSessionInput = components['schemas']['CreateSessionInput'];
 export type CreateTokenInput = components['schemas']['CreateTokenInput'];
@@ -13592,6 +13640,7 @@ export type LogprobsReply = components['schemas']['LogprobsReply'];
 export type LogsInput = components['schemas']['LogsInput'];
 export type LoraPlusMethod = components['schemas']['LoraPlusMethod'];
 export type LowRankMethod = components['schemas']['LowRankMethod'];
+export type MachineLoad = components['schemas']['MachineLoad'];
 export type MachineSetting = components['schemas']['MachineSetting'];
 export type MachineSettingList = components['schemas']['MachineSettingList'];
 export type McpBody = components['schemas']['McpBody'];

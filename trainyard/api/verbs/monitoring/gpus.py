@@ -11,6 +11,7 @@ from trainyard.api.context import Context
 from trainyard.api.live.found import list_jobs
 from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
+from trainyard.api.verbs.monitoring.machine import MachineLoad, read_load
 from trainyard.compute.monitor.nvidia import read_nvidia
 from trainyard.compute.monitor.readings import Clocks, GpuMonitor, GpuReading, MonitorReading, ProcessMemory
 from trainyard.compute.monitor.tools import read_amd, read_apple
@@ -58,6 +59,8 @@ class GpuList(Response):
     cuda_version: str | None
     alerts: tuple[str, ...] = ()
     """GPUs that use more of their memory than `gpu_memory_alert_percent`."""
+    machine: MachineLoad | None = None
+    """Processors and memory, and what each running job uses of them."""
 
 
 def show_gpus(given: Nothing, context: Context) -> GpuList:
@@ -67,14 +70,14 @@ def show_gpus(given: Nothing, context: Context) -> GpuList:
 
 def list_gpus(found: MonitorReading, context: Context) -> GpuList:
     """A reading with the jobs that its processes belong to."""
-    has_processes = any(gpu.processes for gpu in found.gpus)
-    owners = owners_of(running_jobs(context)) if has_processes else {}
+    owners = owners_of(running_jobs(context))
     return GpuList(
         state=found.state,
         gpus=tuple(use_of(gpu, owners, only_jobs=bool(context.caller.tenant)) for gpu in found.gpus),
         driver_version=found.driver_version,
         cuda_version=found.cuda_version,
         alerts=tuple(full_memory(found, context.settings.gpu_memory_alert_percent)),
+        machine=read_load(owners),
     )
 
 

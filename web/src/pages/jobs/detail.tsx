@@ -9,7 +9,7 @@ import { useLogin } from "../../api/login";
 import { ActionButton } from "../../components/action";
 import { ExternalLink } from "../../components/external";
 import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
-import { memoryOf, useGpus } from "../../components/gpu_memory";
+import { loadOf, memoryOf, residentOf, useGpus } from "../../components/gpu_memory";
 import { Empty, Loading } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
@@ -120,6 +120,8 @@ function Summary({ job }: { job: JobDetail }) {
           ["Started", formatTime(job.started)],
           ["Time", formatDuration(job.seconds)],
           ...(job.left ?? []).map((one) => [`Time left of ${one.node}`, leftOf(one)] as const),
+          ["Memory", isRunning ? residentOf(job.id, gpus.data) : ""],
+          ["Load", isRunning ? loadOf(gpus.data) : ""],
           ["GPU memory", isRunning ? memoryOf(job.id, gpus.data) : ""],
           ["Attempts", String(job.attempts)],
           ["Tags", job.tags.filter((tag) => !isOwnTag(tag, job.id)).join(", ")],

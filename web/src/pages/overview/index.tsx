@@ -6,7 +6,7 @@ import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
 import { useLogin } from "../../api/login";
 import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
-import { MIB, useGpus } from "../../components/gpu_memory";
+import { loadOf, MIB, useGpus } from "../../components/gpu_memory";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
@@ -191,7 +191,9 @@ function Machine() {
       <Queried query={gpus}>
         {({ state, gpus: found }) =>
           found.length === 0 ? (
-            <p>{state === "no GPU" ? "No GPU: trainings run on the CPU." : state}</p>
+            <p>
+              {state === "no GPU" ? "No GPU: trainings run on the CPU." : state} Load {loadOf(gpus.data)}.
+            </p>
           ) : (
             <ul>
               {found.map((gpu) => (
