@@ -218,6 +218,31 @@ def test_three_starts_lead_to_the_form_for_each_kind_of_data(page: Page) -> None
         expect(field).to_have_value(path)
 
 
+def test_a_job_says_why_nothing_was_deployed_and_what_comes_next(page: Page, trained_job: dict[str, Any]) -> None:
+    """The answer of a gate that said no, given by the test: to train for it takes minutes."""
+    gate = {
+        "node": "deployer", "evaluator": "evaluator", "verdict": "not better than its baseline",
+        "reasons": ["heldout_loss/unseen_wording: worse", "forgetting/general: worse"], "passed": [], "do": "",
+    }  # fmt: skip
+    commands = ["trainyard chat mine", "trainyard serve mine"]
+
+    def give(route: Route) -> None:
+        answer = route.fetch()
+        if "event-stream" in (answer.headers.get("content-type") or ""):
+            route.fulfill(response=answer)
+        else:
+            route.fulfill(response=answer, json={**answer.json(), "gate": gate, "next": commands})
+
+    page.route(f"**/api/v1/jobs/{trained_job['id']}", give)
+    open_page(page, f"/jobs/{trained_job['id']}", trained_job["name"])
+    for reason in gate["reasons"]:
+        expect(page.get_by_role("listitem").filter(has_text=reason)).to_be_visible()
+    link = page.get_by_role("link", name="The evaluation, row by row")
+    expect(link).to_have_attribute("href", f"/dashboard/evaluations/{trained_job['run_id']}/evaluator")
+    for command in commands:
+        expect(page.get_by_role("button", name=f"Copy {command}")).to_be_visible()
+
+
 def test_jobs_are_cards_on_a_telephone(page: Page, trained_job: dict[str, Any]) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     open_page(page, "/jobs", "Jobs")

@@ -29,6 +29,7 @@ from trainyard.spec.training import TrainerConfig, resolve_trainer
 SEPARATOR = " · "
 MOST_SETS = 3
 """Sets of a data source that are named; more are counted."""
+BASELINES = {"base": "against the base", "live": "against the live adapter", "both": "against base and live adapter"}
 SHORT_NUMBER = 1e-3
 """Rates below it are written with an exponent."""
 
@@ -119,7 +120,7 @@ def describe_trainer(config: TrainerConfig, base: str) -> list[str]:
 
 
 def describe_evaluator(config: EvaluatorConfig, _base: str) -> list[str]:
-    baseline = "against the live adapter" if config.baseline == "live" else "against the base"
+    baseline = BASELINES.get(config.baseline, f"against {config.baseline}")
     names = [benchmark.name for benchmark in config.benchmarks]
     more = ", …" if len(names) > MOST_SETS else ""
     return [baseline, ", ".join(names[:MOST_SETS]) + more]
@@ -127,7 +128,8 @@ def describe_evaluator(config: EvaluatorConfig, _base: str) -> list[str]:
 
 def describe_deployer(config: DeployerConfig, _base: str) -> list[str]:
     others = [target.type.value for target in config.targets if target.type is not TargetType.REGISTRY]
-    return [f"role {config.role}" + (f" → {', '.join(others)}" if others else "")]
+    role = f"role {config.role}" if config.role else "role of its data"
+    return [role + (f" → {', '.join(others)}" if others else "")]
 
 
 SUMMARIES: Mapping[type[Strict], Callable[[Any, str], list[str]]] = {

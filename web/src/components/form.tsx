@@ -463,6 +463,7 @@ function MapField(props: FieldProps) {
   const any = typeof schema.additionalProperties === "object" ? schema.additionalProperties : {};
   const item = resolveSchema(Object.values(schema.patternProperties ?? {})[0] ?? any, form.root);
   const set = (next: Values) => onChange(Object.keys(next).length ? next : undefined);
+  const names = (schema.propertyNames as JsonSchema | undefined)?.enum?.map(textOf);
   const isFree = !item.type && !item.anyOf && !item.properties;
   return (
     <Labelled field={props} isGroup wide>
@@ -488,13 +489,28 @@ function MapField(props: FieldProps) {
             </div>
           ))}
           <div className="item">
-            <input
-              type="text"
-              aria-label={`New name in ${labelOf(name)}`}
-              placeholder="name"
-              value={added}
-              onChange={(event) => setAdded(event.target.value)}
-            />
+            {names ? (
+              <select
+                aria-label={`New name in ${labelOf(name)}`}
+                value={added}
+                onChange={(event) => setAdded(event.target.value)}
+              >
+                <option value="">choose</option>
+                {names
+                  .filter((one) => !(one in given))
+                  .map((one) => (
+                    <option key={one}>{one}</option>
+                  ))}
+              </select>
+            ) : (
+              <input
+                type="text"
+                aria-label={`New name in ${labelOf(name)}`}
+                placeholder="name"
+                value={added}
+                onChange={(event) => setAdded(event.target.value)}
+              />
+            )}
             <button
               type="button"
               disabled={!added || added in given}

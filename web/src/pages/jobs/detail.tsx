@@ -16,6 +16,7 @@ import { Progress, StateBadge } from "../../components/state";
 import { Facts, Table } from "../../components/table";
 import { hrefOf } from "../data";
 import { JobActions } from "./actions";
+import { Gate, Next } from "./after";
 import { Checkpoints } from "./checkpoints";
 import { Provenance } from "./provenance";
 import { Samples } from "./samples";
@@ -42,6 +43,8 @@ export default function JobPage({ job }: { job: string }) {
               </p>
             )}
             <Summary job={found} />
+            <Gate job={found} />
+            <Next job={found} />
             <Suspense fallback={<Loading />}>
               <RunGraph run={found.id} />
             </Suspense>
