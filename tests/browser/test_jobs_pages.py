@@ -113,7 +113,7 @@ def test_curves_are_drawn_by_step_epoch_tokens_and_time(
     open_page(page, f"/jobs/{job}", trained_job["name"])
     loss = figure(page, "Loss")
     expect(loss).to_be_visible()
-    axis = page.get_by_label("By", exact=True)
+    axis = page.get_by_label("Axis of the curves")
     labels = {"tokens": "Tokens", "time": "Minutes", "step": "Step"}
     for name, label in labels.items():
         axis.select_option(name)

@@ -54,7 +54,11 @@ export function useCurveStyle(
       {axes.length > 1 && (
         <label>
           By{" "}
-          <select value={axis} onChange={(event) => set({ ...style, axis: event.target.value as Axis })}>
+          <select
+            aria-label="Axis of the curves"
+            value={axis}
+            onChange={(event) => set({ ...style, axis: event.target.value as Axis })}
+          >
             {axes.map((one) => (
               <option key={one} value={one}>
                 {one}
