@@ -192,7 +192,8 @@ function Machine() {
         {({ state, gpus: found }) =>
           found.length === 0 ? (
             <p>
-              {state === "no GPU" ? "No GPU: trainings run on the CPU." : state} Load {loadOf(gpus.data)}.
+              {state === "no GPU" ? "No GPU: trainings run on the CPU." : state}{" "}
+              {gpus.data?.machine && `Load ${loadOf(gpus.data)}.`}
             </p>
           ) : (
             <ul>
