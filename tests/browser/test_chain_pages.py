@@ -110,14 +110,13 @@ def build_and_run(page: Page, service: DashboardService) -> str:
     expect(status(page)).to_contain_text("1 problem", timeout=CHECKED_MS)
     node(page, "data-source").click()
     expect(page.get_by_label("Selected node")).to_contain_text("There is no file or folder 'documents'")
-    page.get_by_role("textbox", name="path", exact=False).first.fill("depot")
+    page.get_by_role("combobox", name="path", exact=False).first.fill("depot")
     expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
     node(page, "ai-generator").click()
     page.get_by_role("textbox", name="count").fill("48")
     node(page, "evaluator").click()
     page.get_by_role("textbox", name="least rows").fill("8")
     node(page, "trainer").click()
-    page.get_by_text("hyperparameters", exact=False).first.click()
     page.get_by_role("textbox", name="max steps").fill(str(STEPS))
     page.locator("summary").get_by_text("Eval", exact=True).click()
     for name, value in EVAL.items():
@@ -351,7 +350,7 @@ def test_a_chain_is_built_with_the_keyboard_alone(page: Page, service: Dashboard
         page.keyboard.press("Enter")
     press_to(page, node(page, "data-source"))
     page.keyboard.press("Enter")
-    press_to(page, page.get_by_role("textbox", name="path", exact=False).first)
+    press_to(page, page.get_by_role("combobox", name="path", exact=False).first)
     page.keyboard.press("Control+a")
     page.keyboard.type("depot")
     links = page.get_by_role("region", name="Links of data-source")
@@ -445,9 +444,9 @@ def test_a_template_is_filled_in_and_opened_in_the_editor(page: Page, documents:
     expect(page.get_by_role("button", name="Run qa-pipeline")).to_be_disabled()
     expect(page.get_by_text("The chain is drawn here when its parameters are given: Documents.")).to_be_visible()
     expect(page.locator(".invalid, [aria-invalid=true]")).to_have_count(0)
-    page.get_by_role("textbox", name="documents").fill("no-such-folder")
+    page.get_by_role("combobox", name="documents").fill("no-such-folder")
     expect(page.locator(".reasons")).to_contain_text("no-such-folder", timeout=CHECKED_MS)
-    page.get_by_role("textbox", name="documents").fill("depot")
+    page.get_by_role("combobox", name="documents").fill("depot")
     expect(page.get_by_text("would run here")).to_be_visible(timeout=CHECKED_MS)
     expect(page.get_by_role("button", name="Run qa-pipeline")).to_be_enabled()
     page.get_by_role("button", name="Open in the editor").click()
@@ -476,3 +475,55 @@ def test_texts_of_a_chain_are_texts(kept_page: Page, service: DashboardService, 
     expect(kept_page.get_by_label("Description")).to_have_value(text)
     expect(kept_page.get_by_role("region", name="Problems")).to_be_visible(timeout=CHECKED_MS)
     assert kept_page.evaluate("window.executed") == 0
+
+
+def test_a_selected_trainer_makes_the_page_no_longer_than_its_content(page: Page, stored: dict[str, Any]) -> None:
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    node(page, "trainer").click()
+    expect(page.get_by_role("region", name="Settings of trainer")).to_be_visible()
+    page.evaluate("document.querySelectorAll('.editor-inspector details').forEach((one) => { one.open = true; })")
+    end = "Math.ceil(document.querySelector('main').getBoundingClientRect().bottom + window.scrollY)"
+    assert page.evaluate("document.documentElement.scrollHeight") <= max(
+        page.evaluate(end), page.evaluate("innerHeight")
+    )
+
+
+def test_the_text_of_a_chain_is_inside_its_dialog(page: Page, stored: dict[str, Any]) -> None:
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    page.get_by_role("button", name="YAML").click()
+    dialog = page.get_by_role("dialog", name="The chain as YAML")
+    text = page.get_by_label("A chain, a job or the call of a template")
+    for size in ({"width": 1280, "height": 900}, {"width": 390, "height": 800}):
+        page.set_viewport_size(size)  # type: ignore[arg-type]
+        outer, inner = dialog.bounding_box(), text.bounding_box()
+        assert outer is not None
+        assert inner is not None
+        assert outer["x"] < inner["x"]
+        assert inner["x"] + inner["width"] < outer["x"] + outer["width"]
+
+
+def test_a_node_that_was_deleted_by_its_key_comes_back_by_undo(page: Page, stored: dict[str, Any]) -> None:
+    """The focus was on the node, and is nowhere afterwards."""
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    node(page, "evaluator").click()
+    page.keyboard.press("Delete")
+    expect(node(page, "evaluator")).to_have_count(0)
+    page.keyboard.press("Control+z")
+    expect(node(page, "evaluator")).to_have_count(1)
+    page.keyboard.press("Control+y")
+    expect(node(page, "evaluator")).to_have_count(0)
+
+
+def test_a_wrong_name_of_a_chain_is_marked_at_its_field(page: Page, stored: dict[str, Any]) -> None:
+    open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
+    name = page.get_by_role("textbox", name="Name", exact=True)
+    name.fill("bike desk")
+    expect(status(page)).to_contain_text("1 problem", timeout=CHECKED_MS)
+    expect(name).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#chain-name-help")).to_contain_text("E-SPEC")
+    name.fill("bike-desk")
+    expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
+    expect(name).not_to_have_attribute("aria-invalid", "true")

@@ -45,7 +45,6 @@ def test_every_number_of_a_job_is_that_of_rest(
     open_page(page, f"/jobs/{job}", trained_job["name"])
     for title, metric in (
         ("Loss", "loss"),
-        ("Evaluation loss", "eval_loss"),
         ("Learning rate", "learning_rate"),
         ("Gradient norm", "grad_norm"),
         ("Tokens per second", "tokens_per_second"),
@@ -55,6 +54,11 @@ def test_every_number_of_a_job_is_that_of_rest(
         name, step, value, points = last_row(page, title)
         assert (name, int(step), int(points)) == (title, known[-1][0], len(known))
         assert float(value.replace(",", "")) == pytest.approx(known[-1][1], rel=1e-3)
+    evaluated = [(point["step"], point["eval_loss"]) for point in curve if point["eval_loss"] is not None]
+    row = figure(page, "Loss").locator(".visually-hidden tbody tr").nth(1).locator("th, td").all_inner_texts()
+    assert (row[0], int(row[1]), int(row[3])) == ("Evaluation loss", evaluated[-1][0], len(evaluated))
+    step, best = min(evaluated, key=lambda one: one[1])
+    expect(figure(page, "Loss")).to_contain_text(f"best held-out loss {as_shown(best)} at step {step}")
     facts = dict(
         zip(page.locator(".facts dt").all_inner_texts(), page.locator(".facts dd").all_inner_texts(), strict=True)
     )
@@ -99,6 +103,27 @@ def test_curves_are_zoomed_smoothed_and_logarithmic(
     expect(page.get_by_role("link", name="in Prefect")).to_have_attribute("href", trained_job["url"])
     page.get_by_role("link", name="adapter", exact=True).first.click()
     expect(page.get_by_role("heading", level=1, name="trainer: adapter")).to_be_visible()
+
+
+def test_curves_are_drawn_by_step_epoch_tokens_and_time(
+    page: Page, service: DashboardService, trained_job: dict[str, Any]
+) -> None:
+    """The chain's length is in steps: it has no axis of epochs, if its events do not say the epoch."""
+    job = trained_job["id"]
+    open_page(page, f"/jobs/{job}", trained_job["name"])
+    loss = figure(page, "Loss")
+    expect(loss).to_be_visible()
+    axis = page.get_by_label("Axis of the curves")
+    labels = {"tokens": "Tokens", "time": "Minutes", "step": "Step"}
+    for name, label in labels.items():
+        axis.select_option(name)
+        expect(loss.get_by_role("columnheader", name=label, exact=True, include_hidden=True)).to_have_count(1)
+    page.get_by_text("Metrics", exact=True).click()
+    page.get_by_label("Gradient norm", exact=True).first.uncheck()
+    expect(figure(page, "Gradient norm")).to_have_count(0)
+    page.reload()
+    expect(figure(page, "Learning rate")).to_be_visible()
+    expect(figure(page, "Gradient norm")).to_have_count(0)
 
 
 def test_a_log_that_could_not_be_read_is_asked_for_again(
@@ -153,7 +178,96 @@ def test_the_list_filters_and_keeps_its_filters_over_a_reload(
     expect(rows).to_have_count(len(service.get("jobs")["jobs"]))
 
 
-def test_two_jobs_are_compared(page: Page, second_job: dict[str, Any], trained_job: dict[str, Any]) -> None:
+def test_the_form_shows_what_a_run_takes_for_what_is_left_out(page: Page) -> None:
+    open_page(page, "/jobs/new?path=data.jsonl", "New job")
+    expect(page.get_by_label("Path", exact=True)).to_have_value("data.jsonl")  # of who comes from the overview
+    rate = page.get_by_label("Learning rate", exact=True)
+    expect(rate).to_have_attribute("placeholder", "2e-4")
+    expect(page.get_by_label("Rank", exact=True)).to_have_attribute("placeholder", "32")
+    expect(page.get_by_label("Epochs", exact=True)).to_have_attribute("placeholder", "3")
+    page.get_by_label("Method", exact=True).select_option("full")
+    expect(rate).to_have_attribute("placeholder", "2e-5")
+    expect(page.get_by_label("Rank", exact=True)).to_have_count(0)
+    words = page.locator("main").inner_text()
+    assert not [word for word in ("default: setting", "by stage", "as `type`", "None") if word in words]
+
+
+def test_the_form_lists_data_and_models_of_this_machine(page: Page, service: DashboardService) -> None:
+    open_page(page, "/jobs/new", "New job")
+    path = page.get_by_label(re.compile("^Path"))
+    offered = "(input) => [...input.list.options].map((one) => one.value)"
+    until(lambda: "data.jsonl" in path.evaluate(offered), 20, "the files of the working folder")
+    assert path.evaluate(offered) == [one["path"] for one in service.get("data")["entries"]]
+    models = page.get_by_label("Base model", exact=True)
+    until(lambda: "starter" in models.evaluate(offered), 20, "the base models")
+    expect(page.get_by_text(f"A relative path starts in {service.get('data')['start']}.")).to_be_visible()
+
+
+def test_three_starts_lead_to_the_form_for_each_kind_of_data(page: Page) -> None:
+    for start, path, title in (
+        ("Documents", "depot", "Template qa-pipeline"),
+        ("Chats", "data.jsonl", "New job"),
+        ("Code", ".", "Template code-tuning"),
+    ):
+        open_page(page, "", "Overview")
+        card = page.get_by_role("form", name=start)
+        card.get_by_role("combobox").fill(path)
+        card.get_by_role("button").click()
+        expect(page.get_by_role("heading", level=1, name=title)).to_be_visible()
+        field = page.get_by_role("combobox", name=re.compile("^(Documents|Path|Repository)"))
+        expect(field).to_have_value(path)
+
+
+def test_a_job_says_why_nothing_was_deployed_and_what_comes_next(page: Page, trained_job: dict[str, Any]) -> None:
+    """The answer of a gate that said no, given by the test: to train for it takes minutes."""
+    gate = {
+        "node": "deployer", "evaluator": "evaluator", "verdict": "not better than its baseline",
+        "reasons": ["heldout_loss/unseen_wording: worse", "forgetting/general: worse"], "passed": [], "do": "",
+    }  # fmt: skip
+    commands = ["trainyard chat mine", "trainyard serve mine"]
+
+    def give(route: Route) -> None:
+        answer = route.fetch()
+        if "event-stream" in (answer.headers.get("content-type") or ""):
+            route.fulfill(response=answer)
+        else:
+            route.fulfill(response=answer, json={**answer.json(), "gate": gate, "next": commands})
+
+    page.route(f"**/api/v1/jobs/{trained_job['id']}", give)
+    open_page(page, f"/jobs/{trained_job['id']}", trained_job["name"])
+    for reason in gate["reasons"]:
+        expect(page.get_by_role("listitem").filter(has_text=reason)).to_be_visible()
+    link = page.get_by_role("link", name="The evaluation, row by row")
+    expect(link).to_have_attribute("href", f"/dashboard/evaluations/{trained_job['run_id']}/evaluator")
+    for command in commands:
+        expect(page.get_by_role("button", name=f"Copy {command}")).to_be_visible()
+
+
+def test_jobs_are_cards_on_a_telephone(page: Page, trained_job: dict[str, Any]) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    open_page(page, "/jobs", "Jobs")
+    table = page.get_by_role("region", name="Jobs, the newest first")
+    row = table.get_by_role("row").filter(has_text=trained_job["id"])
+    for text in (trained_job["name"], "completed", as_shown(trained_job["loss"])):
+        expect(row.get_by_text(text, exact=False).first).to_be_in_viewport(ratio=0.9)
+        row.scroll_into_view_if_needed()
+    assert table.evaluate("(frame) => frame.scrollWidth <= frame.clientWidth")
+
+
+def test_a_time_is_rounded_before_it_is_split(page: Page, service: DashboardService, trained_job: Any) -> None:
+    (row,) = (one for one in service.get("jobs")["jobs"] if one["id"] == trained_job["id"])
+    times = {59.7: "1 min 0 s", 119.7: "2 min 0 s", 61.2: "1 min 1 s", 3599.6: "1 h 0 min", 7.25: "7.3 s", 12.4: "12 s"}
+    jobs = [{**row, "id": f"job-{at}", "name": f"of-{at}", "seconds": at} for at in times]
+    page.route("**/api/v1/jobs?*", lambda route: route.fulfill(json={"jobs": jobs, "next": None, "as_of": None}))
+    open_page(page, "/jobs", "Jobs")
+    for at, text in times.items():
+        found = page.get_by_role("row").filter(has=page.get_by_role("link", name=f"of-{at}", exact=True))
+        expect(found.get_by_role("cell", name=text, exact=True)).to_be_visible()
+
+
+def test_two_jobs_are_compared(
+    page: Page, service: DashboardService, second_job: dict[str, Any], trained_job: dict[str, Any]
+) -> None:
     open_page(page, "/jobs", "Jobs")
     for job in (second_job, trained_job):
         page.get_by_role("row").filter(has_text=job["id"]).get_by_role("checkbox").check()
@@ -163,6 +277,12 @@ def test_two_jobs_are_compared(page: Page, second_job: dict[str, Any], trained_j
     expect(differing).to_contain_text(str(trained_job["total_steps"]))
     expect(differing).not_to_contain_text("batch_size")
     assert figure(page, "Loss").locator(".visually-hidden tbody tr").count() == 2
+    trained = page.get_by_role("table", name=re.compile("^What .* trained on$"))
+    expected = service.get("compare", first=second_job["run_id"], second=trained_job["run_id"])
+    for row in expected["metrics"]:
+        expect(trained.get_by_role("cell", name=row["name"].replace("_", " "), exact=True)).to_be_visible()
+    precision = next(row for row in expected["metrics"] if row["name"] == "precision")
+    expect(trained.get_by_role("row").filter(has_text="precision")).to_contain_text(str(precision["first"]))
 
 
 def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: DashboardService, watch: Any) -> None:
@@ -198,6 +318,8 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     head.get_by_role("button", name="Pause").click()
     service.wait_for_job(job, "paused")
     expect(page.locator("p .state-paused")).to_be_visible()
+    expect(page.locator('.react-flow__node[data-id="trainer"] .state-paused')).to_be_visible()
+    assert [one["state"] for one in service.get(f"jobs/{job}/nodes")["nodes"] if one["id"] == "trainer"] == ["paused"]
     row = page.get_by_role("region", name="Checkpoints").locator("tbody tr").first
 
     def shows_newest() -> bool:

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.dashboard import DETAILS, PAGES, Audit, PageWatch, open_page, show_page, show_whole_page
+from tests.browser.dashboard import (
+    DETAILS,
+    PAGES,
+    Audit,
+    DashboardService,
+    PageWatch,
+    open_page,
+    show_page,
+    show_whole_page,
+)
 from tests.browser.page_numbers import Answers, list_made_up
 
 ROUTES = Path(__file__).parents[2] / "web" / "src" / "routes.tsx"
@@ -103,6 +112,19 @@ def test_who_is_not_logged_in_sees_the_login_alone(context: Any, watch: PageWatc
     with page.expect_navigation():
         page.get_by_role("button", name="Log out").click()
     expect(page.get_by_label("Token")).to_be_visible()
+
+
+def test_a_login_link_that_is_pasted_into_the_open_form_logs_in(
+    context: Any, watch: PageWatch, service: DashboardService
+) -> None:
+    watch.expect("401")
+    page = context.new_page()
+    watch.watch(page)
+    page.goto("/dashboard")
+    expect(page.get_by_label("Token")).to_be_visible()
+    page.goto(service.stack.json("dashboard")["url"])  # the part after # alone changes: nothing is loaded
+    expect(page.get_by_role("heading", level=1, name="Overview")).to_be_visible()
+    assert "#" not in page.url
 
 
 def test_the_theme_that_was_chosen_stays(page: Page) -> None:

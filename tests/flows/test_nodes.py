@@ -210,7 +210,8 @@ def test_an_adapter_that_is_not_better_is_kept_and_not_deployed(work: Path) -> N
     state = run(
         source("data.jsonl"), {"type": "validator"},
         {"type": "trainer", "config": {"hyperparameters": hyperparameters}},
-        {"type": "evaluator", "config": {"samples": 0, "least_rows": 0, "benchmarks": [{"name": "exact_match", "max_rows": 7}]}},
+        {"type": "evaluator", "config": {"samples": 0, "least_rows": 0,
+                                          "benchmarks": [{"name": "exact_match", "max_rows": 7}]}},
         {"type": "deployer", "config": {"role": "guide"}},
     )  # fmt: skip
     result = result_of(state)

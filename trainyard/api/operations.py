@@ -357,6 +357,17 @@ OPERATIONS: dict[str, Operation] = {
         NOTHING, "monitoring.gpus:show_gpus", "trainers:gpus_text", READ,
         route="GET /api/v1/gpus", tenants=True,
     ),
+    "models": Operation(
+        "The base models on this machine: the starter, the default, folders, and the cache of the Hub.",
+        NOTHING, "data.listing:list_models", "data:models_text", READ,
+        route="GET /api/v1/models", tenants=True,
+    ),
+    "data list": Operation(
+        "The files and folders that a chain may read, as a path names them.",
+        "data:FolderInput", "data.listing:list_data", "data:data_list_text", READ,
+        example="trainyard data list handbook",
+        route="GET /api/v1/data", tenants=True,
+    ),
     "data preview": Operation(
         "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",
         "data:PreviewInput", "data.preview:preview", "data:preview_text", READ, part_renderer="data:raw_text",

@@ -480,6 +480,8 @@ def start_worker(settings: Settings, url: str, say: Say) -> Service:
     argv += [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
     argv += ["--name", worker_name(settings), "--install-policy", "never", "--no-create-pool-if-not-found"]
     environment = {**service_environment(settings, url, "worker"), "TMPDIR": str(temporary_folder(settings.home))}
+    # A run that Prefect starts reads relative paths where one of the dashboard does.
+    environment["TRAINYARD_WORKING_FOLDER"] = str(settings.working_folder)
     service = spawn(settings, "worker", argv, environment, url)
     time.sleep(0.5)
     if service.process() is None:

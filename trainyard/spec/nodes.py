@@ -194,7 +194,7 @@ class DataSourceConfig(SetFields):
         own = any(getattr(self, name) for name in (*PLACES, "data_worker"))
         if own + bool(self.sets) + bool(self.mix) > 1:
             raise ValueError(f"give either one of {', '.join(PLACES)}, or sets, or mix; not two of them")
-        usual = {
+        usual: dict[str, Any] = {
             "format": DataFormat.AUTO,
             "include": (),
             "exclude": (),
@@ -310,9 +310,9 @@ class ValidatorConfig(Strict):
     tokenizer: str | None = Field(None, min_length=1, max_length=512, description="Default: the base model's.")
     quality: QualityRules = Field(default_factory=QualityRules)
     exact_duplicates: bool = Field(True, description="Drop rows that repeat an earlier one to the byte.")
-    near_duplicates: float | None = Field(0.9, gt=0, le=1, description="Jaccard similarity; None switches it off.")
+    near_duplicates: float | None = Field(0.9, gt=0, le=1, description="Jaccard similarity; null switches it off.")
     grounding: float | None = Field(
-        None, ge=0, le=1, description="Least share of the answer's words found in its source document; None: off."
+        None, ge=0, le=1, description="Least share of the answer's words found in its source document; left out: off."
     )
     decontaminate: int = Field(13, ge=0, le=100, description="Words of an n-gram shared with a held-out row; 0: off.")
     evaluation_sets: tuple[Path, ...] = Field((), description="Task files that training must not contain either.")

@@ -49,9 +49,9 @@ DEFAULT_MAX_LENGTH = 512
 
 
 class Hyperparameters(Strict):
-    """How the optimisation runs. A field that is None takes the vetted value of its stage and method."""
+    """How the optimisation runs. What is left out takes the vetted value of its stage and method."""
 
-    epochs: float | None = Field(None, gt=0, le=10_000, description="Passes over the rows; default 3.")
+    epochs: float | None = Field(None, gt=0, le=10_000, description="Passes over the rows.")
     max_steps: int | None = Field(None, ge=1, le=10_000_000, description="Optimizer steps; wins over epochs.")
     batch_size: int = Field(
         DEFAULT_BATCH,
@@ -60,7 +60,7 @@ class Hyperparameters(Strict):
         description="Rows per micro-batch and device; of grpo with its default of 8 completions, 8.",
     )
     gradient_accumulation: int = Field(1, ge=1, le=4096, description="Micro-batches per optimizer step.")
-    learning_rate: float | None = Field(None, gt=0, le=1, description="Peak; default by stage and method.")
+    learning_rate: float | None = Field(None, gt=0, le=1, description="Peak of the schedule.")
     schedule: Schedule = Schedule.LINEAR
     warmup_ratio: float = Field(0.03, ge=0, le=1, description="Share of the steps in which the rate rises.")
     warmup_steps: int | None = Field(
@@ -80,7 +80,7 @@ class Hyperparameters(Strict):
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
     seed: int = Field(42, ge=0, le=2**31 - 1, description="Of first weights, order of rows and dropout.")
     save_steps: int | None = Field(
-        None, ge=1, le=10_000_000, description="Steps between checkpoints; default by length."
+        None, ge=1, le=10_000_000, description="Steps between checkpoints; left out: by the length of the run."
     )
 
     def warmup(self, total_steps: int) -> int:
@@ -256,16 +256,18 @@ class TrainingSettings(Strict):
 
     stage: AnyStage = Field(
         Stage.SFT.settings(),
-        description="Which objective is trained: a word, or its settings with the word as `type`.",
+        description="Objective that is trained.",
         json_schema_extra={"default": Stage.SFT.value},
     )
     method: AnyMethod = Field(
         Method.LORA.settings(),
-        description="Which weights are trainable: a word, or its settings with the word as `type`.",
+        description="Which weights are trainable, and how.",
         json_schema_extra={"default": Method.LORA.value},
     )
     backend: BackendName = BackendName.NATIVE
-    base_model: str | None = Field(None, min_length=1, max_length=512, description="Name or folder; default: setting.")
+    base_model: str | None = Field(
+        None, min_length=1, max_length=512, description="Name or folder of the model that is trained."
+    )
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
     quantization: Quantization | None = None
     engine: EngineSettings = Field(default_factory=EngineSettings)

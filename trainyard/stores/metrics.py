@@ -133,7 +133,7 @@ class TrainingPace:
 
 def in_time(seconds: float) -> str:
     """`45 s`, `12 min`, `2 h 5 min`."""
-    if seconds < 60:
+    if round(seconds) < 60:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"

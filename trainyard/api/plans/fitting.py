@@ -82,7 +82,7 @@ def fit_rows(
     """
     rows = until(deadline, shapes.read_rows(place, port))
     if port in config.stage.facts.instead:
-        rows = map(shapes.chosen_side, rows)  # type: ignore[arg-type]
+        rows = map(shapes.chosen_side, rows)
     stage = config.stage
     if Port.TEXT in stage.facts.ports:
         return fit_texts(config, rows, tokenizer)

@@ -28,3 +28,10 @@ class PreviewInput(Request):
     wordings: int = Field(3, ge=1, le=8, description="Of each question, with generate.")
     rows: int = Field(10, ge=1, le=1000, description="Rows that are shown.")
     limit: int = Field(10_000, ge=1, le=10_000_000, description="Rows that are rendered and counted.")
+
+
+class FolderInput(Request):
+    folder: Annotated[str, Argument("FOLDER")] = Field(
+        "", max_length=4096, description="Folder inside a data root; left out: the data roots themselves."
+    )
+    limit: int = Field(200, ge=1, le=10_000, description="Entries that are shown.")

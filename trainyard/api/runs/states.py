@@ -70,7 +70,10 @@ def node_state(state: State[Any] | None) -> NodeState:
     """Return a task run's state in Trainyard's words; `NotReady`, of a task whose upstream failed, is *skipped*."""
     if state is None:
         return NodeState.PENDING
-    named = {"NotReady": NodeState.SKIPPED, SKIPPED: NodeState.SKIPPED, "Cached": NodeState.REUSED}
+    named = {
+        "NotReady": NodeState.SKIPPED, SKIPPED: NodeState.SKIPPED, "Cached": NodeState.REUSED,
+        STOPPED_NAMES["pause"]: NodeState.PAUSED,
+    }  # fmt: skip
     return named.get(state.name or "", STATES[state.type][2])
 
 

@@ -20,6 +20,7 @@ from trainyard.api.verbs.chains.eject import EjectOutput
 from trainyard.api.verbs.chains.exports import ExportOutput
 from trainyard.api.verbs.chains.imports import ImportOutput
 from trainyard.api.verbs.chains.stored import ChainDetail, ChainList, ChainRun, DeletedChain, RunsOfChain
+from trainyard.api.verbs.data.listing import DataList, ModelList
 from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
@@ -145,7 +146,8 @@ class AsyncSessionsOperations:
     async def output(self, *, session: str, name: str) -> Blob: ...  # read
 
 class AsyncDataOperations:
-    async def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., generate: bool = ..., count: int = ..., wordings: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
+    async def list(self, *, folder: str = ..., limit: int = ...) -> DataList: ...  # read
+    async def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
 class AsyncArtifactsOperations:
     async def list(self, *, run: str | None = ..., port: Port | None = ..., sha256: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> ArtifactList: ...  # read
@@ -231,6 +233,7 @@ class AsyncOperations:
     @property
     def sessions(self) -> AsyncSessionsOperations: ...
     async def gpus(self) -> GpuList: ...  # read
+    async def models(self) -> ModelList: ...  # read
     @property
     def data(self) -> AsyncDataOperations: ...
     @property

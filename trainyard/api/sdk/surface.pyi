@@ -20,6 +20,7 @@ from trainyard.api.verbs.chains.eject import EjectOutput
 from trainyard.api.verbs.chains.exports import ExportOutput
 from trainyard.api.verbs.chains.imports import ImportOutput
 from trainyard.api.verbs.chains.stored import ChainDetail, ChainList, ChainRun, DeletedChain, RunsOfChain
+from trainyard.api.verbs.data.listing import DataList, ModelList
 from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
 from trainyard.api.verbs.demo import DemoResult
@@ -144,7 +145,8 @@ class SessionsOperations:
     def output(self, *, session: str, name: str) -> Blob: ...  # read
 
 class DataOperations:
-    def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., generate: bool = ..., count: int = ..., wordings: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
+    def list(self, *, folder: str = ..., limit: int = ...) -> DataList: ...  # read
+    def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
 class ArtifactsOperations:
     def list(self, *, run: str | None = ..., port: Port | None = ..., sha256: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> ArtifactList: ...  # read
@@ -230,6 +232,7 @@ class Operations:
     @property
     def sessions(self) -> SessionsOperations: ...
     def gpus(self) -> GpuList: ...  # read
+    def models(self) -> ModelList: ...  # read
     @property
     def data(self) -> DataOperations: ...
     @property

@@ -125,3 +125,25 @@ def counts_text(result: Any) -> str:
 
 def exported_text(result: Any) -> str:
     return f"{result.file}: {result.lines:,} lines"
+
+
+def data_list_text(found: Any) -> str:
+    """The entries of a folder, and where relative paths start."""
+    rows = [(one.path, one.kind, "" if one.bytes is None else f"{one.bytes:,}") for one in found.entries]
+    more = "" if found.complete else "\nThere are more: --limit shows them."
+    listed = table(rows, ("path", "kind", "bytes")) if rows else "There is no file that a chain may read."
+    return f"{listed}{more}\n\nRelative paths start in {found.start}."
+
+
+def models_text(found: Any) -> str:
+    """The base models of this machine."""
+    rows = [
+        (
+            one.name,
+            one.place,
+            "" if one.bytes is None else f"{one.bytes:,}",
+            "default" if one.name == found.default else "",
+        )
+        for one in found.models
+    ]
+    return table(rows, ("name", "place", "bytes", ""))

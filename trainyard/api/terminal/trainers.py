@@ -69,7 +69,7 @@ def gpus_text(result: Any) -> str:
     """One line per GPU, then the memory of each job on it."""
     used = [f"device {one.device}: {one.text}" for one in result.devices if one.text]
     if not result.gpus:
-        return "\n".join([str(result.state), *used])
+        return "\n".join([str(result.state), *used, *machine_lines(result.machine)])
     rows = [
         (
             str(gpu.index),
@@ -89,7 +89,19 @@ def gpus_text(result: Any) -> str:
                 f"gpu {gpu.index}: {one.job or 'no job'}, {shown(one.memory_mb, ' MiB')}, pids {list(one.pids)}"
             )
     versions = {"driver": result.driver_version, "CUDA": result.cuda_version}
-    return "\n".join([*lines, *used, *(f"{name} {version}" for name, version in versions.items() if version)])
+    lines += [f"{name} {version}" for name, version in versions.items() if version]
+    return "\n".join([*lines, *used, *machine_lines(result.machine)])
+
+
+def machine_lines(machine: Any) -> list[str]:
+    """Return the load of the processors and the memory, then the memory of each job."""
+    if machine is None:
+        return []
+    lines = [
+        f"{machine.processors} processors, load {machine.load_1:g} (1 min) {machine.load_5:g} (5 min)",
+        f"memory: {machine.memory_used_mb:,} of {machine.memory_total_mb:,} MiB used",
+    ]
+    return lines + [f"  {one.job}: {one.memory_mb:,} MiB, {one.processes} processes" for one in machine.jobs]
 
 
 def shown(value: float | None, unit: str) -> str:

@@ -1,7 +1,7 @@
 // Who is logged in. The cookie of a login is not readable by scripts; what it allows comes from `GET /api/v1/login`.
 
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { createContext, useContext, type ReactNode } from "react";
+import { createContext, useContext, useEffect, type ReactNode } from "react";
 import { API, fetchOrThrow, Problem, setCsrf, type Login } from "./client";
 import { LoginPage } from "../pages/login";
 import { Loading, ProblemNote } from "../components/notes";
@@ -9,9 +9,11 @@ import { Loading, ProblemNote } from "../components/notes";
 const LoginContext = createContext<Login | null>(null);
 const RANK = { read: 0, run: 1, admin: 2 };
 
+const LOGIN_CODE = /^#login=(.+)$/;
+
 /** The code of a link of `trainyard dashboard`, which works once; it leaves the address at once. */
 function takeCode(): string {
-  const code = window.location.hash.match(/^#login=(.+)$/)?.[1] ?? "";
+  const code = window.location.hash.match(LOGIN_CODE)?.[1] ?? "";
   if (code) window.history.replaceState(null, "", window.location.pathname);
   return code;
 }
@@ -31,6 +33,13 @@ async function readLogin(): Promise<Login | null> {
 
 /** The pages for whom is logged in; the form that asks for a token for everybody else. */
 export function LoginGate({ children }: { children: ReactNode }) {
+  const queries = useQueryClient();
+  useEffect(() => {
+    // A link that is pasted into an open tab changes the part after # alone, and loads no page.
+    const follow = () => void (LOGIN_CODE.test(window.location.hash) && queries.resetQueries());
+    window.addEventListener("hashchange", follow);
+    return () => window.removeEventListener("hashchange", follow);
+  }, [queries]);
   const { data, error, isPending } = useQuery({ queryKey: ["login"], queryFn: readLogin, staleTime: Infinity });
   if (isPending) return <Loading />;
   if (error && data === undefined) return <ProblemNote error={error} />;

@@ -660,6 +660,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/data": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The files and folders that a chain may read, as a path names them. */
+        get: operations["data_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/data/preview": {
         parameters: {
             query?: never;
@@ -1295,6 +1312,23 @@ export interface paths {
          * @description Only for callers on the machine itself: It rewrites files below TRAINYARD_HOME.
          */
         post: operations["migrate"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/models": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The base models on this machine: the starter, the default, folders, and the cache of the Hub. */
+        get: operations["models"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -4062,6 +4096,16 @@ export interface components {
         /** Converted */
         Converted: {
             /**
+             * Adapter Run
+             * @default false
+             */
+            adapter_run: boolean;
+            /**
+             * Adapter Run Because
+             * @default
+             */
+            adapter_run_because: string;
+            /**
              * Source
              * Format: path
              */
@@ -4152,6 +4196,18 @@ export interface components {
             /** Buckets */
             buckets: components["schemas"]["BucketStatus"][];
         };
+        /**
+         * CpuJob
+         * @description What the processes of one job use now.
+         */
+        CpuJob: {
+            /** Job */
+            job: string;
+            /** Memory Mb */
+            memory_mb: number;
+            /** Processes */
+            processes: number;
+        };
         /** CreateInput */
         CreateInput: {
             /**
@@ -4234,11 +4290,45 @@ export interface components {
             url: string;
         };
         /**
+         * DataEntry
+         * @description A file or a folder that a path may name.
+         */
+        DataEntry: {
+            /**
+             * Bytes
+             * @default null
+             */
+            bytes: number | null;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "file" | "folder";
+            /** Path */
+            path: string;
+        };
+        /**
          * DataFormat
          * @description Shape of the rows of a data set; `auto` detects and reports it.
          * @enum {string}
          */
         DataFormat: "auto" | "alpaca" | "sharegpt" | "openai" | "prompt_completion" | "preference" | "labelled" | "prompts" | "tool_calls" | "text" | "documents";
+        /** DataList */
+        DataList: {
+            /** Complete */
+            complete: boolean;
+            /** Entries */
+            entries: components["schemas"]["DataEntry"][];
+            /** Folder */
+            folder: string;
+            /** Roots */
+            roots: string[];
+            /**
+             * Start
+             * Format: path
+             */
+            start: string;
+        };
         /**
          * DataPreview
          * @description What a data set is, and what a training would make of it.
@@ -4395,6 +4485,12 @@ export interface components {
             data_worker: string | null;
             /** @default auto */
             format: components["schemas"]["DataFormat"];
+            /**
+             * Max Bad Fraction
+             * @description Share of rows that may be bad, or refused by the chat template, before the run fails.
+             * @default 0.05
+             */
+            max_bad_fraction: number;
             /**
              * Max Rows
              * @description Rows that are read; default: all.
@@ -5557,6 +5653,10 @@ export interface components {
          * @description One node, with its ports.
          */
         ExpandedNode: {
+            /** Defaults */
+            defaults?: {
+                [key: string]: unknown;
+            };
             /** Id */
             id: string;
             /** Inputs */
@@ -5565,6 +5665,11 @@ export interface components {
             };
             /** Makes */
             makes: components["schemas"]["Port"][];
+            /**
+             * Summary
+             * @default
+             */
+            summary: string;
             /** Takes */
             takes: components["schemas"]["Port"][];
             /** Type */
@@ -5753,6 +5858,21 @@ export interface components {
             equal: number;
             /** Worse */
             worse: number;
+        };
+        /** FolderInput */
+        FolderInput: {
+            /**
+             * Folder
+             * @description Folder inside a data root; left out: the data roots themselves.
+             * @default
+             */
+            folder: string;
+            /**
+             * Limit
+             * @description Entries that are shown.
+             * @default 200
+             */
+            limit: number;
         };
         /** ForwardInput */
         ForwardInput: {
@@ -6033,6 +6153,8 @@ export interface components {
             driver_version: string | null;
             /** Gpus */
             gpus: components["schemas"]["GpuUse"][];
+            /** @default null */
+            machine: components["schemas"]["MachineLoad"] | null;
             /** State */
             state: string;
         };
@@ -6377,7 +6499,7 @@ export interface components {
         };
         /**
          * Hyperparameters
-         * @description How the optimisation runs. A field that is None takes the vetted value of its stage and method.
+         * @description How the optimisation runs. What is left out takes the vetted value of its stage and method.
          */
         Hyperparameters: {
             /**
@@ -6388,7 +6510,7 @@ export interface components {
             batch_size?: number;
             /**
              * Epochs
-             * @description Passes over the rows; default 3.
+             * @description Passes over the rows.
              * @default null
              */
             epochs?: number | null;
@@ -6406,7 +6528,7 @@ export interface components {
             gradient_checkpointing?: boolean;
             /**
              * Learning Rate
-             * @description Peak; default by stage and method.
+             * @description Peak of the schedule.
              * @default null
              */
             learning_rate?: number | null;
@@ -6434,7 +6556,7 @@ export interface components {
             precision?: components["schemas"]["Precision"];
             /**
              * Save Steps
-             * @description Steps between checkpoints; default by length.
+             * @description Steps between checkpoints; left out: by the length of the run.
              * @default null
              */
             save_steps?: number | null;
@@ -6945,7 +7067,7 @@ export interface components {
             backend: components["schemas"]["BackendName"];
             /**
              * Base Model
-             * @description Name or folder; default: setting.
+             * @description Name or folder of the model that is trained.
              * @default null
              */
             base_model: string | null;
@@ -6976,7 +7098,7 @@ export interface components {
             launch?: components["schemas"]["LaunchSettings"];
             /**
              * Method
-             * @description Which weights are trainable: a word, or its settings with the word as `type`.
+             * @description Which weights are trainable, and how.
              * @default lora
              */
             method: components["schemas"]["Method"] | (components["schemas"]["FullMethod"] | components["schemas"]["LowRankMethod"] | components["schemas"]["LoraPlusMethod"] | components["schemas"]["OftMethod"] | components["schemas"]["FreezeMethod"] | components["schemas"]["AutoMethod"]);
@@ -6995,7 +7117,7 @@ export interface components {
             rope: components["schemas"]["RopeScaling"] | null;
             /**
              * Stage
-             * @description Which objective is trained: a word, or its settings with the word as `type`.
+             * @description Objective that is trained.
              * @default sft
              */
             stage: components["schemas"]["Stage"] | (components["schemas"]["PlainStage"] | components["schemas"]["SftStage"] | components["schemas"]["RewardStage"] | components["schemas"]["PpoStage"] | components["schemas"]["DpoStage"] | components["schemas"]["KtoStage"] | components["schemas"]["GrpoStage"] | components["schemas"]["DistillStage"]);
@@ -7891,6 +8013,27 @@ export interface components {
             type: "dora" | "lora" | "qlora";
         };
         /**
+         * MachineLoad
+         * @description Processors and memory now.
+         */
+        MachineLoad: {
+            /**
+             * Jobs
+             * @default []
+             */
+            jobs: components["schemas"]["CpuJob"][];
+            /** Load 1 */
+            load_1: number;
+            /** Load 5 */
+            load_5: number;
+            /** Memory Total Mb */
+            memory_total_mb: number;
+            /** Memory Used Mb */
+            memory_used_mb: number;
+            /** Processors */
+            processors: number;
+        };
+        /**
          * MachineSetting
          * @description One setting as it is in force.
          */
@@ -8218,6 +8361,31 @@ export interface components {
             sets: {
                 [key: string]: components["schemas"]["MixedSet"];
             };
+        };
+        /**
+         * ModelEntry
+         * @description A base model whose files are on this machine.
+         */
+        ModelEntry: {
+            /**
+             * Bytes
+             * @default null
+             */
+            bytes: number | null;
+            /** Name */
+            name: string;
+            /**
+             * Place
+             * @enum {string}
+             */
+            place: "shipped" | "setting" | "cache" | "folder";
+        };
+        /** ModelList */
+        ModelList: {
+            /** Default */
+            default: string;
+            /** Models */
+            models: components["schemas"]["ModelEntry"][];
         };
         /**
          * ModelReward
@@ -8605,6 +8773,11 @@ export interface components {
              */
             seconds: number;
             state: components["schemas"]["NodeState"];
+            /**
+             * Summary
+             * @default
+             */
+            summary: string;
             /** Trains */
             trains: boolean;
             /** Type */
@@ -9484,6 +9657,16 @@ export interface components {
         };
         /** Published */
         Published: {
+            /**
+             * Adapter Run
+             * @default null
+             */
+            adapter_run: boolean | null;
+            /**
+             * Adapter Run Because
+             * @default
+             */
+            adapter_run_because: string;
             /** Changed */
             changed: boolean;
             /** Live */
@@ -9523,6 +9706,16 @@ export interface components {
         };
         /** Pulled */
         Pulled: {
+            /**
+             * Adapter Run
+             * @default null
+             */
+            adapter_run: boolean | null;
+            /**
+             * Adapter Run Because
+             * @default
+             */
+            adapter_run_because: string;
             /** Base Model */
             base_model: string;
             /** Sha256 */
@@ -9917,6 +10110,11 @@ export interface components {
         };
         /** Restored */
         Restored: {
+            /**
+             * Adapters
+             * @default []
+             */
+            adapters: string[];
             /** Bytes */
             bytes: number;
             /** Files */
@@ -10340,6 +10538,11 @@ export interface components {
              */
             seconds: number;
             state: components["schemas"]["NodeState"];
+            /**
+             * Summary
+             * @default
+             */
+            summary: string;
             /** Type */
             type: string;
         };
@@ -11047,7 +11250,7 @@ export interface components {
             backend: components["schemas"]["BackendName"];
             /**
              * Base Model
-             * @description Name or folder; default: setting.
+             * @description Name or folder of the model that is trained.
              * @default null
              */
             base_model: string | null;
@@ -11083,7 +11286,7 @@ export interface components {
             launch?: components["schemas"]["LaunchSettings"];
             /**
              * Method
-             * @description Which weights are trainable: a word, or its settings with the word as `type`.
+             * @description Which weights are trainable, and how.
              * @default lora
              */
             method: components["schemas"]["Method"] | (components["schemas"]["FullMethod"] | components["schemas"]["LowRankMethod"] | components["schemas"]["LoraPlusMethod"] | components["schemas"]["OftMethod"] | components["schemas"]["FreezeMethod"] | components["schemas"]["AutoMethod"]);
@@ -11102,7 +11305,7 @@ export interface components {
             rope: components["schemas"]["RopeScaling"] | null;
             /**
              * Stage
-             * @description Which objective is trained: a word, or its settings with the word as `type`.
+             * @description Objective that is trained.
              * @default sft
              */
             stage: components["schemas"]["Stage"] | (components["schemas"]["PlainStage"] | components["schemas"]["SftStage"] | components["schemas"]["RewardStage"] | components["schemas"]["PpoStage"] | components["schemas"]["DpoStage"] | components["schemas"]["KtoStage"] | components["schemas"]["GrpoStage"] | components["schemas"]["DistillStage"]);
@@ -12400,7 +12603,7 @@ export interface components {
             backend: components["schemas"]["BackendName"];
             /**
              * Base Model
-             * @description Name or folder; default: setting.
+             * @description Name or folder of the model that is trained.
              * @default null
              */
             base_model: string | null;
@@ -12435,8 +12638,14 @@ export interface components {
             hyperparameters?: components["schemas"]["Hyperparameters"];
             launch?: components["schemas"]["LaunchSettings"];
             /**
+             * Max Bad Fraction
+             * @description Share of rows that the chat template may refuse before the run fails; default: the smallest of the data sources before it.
+             * @default null
+             */
+            max_bad_fraction: number | null;
+            /**
              * Method
-             * @description Which weights are trainable: a word, or its settings with the word as `type`.
+             * @description Which weights are trainable, and how.
              * @default lora
              */
             method: components["schemas"]["Method"] | (components["schemas"]["FullMethod"] | components["schemas"]["LowRankMethod"] | components["schemas"]["LoraPlusMethod"] | components["schemas"]["OftMethod"] | components["schemas"]["FreezeMethod"] | components["schemas"]["AutoMethod"]);
@@ -12455,7 +12664,7 @@ export interface components {
             rope: components["schemas"]["RopeScaling"] | null;
             /**
              * Stage
-             * @description Which objective is trained: a word, or its settings with the word as `type`.
+             * @description Objective that is trained.
              * @default sft
              */
             stage: components["schemas"]["Stage"] | (components["schemas"]["PlainStage"] | components["schemas"]["SftStage"] | components["schemas"]["RewardStage"] | components["schemas"]["PpoStage"] | components["schemas"]["DpoStage"] | components["schemas"]["KtoStage"] | components["schemas"]["GrpoStage"] | components["schemas"]["DistillStage"]);
@@ -12902,7 +13111,7 @@ export interface components {
             exact_duplicates: boolean;
             /**
              * Grounding
-             * @description Least share of the answer's words found in its source document; None: off.
+             * @description Least share of the answer's words found in its source document; left out: off.
              * @default null
              */
             grounding: number | null;
@@ -12921,7 +13130,7 @@ export interface components {
             min_tokens: number;
             /**
              * Near Duplicates
-             * @description Jaccard similarity; None switches it off.
+             * @description Jaccard similarity; null switches it off.
              * @default 0.9
              */
             near_duplicates: number | null;
@@ -13287,11 +13496,14 @@ export type Converted = components['schemas']['Converted'];
 export type CorpusApprenticeshipBody = components['schemas']['CorpusApprenticeshipBody'];
 export type CorpusEngineeringBody = components['schemas']['CorpusEngineeringBody'];
 export type CorpusStatus = components['schemas']['CorpusStatus'];
+export type CpuJob = components['schemas']['CpuJob'];
 export type CreateInput = components['schemas']['CreateInput'];
 export type CreateSessionInput = components['schemas']['CreateSessionInput'];
 export type CreateTokenInput = components['schemas']['CreateTokenInput'];
 export type DashboardLink = components['schemas']['DashboardLink'];
+export type DataEntry = components['schemas']['DataEntry'];
 export type DataFormat = components['schemas']['DataFormat'];
+export type DataList = components['schemas']['DataList'];
 export type DataPreview = components['schemas']['DataPreview'];
 export type DataSourceConfig = components['schemas']['DataSourceConfig'];
 export type DataSourceNode = components['schemas']['DataSourceNode'];
@@ -13349,6 +13561,7 @@ export type Failure = components['schemas']['Failure'];
 export type FieldProblem = components['schemas']['FieldProblem'];
 export type FileCheck = components['schemas']['FileCheck'];
 export type FlippedRows = components['schemas']['FlippedRows'];
+export type FolderInput = components['schemas']['FolderInput'];
 export type ForwardInput = components['schemas']['ForwardInput'];
 export type ForwardReply = components['schemas']['ForwardReply'];
 export type FreezeMethod = components['schemas']['FreezeMethod'];
@@ -13427,6 +13640,7 @@ export type LogprobsReply = components['schemas']['LogprobsReply'];
 export type LogsInput = components['schemas']['LogsInput'];
 export type LoraPlusMethod = components['schemas']['LoraPlusMethod'];
 export type LowRankMethod = components['schemas']['LowRankMethod'];
+export type MachineLoad = components['schemas']['MachineLoad'];
 export type MachineSetting = components['schemas']['MachineSetting'];
 export type MachineSettingList = components['schemas']['MachineSettingList'];
 export type McpBody = components['schemas']['McpBody'];
@@ -13443,6 +13657,8 @@ export type MigratedFolder = components['schemas']['MigratedFolder'];
 export type Migration = components['schemas']['Migration'];
 export type MixedSet = components['schemas']['MixedSet'];
 export type Mixture = components['schemas']['Mixture'];
+export type ModelEntry = components['schemas']['ModelEntry'];
+export type ModelList = components['schemas']['ModelList'];
 export type ModelReward = components['schemas']['ModelReward'];
 export type Neighbors = components['schemas']['Neighbors'];
 export type NeighborsInput = components['schemas']['NeighborsInput'];
@@ -15166,6 +15382,42 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    data_list: {
+        parameters: {
+            query?: {
+                /** @description Folder inside a data root; left out: the data roots themselves. */
+                folder?: string;
+                /** @description Entries that are shown. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DataList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     data_preview: {
         parameters: {
             query: {
@@ -16592,6 +16844,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Migration"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    models: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ModelList"];
                 };
             };
             400: components["responses"]["400"];

@@ -26,6 +26,13 @@ export interface CurveProps {
   height?: number;
   /** The part that is shown; null for everything. For a page that asks for more points of that part. */
   onZoom?: (range: readonly [number, number] | null) => void;
+  /** Vertical lines, such as at the best step. */
+  marks?: readonly CurveMark[];
+}
+
+export interface CurveMark {
+  x: number;
+  label: string;
 }
 
 const COLOURS = ["--accent", "--port-model", "--good", "--port-adapter", "--warn"];
@@ -47,13 +54,16 @@ export function smooth(values: readonly (number | null)[], weight: number): (num
   });
 }
 
-export function Curve({ series, xLabel, yLabel, log = false, smoothing = 0, height = 240, onZoom }: CurveProps) {
+export function Curve(props: CurveProps) {
+  const { series, xLabel, yLabel, log = false, smoothing = 0, height = 240, onZoom, marks = NO_MARKS } = props;
   const frame = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const zoom = useRef<readonly [number, number] | null>(null);
   const [isZoomed, setIsZoomed] = useState(false);
   const zoomed = useRef(onZoom);
   zoomed.current = onZoom;
+  const marked = useRef(marks);
+  marked.current = marks;
   const theme = useTheme();
   const data = useMemo(() => alignSeries(series, log, smoothing), [series, log, smoothing]);
   // A new plot only when its lines change; a new point is only new data.
@@ -70,7 +80,7 @@ export function Curve({ series, xLabel, yLabel, log = false, smoothing = 0, heig
   useEffect(() => {
     const element = frame.current!;
     const made = new uPlot(
-      optionsOf(series, { xLabel, yLabel, log, height }, element.clientWidth, show),
+      optionsOf(series, { xLabel, yLabel, log, height, marks: () => marked.current }, element.clientWidth, show),
       data,
       element,
     );
@@ -94,6 +104,8 @@ export function Curve({ series, xLabel, yLabel, log = false, smoothing = 0, heig
     });
   }, [data]);
 
+  useEffect(() => plot.current?.redraw(false), [marks]);
+
   const move = (event: React.KeyboardEvent) => {
     const { min, max } = plot.current?.scales["x"] ?? {};
     if (min == null || max == null || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -116,7 +128,12 @@ export function Curve({ series, xLabel, yLabel, log = false, smoothing = 0, heig
       <figcaption>
         <span>
           <strong>{yLabel}</strong>{" "}
-          {series.length === 1 && <span className="quiet">{formatNumber(lastOf(series[0]!).y)}</span>}
+          {series.length === 1 && <span className="quiet">{formatNumber(lastOf(series[0]!).y)}</span>}{" "}
+          {marks.map((one) => (
+            <span key={one.label} className="quiet">
+              {one.label}
+            </span>
+          ))}
         </span>
         {isZoomed && (
           <button type="button" onClick={() => show(null)}>
@@ -134,6 +151,24 @@ export function Curve({ series, xLabel, yLabel, log = false, smoothing = 0, heig
       <LastValues series={series} xLabel={xLabel} yLabel={yLabel} />
     </figure>
   );
+}
+
+const NO_MARKS: readonly CurveMark[] = [];
+
+/** Draw a line from the top to the bottom of a plot. */
+function drawMark(plot: uPlot, x: number, colour: string): void {
+  const { min, max } = plot.scales["x"] ?? {};
+  if (min == null || max == null || x < min || x > max) return;
+  const at = Math.round(plot.valToPos(x, "x", true));
+  plot.ctx.save();
+  plot.ctx.strokeStyle = colour;
+  plot.ctx.setLineDash([4, 4]);
+  plot.ctx.lineWidth = 1;
+  plot.ctx.beginPath();
+  plot.ctx.moveTo(at, plot.bbox.top);
+  plot.ctx.lineTo(at, plot.bbox.top + plot.bbox.height);
+  plot.ctx.stroke();
+  plot.ctx.restore();
 }
 
 /** The last step that has a value, and that value. */
@@ -190,10 +225,11 @@ function alignSeries(series: readonly CurveSeries[], log: boolean, smoothing: nu
 
 function optionsOf(
   series: readonly CurveSeries[],
-  { xLabel, yLabel, log, height }: { xLabel: string; yLabel: string; log: boolean; height: number },
+  frame: { xLabel: string; yLabel: string; log: boolean; height: number; marks: () => readonly CurveMark[] },
   width: number,
   show: (range: readonly [number, number] | null) => void,
 ): uPlot.Options {
+  const { xLabel, yLabel, log, height, marks } = frame;
   const style = getComputedStyle(document.documentElement);
   const colour = (name: string) => resolveColour(style.getPropertyValue(name).trim());
   const lines: uPlot.Series[] = [{ label: xLabel, value: (_, value) => formatNumber(value) }];
@@ -240,6 +276,7 @@ function optionsOf(
       },
     },
     hooks: {
+      draw: [(made) => marks().forEach((one) => drawMark(made, one.x, colour("--good")))],
       setSelect: [
         (made) => {
           if (made.select.width < 4) return;

@@ -4,6 +4,7 @@
 import { useId, useState, type ReactNode } from "react";
 import type { ProblemReason } from "../api/client";
 import { labelOf } from "./format";
+import { defaultOf, NumberInput, shownDefault, TextInput, type Choices, type FieldProps } from "./inputs";
 import { Prose } from "./prose";
 import "./form.css";
 import {
@@ -27,10 +28,17 @@ export interface SchemaFormProps {
   prefix?: string;
   /** Only these fields, in this order. */
   only?: readonly string[];
+  /** Path of a field -> the value that a run takes for it while it is left out, as the service says. */
+  defaults?: Values;
+  /** Path of a field -> values to choose from; others may be written. */
+  choices?: Choices;
+  /** Path of a field -> a sentence after its description, about this machine. */
+  hints?: Readonly<Record<string, string>>;
 }
 
-export function SchemaForm({ schema, value, onChange, problems = [], prefix = "", only }: SchemaFormProps) {
-  const form = { root: schema, problems };
+export function SchemaForm(props: SchemaFormProps) {
+  const { schema, value, onChange, problems = [], prefix = "", only, defaults = {}, choices = {}, hints = {} } = props;
+  const form = { root: schema, problems, defaults, choices, hints };
   return (
     <div className="schema-form">
       <Fields form={form} schema={schema} value={value} onChange={onChange} path={prefix} only={only} />
@@ -38,22 +46,12 @@ export function SchemaForm({ schema, value, onChange, problems = [], prefix = ""
   );
 }
 
-interface Form {
-  root: JsonSchema;
-  problems: readonly ProblemReason[];
-}
+/** Settings that most people change: they are not folded away with the others of their group. */
+const MAIN = ["epochs", "max_steps", "learning_rate", "batch_size", "gradient_accumulation", "max_length", "rank"];
 
-interface FieldProps {
-  form: Form;
-  /** Resolved. */
-  schema: JsonSchema;
-  value: unknown;
-  onChange: (value: unknown) => void;
-  /** As the server names it: `hyperparameters.learning_rate`. */
-  path: string;
-  name: string;
-  required?: boolean;
-}
+/** Those of a group that says how something is trained; none of another group. */
+const mainOf = (properties: object | undefined): readonly string[] =>
+  properties && "learning_rate" in properties ? MAIN.filter((name) => name in properties) : [];
 
 const join = (path: string, name: string | number) => (path ? `${path}.${name}` : String(name));
 const isObject = (value: unknown): value is Values =>
@@ -139,11 +137,21 @@ function Labelled({
           </p>
         ))}
         <p className="help">
-          <Prose text={[schema.description, describeLimits(schema)].filter(Boolean).join(" ")} />
+          <Prose
+            text={[schema.description, form.hints[path], describeLimits(schema), describeDefault(field)]
+              .filter(Boolean)
+              .join(" ")}
+          />
         </p>
       </div>
     </div>
   );
+}
+
+/** What a run takes for a field that is left out, where its schema does not say it. */
+function describeDefault({ form, path, schema, value }: FieldProps): string {
+  const known = form.defaults[path];
+  return value === undefined && known != null && schema.default == null ? `Left out: ${shownDefault(known)}.` : "";
 }
 
 /** A text, a number, a word of several, yes or no. */
@@ -159,59 +167,22 @@ function PlainField(props: FieldProps) {
   );
 }
 
-type WithIds = FieldProps & { ids: object };
-
-/** A number may be written as `1e-4`, so that the text is kept until it is one. */
-function NumberInput({ schema, value, onChange, ids }: WithIds) {
-  const [text, setText] = useState<string | null>(null);
-  return (
-    <input
-      {...ids}
-      type="text"
-      inputMode="decimal"
-      autoComplete="off"
-      value={text ?? textOf(value)}
-      placeholder={textOf(schema.default)}
-      onChange={(event) => {
-        const given = event.target.value;
-        setText(given);
-        onChange(given.trim() === "" ? undefined : Number.isFinite(Number(given)) ? Number(given) : given);
-      }}
-      onBlur={() => setText(null)}
-    />
-  );
-}
-
-function TextInput({ schema, name, value, onChange, ids }: WithIds) {
-  const shared = {
-    ...ids,
-    value: textOf(value),
-    placeholder: textOf(schema.default),
-    onChange: (event: { target: { value: string } }) =>
-      onChange(event.target.value === "" ? undefined : event.target.value),
-  };
-  const isLong = textOf(value).includes("\n") || /prompt|template|instruction|script|query/.test(name);
-  return isLong ? (
-    <textarea {...shared} rows={4} />
-  ) : (
-    <input {...shared} type="text" autoComplete="off" spellCheck={false} />
-  );
-}
-
 function ChoiceField(props: FieldProps) {
   const { schema, value, onChange, required } = props;
-  const choices = schema.enum!;
+  const fallback = defaultOf(props);
+  const choices = schema.enum!.filter((one) => one === value || one !== fallback);
   return (
-    <Labelled field={props} invalid={value !== undefined && !choices.includes(value) ? "Choose one of the list." : ""}>
+    <Labelled
+      field={props}
+      invalid={value !== undefined && !schema.enum!.includes(value) ? "Choose one of the list." : ""}
+    >
       {(ids) => (
         <select
           {...ids}
           value={value === undefined ? "" : textOf(value)}
           onChange={(event) => onChange(choices.find((one) => textOf(one) === event.target.value))}
         >
-          <option value="">
-            {schema.default != null ? `default: ${textOf(schema.default)}` : required ? "choose" : "default"}
-          </option>
+          <option value="">{fallback != null ? `${textOf(fallback)} (default)` : required ? "choose" : "none"}</option>
           {choices.map((one) => (
             <option key={textOf(one)} value={textOf(one)}>
               {textOf(one)}
@@ -242,7 +213,7 @@ function YesNoField(props: FieldProps) {
 
 /** `lora`, or `{type: lora, rank: 8}`: the word alone while none of its settings is given. */
 function WordField(props: FieldProps) {
-  const { form, schema, value, onChange, path, required } = props;
+  const { form, schema, value, onChange, path, name, required } = props;
   const words = wordsOf(schema, form.root)!;
   const alone = isWordAlone(schema);
   const word = isObject(value) ? textOf(value.type) : textOf(value);
@@ -251,29 +222,41 @@ function WordField(props: FieldProps) {
   const set = (next: string, given: Values) =>
     onChange(Object.keys(given).length > 0 || (next && !alone) ? { type: next, ...given } : next || undefined);
   const fields = words[current]?.properties ?? {};
+  const main = name === "method" && fields.rank ? ["rank"] : [];
+  const rest = Object.keys(fields).filter((one) => !main.includes(one));
+  const shared = {
+    form,
+    schema: words[current]!,
+    value: settings,
+    path,
+    onChange: (next: Values) => set(current, next),
+  };
   return (
     <>
       <Labelled field={props} invalid={word && !words[word] ? "Choose one of the list." : ""}>
         {(ids) => (
           <select {...ids} value={word} onChange={(event) => set(event.target.value, {})}>
             <option value="">
-              {schema.default != null ? `default: ${textOf(schema.default)}` : required ? "choose" : "none"}
+              {schema.default != null ? `${textOf(schema.default)} (default)` : required ? "choose" : "none"}
             </option>
-            {Object.keys(words).map((one) => (
-              <option key={one}>{one}</option>
-            ))}
+            {Object.keys(words)
+              .filter((one) => one === word || one !== schema.default)
+              .map((one) => (
+                <option key={one}>{one}</option>
+              ))}
           </select>
         )}
       </Labelled>
-      {Object.keys(fields).length > 0 && (
-        <Details title={`Settings of ${current}`} given={settings} problems={form.problems} path={path}>
-          <Fields
-            form={form}
-            schema={words[current]!}
-            value={settings}
-            path={path}
-            onChange={(next) => set(current, next)}
-          />
+      {main.length > 0 && <Fields {...shared} only={main} />}
+      {rest.length > 0 && (
+        <Details
+          title={`${main.length > 0 ? "More settings" : "Settings"} of ${current}`}
+          given={withoutNames(settings, main)}
+          problems={form.problems}
+          path={path}
+          names={rest}
+        >
+          <Fields {...shared} only={rest} />
         </Details>
       )}
     </>
@@ -333,7 +316,27 @@ function fits(value: unknown, schema: JsonSchema): boolean {
 function Group(props: FieldProps) {
   const { form, schema, value, onChange, path, name, required } = props;
   const set = (next: Values) => onChange(Object.keys(next).length || required ? next : undefined);
-  const fields = <Fields form={form} schema={schema} value={value} path={path} onChange={set} />;
+  const shared = { form, schema, value, path, onChange: set };
+  const main = mainOf(schema.properties);
+  if (main.length > 0) {
+    const rest = Object.keys(schema.properties!).filter((one) => !main.includes(one));
+    return (
+      <fieldset>
+        <legend>{labelOf(name)}</legend>
+        <Fields {...shared} only={main} />
+        <Details
+          title={`More ${labelOf(name).toLowerCase()}`}
+          given={isObject(value) ? withoutNames(value, main) : value}
+          problems={form.problems}
+          path={path}
+          names={rest}
+        >
+          <Fields {...shared} only={rest} />
+        </Details>
+      </fieldset>
+    );
+  }
+  const fields = <Fields {...shared} />;
   if (!required)
     return (
       <Details title={labelOf(name)} given={value} problems={form.problems} path={path} help={schema.description}>
@@ -348,17 +351,25 @@ function Group(props: FieldProps) {
   );
 }
 
+const withoutNames = (value: Values, names: readonly string[]): Values =>
+  Object.fromEntries(Object.entries(value).filter(([name]) => !names.includes(name)));
+
 /** Settings that are folded away until one is given or wrong. */
 function Details(props: {
   title: string;
   given: unknown;
   problems: readonly ProblemReason[];
   path: string;
+  /** The fields inside, where these are not all of the path's. */
+  names?: readonly string[];
   help?: string;
   children: ReactNode;
 }) {
   const num = isObject(props.given) ? Object.keys(props.given).length : 0;
-  const isWrong = props.problems.some((one) => one.field === props.path || one.field.startsWith(`${props.path}.`));
+  const places = props.names?.map((name) => join(props.path, name)) ?? [props.path];
+  const isWrong = props.problems.some((one) =>
+    places.some((place) => one.field === place || one.field.startsWith(`${place}.`)),
+  );
   const [isOpen, setIsOpen] = useState(num > 0);
   return (
     <details open={isOpen || isWrong} onToggle={(event) => setIsOpen(event.currentTarget.open)}>
@@ -452,6 +463,7 @@ function MapField(props: FieldProps) {
   const any = typeof schema.additionalProperties === "object" ? schema.additionalProperties : {};
   const item = resolveSchema(Object.values(schema.patternProperties ?? {})[0] ?? any, form.root);
   const set = (next: Values) => onChange(Object.keys(next).length ? next : undefined);
+  const names = (schema.propertyNames as JsonSchema | undefined)?.enum?.map(textOf);
   const isFree = !item.type && !item.anyOf && !item.properties;
   return (
     <Labelled field={props} isGroup wide>
@@ -477,13 +489,28 @@ function MapField(props: FieldProps) {
             </div>
           ))}
           <div className="item">
-            <input
-              type="text"
-              aria-label={`New name in ${labelOf(name)}`}
-              placeholder="name"
-              value={added}
-              onChange={(event) => setAdded(event.target.value)}
-            />
+            {names ? (
+              <select
+                aria-label={`New name in ${labelOf(name)}`}
+                value={added}
+                onChange={(event) => setAdded(event.target.value)}
+              >
+                <option value="">choose</option>
+                {names
+                  .filter((one) => !(one in given))
+                  .map((one) => (
+                    <option key={one}>{one}</option>
+                  ))}
+              </select>
+            ) : (
+              <input
+                type="text"
+                aria-label={`New name in ${labelOf(name)}`}
+                placeholder="name"
+                value={added}
+                onChange={(event) => setAdded(event.target.value)}
+              />
+            )}
             <button
               type="button"
               disabled={!added || added in given}

@@ -9,9 +9,10 @@ export const formatTime = (seconds: number | null | undefined): string =>
 /** `73` is `1 min 13 s`. */
 export function formatDuration(seconds: number | null | undefined): string {
   if (seconds == null) return "";
-  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${Math.round(seconds % 60)} s`;
+  const whole = Math.round(seconds); // before it is divided: 119.7 s is 2 min, never 1 min 60 s
+  if (whole < 60) return `${seconds < 9.95 ? seconds.toFixed(1) : whole} s`;
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 60) return `${minutes} min ${whole % 60} s`;
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 

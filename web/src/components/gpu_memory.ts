@@ -1,9 +1,9 @@
-// The GPUs of this machine as they are now, and what of them a job uses.
+// The GPUs, processors and memory of this machine as they are now, and what of them a job uses.
 
 import { useQuery } from "@tanstack/react-query";
 import { client, dataOf } from "../api/client";
 import type { GpuList } from "../api/schema";
-import { formatBytes } from "./format";
+import { formatBytes, formatNumber } from "./format";
 
 export const MIB = 1024 * 1024;
 
@@ -12,7 +12,7 @@ export const useGpus = (everyMs: number, enabled = true) =>
   useQuery({
     queryKey: ["gpus"],
     queryFn: () => dataOf(client.GET("/api/v1/gpus")),
-    refetchInterval: ({ state }) => (state.data?.gpus.length === 0 ? false : everyMs),
+    refetchInterval: everyMs,
     enabled,
   });
 
@@ -28,3 +28,15 @@ export const memoryOf = (job: string, found: GpuList | undefined): string =>
         }),
     )
     .join(", ");
+
+/** `1.2 GiB of 16 GiB, 3 processes` of the machine's own memory; empty for a job that does not run here. */
+export function residentOf(job: string, found: GpuList | undefined): string {
+  const machine = found?.machine;
+  const own = machine?.jobs?.find((one) => one.job === job);
+  if (!machine || !own) return "";
+  return `${formatBytes(own.memory_mb * MIB)} of ${formatBytes(machine.memory_total_mb * MIB)}`;
+}
+
+/** `load 2.1 of 2 processors`. */
+export const loadOf = (found: GpuList | undefined): string =>
+  found?.machine ? `${formatNumber(found.machine.load_1)} on ${formatNumber(found.machine.processors)} processors` : "";

@@ -18,6 +18,7 @@ import {
 } from "@xyflow/react";
 import { memo, useEffect, useMemo } from "react";
 import type { Palette } from "../api/schema";
+import { formatNumber } from "./format";
 import { Queried } from "./page";
 import { groupOf, handleOf, portGroups, usePalette, type PortGroups } from "./ports";
 import { StateBadge } from "./state";
@@ -31,6 +32,10 @@ export interface GraphNode {
   makes: readonly string[];
   /** What each taken port gets, and from which port of which node: a reward model comes from the port `adapter`. */
   inputs: Record<string, readonly { node_id: string; port: string }[]>;
+  /** What it does, in one line of the service: `sft · lora r32 · 3 epochs`. */
+  summary?: string;
+  /** What it has left in a run: port -> its rows. */
+  outputs?: Readonly<Record<string, { rows?: number | null }>>;
   state?: string;
   fraction?: number | null;
   /** Reasons against the node, and how many required settings it lacks. */
@@ -42,10 +47,12 @@ export interface GraphNode {
 export interface PortHandle {
   id: string;
   group: string;
+  rows?: number | null;
 }
 
 export interface NodeData extends Record<string, unknown> {
   type: string;
+  summary: string;
   takes: PortHandle[];
   makes: PortHandle[];
   state: string;
@@ -57,9 +64,9 @@ export interface NodeData extends Record<string, unknown> {
 export type FlowNode = Node<NodeData, "chain">;
 export type Place = { x: number; y: number };
 
-export const NODE_WIDTH = 152;
+export const NODE_WIDTH = 184;
 const ROW_HEIGHT = 22;
-const HEAD_HEIGHT = 62;
+const HEAD_HEIGHT = 78;
 export const ORDER_IN = "order-in";
 export const ORDER_OUT = "order-out";
 
@@ -77,7 +84,11 @@ function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
     >
       <div className="chain-node-head">
         <strong title={id}>{id}</strong>
-        <span className="quiet">{data.type}</span>
+        <span className="chain-node-summary quiet" title={[data.type, data.summary].filter(Boolean).join(": ")}>
+          {[isNamedByType(id, data.type) && data.summary ? "" : data.type, unbroken(data.summary)]
+            .filter(Boolean)
+            .join(" · ")}
+        </span>
         <span className="chain-node-state">
           {data.state ? (
             <StateBadge state={data.state} detail={data.percent == null ? "" : `${data.percent} %`} />
@@ -107,8 +118,11 @@ function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
           ))}
         </ul>
         <ul className="ports-out">
-          {data.makes.map(({ id: port }) => (
-            <li key={port}>{port}</li>
+          {data.makes.map(({ id: port, rows }) => (
+            <li key={port}>
+              {rows != null && `${formatNumber(rows)} `}
+              {port}
+            </li>
           ))}
         </ul>
         {data.makes.map(({ id: port, group }, row) => (
@@ -128,6 +142,16 @@ function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
   );
 }
 
+/** `lr 2e-4` stays on one line. */
+const unbroken = (summary: string) =>
+  summary
+    .split(" · ")
+    .map((part) => (part.length < 20 ? part.replaceAll(" ", "\u00a0") : part))
+    .join(" · ");
+
+/** `trainer-2` says that it is a trainer, `control` does not. */
+const isNamedByType = (id: string, type: string) => id.startsWith(type.replaceAll("_", "-"));
+
 /** xyflow compares by identity: a node whose data is the same object is not rendered again while another one moves. */
 export const NODE_TYPES = { chain: memo(NodeView) };
 
@@ -136,14 +160,21 @@ export function dataOf(node: GraphNode, groups: PortGroups): NodeData {
   const handles = new Map(taken.map((port) => [handleOf(groups, port), groupOf(groups, port)]));
   return {
     type: node.type,
+    summary: node.summary ?? "",
     takes: [...handles].map(([id, group]) => ({ id, group })),
-    makes: node.makes.map((port) => ({ id: port, group: groupOf(groups, port) })),
+    makes: node.makes.map((port) => ({ id: port, group: groupOf(groups, port), rows: node.outputs?.[port]?.rows })),
     state: node.state ?? "",
     percent: node.state === "running" && node.fraction != null ? Math.round(node.fraction * 100) : null,
     problems: node.problems ?? 0,
     valid: node.valid ?? true,
   };
 }
+
+/** A node as a screen reader says it. */
+export const labelOf = (node: GraphNode): string =>
+  [node.id, node.type, node.summary, node.state, node.problems && `${node.problems} problems`]
+    .filter(Boolean)
+    .join(", ");
 
 /** Each port that a node takes with the port that gives it, once. */
 function linksInto(node: GraphNode): { from: string; makes: string; takes: string }[] {
@@ -260,7 +291,7 @@ function Graph({ nodes, selected, onSelect, label, palette }: ChainGraphProps & 
     position: places[node.id] ?? { x: 0, y: 0 },
     data: dataOf(node, groups),
     selected: node.id === selected,
-    ariaLabel: `${node.id}, ${node.type}${node.state ? `, ${node.state}` : ""}`,
+    ariaLabel: labelOf(node),
   }));
   return (
     <div className="graph-frame" role="region" aria-label={label}>

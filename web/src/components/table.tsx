@@ -15,12 +15,14 @@ interface TableProps<Row> {
   columns: Column<Row>[];
   rows: readonly Row[];
   rowKey: (row: Row, index: number) => string | number;
+  /** On a telephone each row is a card with the headings next to the values, and nothing scrolls sideways. */
+  cards?: boolean;
 }
 
-export function Table<Row>({ caption, columns, rows, rowKey }: TableProps<Row>) {
+export function Table<Row>({ caption, columns, rows, rowKey, cards = false }: TableProps<Row>) {
   return (
-    <div className="table-frame" tabIndex={0} role="region" aria-label={caption}>
-      <table>
+    <div className={cards ? "table-frame as-cards" : "table-frame"} tabIndex={0} role="region" aria-label={caption}>
+      <table role={cards ? "table" : undefined}>
         <caption className="visually-hidden">{caption}</caption>
         <thead>
           <tr>
@@ -31,11 +33,16 @@ export function Table<Row>({ caption, columns, rows, rowKey }: TableProps<Row>) 
             ))}
           </tr>
         </thead>
-        <tbody>
+        <tbody role={cards ? "rowgroup" : undefined}>
           {rows.map((row, index) => (
-            <tr key={rowKey(row, index)}>
+            <tr key={rowKey(row, index)} role={cards ? "row" : undefined}>
               {columns.map((column) => (
-                <td key={column.title} className={column.numeric ? "numeric" : undefined}>
+                <td
+                  key={column.title}
+                  role={cards ? "cell" : undefined}
+                  className={column.numeric ? "numeric" : undefined}
+                  data-title={column.title}
+                >
                   {column.cell(row)}
                 </td>
               ))}

@@ -81,7 +81,20 @@ def test_memory_that_the_driver_does_not_say_is_not_guessed(context: Context) ->
 
 def test_without_a_gpu_the_answer_is_a_state(context: Context) -> None:
     found = list_gpus(GpuMonitor((lambda: None,)).read(), context)
-    assert json.loads(found.model_dump_json()) == {
+    answer = json.loads(found.model_dump_json())
+    machine = answer.pop("machine")
+    assert answer == {
         "state": "no GPU", "gpus": [], "driver_version": None, "cuda_version": None, "alerts": [],
     }  # fmt: skip
-    assert gpus_text(found) == "no GPU"
+    first, processors, memory, *_ = gpus_text(found).splitlines()
+    assert first == "no GPU"
+    assert processors.startswith(f"{machine['processors']} processors, load ")
+    assert 0 < machine["memory_used_mb"] < machine["memory_total_mb"]
+    assert memory == f"memory: {machine['memory_used_mb']:,} of {machine['memory_total_mb']:,} MiB used"
+
+
+def test_the_memory_of_a_job_is_that_of_its_processes(context: Context) -> None:
+    machine = list_gpus(GpuMonitor((lambda: None,)).read(), context).machine
+    assert machine is not None
+    assert [one.job for one in machine.jobs] == ["job-0123456789ab"]  # this process is its worker
+    assert machine.jobs[0].memory_mb > 0

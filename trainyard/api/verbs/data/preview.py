@@ -27,6 +27,7 @@ from trainyard.api.plans.known import folder_of
 from trainyard.api.requests.data import PreviewInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.data.pairs import GenerationPreview, check_documents, survey_pairs
+from trainyard.api.verbs.data.tenancy import settings_of
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import devices_here
 from trainyard.data.generation.survey import PairSurvey
@@ -269,18 +270,6 @@ def count_pairs(survey: PairSurvey, folder: Path | None) -> list[tuple[int, int]
     return list(zip(whole, count(answers), strict=True))
 
 
-def settings_of(context: Context) -> Settings:
-    """The settings of the caller's tenant, whose folder is one of the data roots.
-
-    A token of a tenant reads that tenant's folder, not the one in which the operator works.
-    """
-    caller, settings = context.caller, context.settings
-    if not (caller.remote and caller.tenant):
-        return settings.for_tenant(caller.tenant)
-    update = {"tenant": caller.tenant, "working_folder": settings.tenant_folder(caller.tenant)}
-    return settings.model_copy(update=update)
-
-
 def read_first(
     given: PreviewInput, limit: int, folder: Path, settings: Settings
 ) -> tuple[RawRows, Iterator[Row], dict[str, Any]]:
@@ -356,7 +345,8 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
     chosen = load("trainyard.data.renderers.starts:choose_for_tokenizer")(
         tokenizer, template, roots=data_roots(settings)
     )
-    return load(f"{RENDERING}:Renderer")(tokenizer, chosen.spec, chosen.text)
+    renderer: Renderer = load(f"{RENDERING}:Renderer")(tokenizer, chosen.spec, chosen.text)
+    return renderer
 
 
 class Lengths:

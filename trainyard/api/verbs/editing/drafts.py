@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import yaml
+from pydantic import Field
 
 from trainyard.api import planning
 from trainyard.api.access.reaching import require_template
@@ -25,6 +26,7 @@ from trainyard.spec.drafts.reading import DraftNode, read_nodes, wire_draft
 from trainyard.spec.load.files import load_value
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.nodes import NODE_CONFIGS, NodeType
+from trainyard.spec.summaries import list_defaults, summarize_node
 
 
 class PaletteEntry(Response):
@@ -61,6 +63,10 @@ class ExpandedNode(Response):
     makes: tuple[Port, ...]
     inputs: dict[Port, tuple[Source, ...]]
     """What reaches it now, and from where."""
+    summary: str = ""
+    """What it does, in one line."""
+    defaults: dict[str, Any] = Field({})
+    """Setting that is left out -> the value that a run takes for it, such as hyperparameters.learning_rate."""
 
 
 class ExpandedChain(Response):
@@ -125,7 +131,9 @@ def expand(given: requests.ExpandInput, context: Context) -> ExpandedChain:
     nodes = read_nodes(body)
     spec = {**{name: one for name, one in body.items() if name != "nodes"}, "nodes": [as_written(one) for one in nodes]}
     text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True)
-    return ExpandedChain(spec=spec, text=text, nodes=expanded_nodes(nodes), check=check)
+    return ExpandedChain(
+        spec=spec, text=text, nodes=expanded_nodes(nodes, context.settings.default_base_model), check=check
+    )
 
 
 def value_of(given: requests.ExpandInput, context: Context) -> dict[str, Any]:
@@ -161,7 +169,7 @@ def as_written(node: DraftNode) -> dict[str, Any]:
     return {"id": node.id, "type": node.type, "needs": list(node.needs), "config": node.config}
 
 
-def expanded_nodes(nodes: list[DraftNode]) -> tuple[ExpandedNode, ...]:
+def expanded_nodes(nodes: list[DraftNode], default_base_model: str) -> tuple[ExpandedNode, ...]:
     draft = wire_draft(nodes)
     found = []
     for one in nodes:
@@ -172,6 +180,8 @@ def expanded_nodes(nodes: list[DraftNode]) -> tuple[ExpandedNode, ...]:
                 takes=ports_taken(placed.config, placed.type) if placed else (),
                 makes=ports_made(draft, one.id) if placed else (),
                 inputs=draft.wiring.inputs[one.id] if placed else {},
+                summary=summarize_node(placed.config, default_base_model) if placed else "",
+                defaults=list_defaults(placed.config, default_base_model) if placed else {},
             )
         )  # fmt: skip
     return tuple(found)

@@ -12,6 +12,7 @@ from trainyard.api.live.found import list_jobs
 from trainyard.api.live.waits import DeviceState, read_devices
 from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
+from trainyard.api.verbs.monitoring.machine import MachineLoad, read_load
 from trainyard.compute.monitor.nvidia import read_nvidia
 from trainyard.compute.monitor.readings import Clocks, GpuMonitor, GpuReading, MonitorReading, ProcessMemory
 from trainyard.compute.monitor.tools import read_amd, read_apple
@@ -61,6 +62,8 @@ class GpuList(Response):
     """GPUs that use more of their memory than `gpu_memory_alert_percent`."""
     devices: tuple[DeviceState, ...] = ()
     """Which job or session has each device of this machine, and which wait for it; 0 is the CPU where no GPU is."""
+    machine: MachineLoad | None = None
+    """Processors and memory, and what each running job uses of them."""
 
 
 def show_gpus(given: Nothing, context: Context) -> GpuList:
@@ -70,8 +73,7 @@ def show_gpus(given: Nothing, context: Context) -> GpuList:
 
 def list_gpus(found: MonitorReading, context: Context) -> GpuList:
     """A reading with the jobs that its processes belong to."""
-    has_processes = any(gpu.processes for gpu in found.gpus)
-    owners = owners_of(running_jobs(context)) if has_processes else {}
+    owners = owners_of(running_jobs(context))
     return GpuList(
         state=found.state,
         gpus=tuple(use_of(gpu, owners, only_jobs=bool(context.caller.tenant)) for gpu in found.gpus),
@@ -79,6 +81,7 @@ def list_gpus(found: MonitorReading, context: Context) -> GpuList:
         cuda_version=found.cuda_version,
         alerts=tuple(full_memory(found, context.settings.gpu_memory_alert_percent)),
         devices=tuple(read_devices(context.settings, context.caller.tenant)),
+        machine=read_load(owners),
     )
 
 

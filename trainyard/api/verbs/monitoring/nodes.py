@@ -19,6 +19,7 @@ from trainyard.errors import NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode, Source
 from trainyard.spec.states import JobState
+from trainyard.spec.summaries import summarize_node
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
 from trainyard.stores.schema import read_versioned
 from trainyard.stores.whole import MANIFEST
@@ -51,6 +52,8 @@ class RunNode(Response):
     message: str = ""
     outputs: dict[Port, Reference] = Field({})
     """What it left."""
+    summary: str = ""
+    """What it does, in one line."""
 
 
 class RunNodes(Response):
@@ -152,7 +155,8 @@ def node_now(
     if end is not None:
         given = {"state": end.state, "message": end.message, "seconds": end.seconds, "outputs": end.outputs}
     return RunNode(
-        id=node.id, type=node.type, needs=node.needs, inputs=node.inputs, makes=node.produces, **given
+        id=node.id, type=node.type, needs=node.needs, inputs=node.inputs, makes=node.produces,
+        summary=summarize_node(node.config), **given,
     )  # fmt: skip
 
 

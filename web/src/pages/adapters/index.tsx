@@ -7,6 +7,7 @@ import { formatTime } from "../../components/format";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Table } from "../../components/table";
+import { useNewestEvaluations, VerdictOf } from "../evaluations/verdict";
 
 /** A row of `adapters list`. */
 export interface AdapterRow {
@@ -55,8 +56,10 @@ export default function AdaptersPage() {
 }
 
 function VersionTable({ rows, role }: { rows: readonly AdapterRow[]; role: string }) {
+  const evaluations = useNewestEvaluations().data?.evaluations ?? [];
   return (
     <Table
+      cards
       caption={`Versions of ${role}`}
       rows={rows}
       rowKey={(row) => row.name}
@@ -65,7 +68,7 @@ function VersionTable({ rows, role }: { rows: readonly AdapterRow[]; role: strin
         { title: "State", cell: (row) => (row.live ? <strong className="verdict-good">● live</strong> : "") },
         { title: "Kind", cell: (row) => row.kind },
         { title: "Base model", cell: (row) => row.base },
-        { title: "Evaluated", cell: (row) => (row.evaluated ? "yes" : "no") },
+        { title: "Evaluation", cell: (row) => <VerdictOf version={row} evaluations={evaluations} /> },
         { title: "Created", cell: (row) => formatTime(Date.parse(row.created) / 1000) },
         {
           title: "Chat",

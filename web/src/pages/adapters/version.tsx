@@ -10,7 +10,7 @@ import { Interval, type IntervalValue } from "../../components/interval";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";
-import { Verdict } from "../evaluations";
+import { Verdict } from "../evaluations/verdict";
 import { ArtifactTable } from "../data";
 
 interface Line {
@@ -174,8 +174,11 @@ function Evaluated({ one }: { one: Version }) {
     <Section title="Evaluation">
       {one.facts.gate ? (
         <p>
-          <Verdict better={one.facts.gate.better} cautions={one.facts.gate.cautions} />{" "}
-          {one.facts.report?.baseline && `than ${one.facts.report.baseline}`}
+          <Verdict
+            better={one.facts.gate.better}
+            cautions={one.facts.gate.cautions}
+            baseline={one.facts.report?.baseline}
+          />
         </p>
       ) : (
         <p>It was registered without an evaluation.</p>

@@ -63,6 +63,7 @@ export default function ChainsPage() {
             ) : (
               <>
                 <Table
+                  cards
                   caption="Stored chains"
                   rows={chains}
                   rowKey={(one) => one.id}

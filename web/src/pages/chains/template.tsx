@@ -2,17 +2,18 @@
 
 import { keepPreviousData, useMutation, useQuery } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
-import { useLocation } from "wouter";
+import { useLocation, useSearchParams } from "wouter";
 import { client, dataOf, type ProblemReason } from "../../api/client";
 import { useLogin } from "../../api/login";
 import type { ExpandedChain } from "../../api/schema";
 import { ActionButton } from "../../components/action";
+import { useChoices } from "../../components/choices";
 import { SchemaForm } from "../../components/form";
 import { labelOf } from "../../components/format";
 import { ChainGraph, type GraphNode } from "../../components/graph";
 import { Page, Queried, Section } from "../../components/page";
-import type { JsonSchema } from "../../components/schema";
-import { expand, reasonsOf, type CheckReason } from "./editor/server";
+import { resolveSchema, type JsonSchema } from "../../components/schema";
+import { expand, parameterDefaults, reasonsOf, type CheckReason } from "./editor/server";
 import { Reasons } from "./reasons";
 
 type Values = Record<string, unknown>;
@@ -23,6 +24,14 @@ const PREFIX = "parameters";
 /** Whether a reason is only that a needed parameter is still empty: the form marks it, and it is no mistake. */
 const isEmpty = (one: CheckReason, schema: JsonSchema) =>
   one.code === "E-SPEC-MISSING" && (schema.required ?? []).some((name) => one.field === `${PREFIX}.${name}`);
+
+/** The path of every parameter, those of groups too. */
+function pathsOf(schema: JsonSchema, root: JsonSchema, path: string): string[] {
+  return Object.entries(schema.properties ?? {}).flatMap(([name, one]) => {
+    const found = resolveSchema(one, root);
+    return found.properties ? pathsOf(found, root, `${path}.${name}`) : [`${path}.${name}`];
+  });
+}
 
 export default function TemplatePage({ template }: { template: string }) {
   const schema = useQuery({
@@ -40,7 +49,8 @@ export default function TemplatePage({ template }: { template: string }) {
 function TemplateForm({ template, schema }: { template: string; schema: JsonSchema }) {
   const { allows } = useLogin();
   const [, navigate] = useLocation();
-  const [parameters, setParameters] = useState<Values>({});
+  const [search] = useSearchParams();
+  const [parameters, setParameters] = useState<Values>(() => JSON.parse(search.get("parameters") ?? "{}"));
   const [settled, setSettled] = useState(parameters);
   useEffect(() => {
     const handle = window.setTimeout(() => setSettled(parameters), CHECK_AFTER_MS);
@@ -55,6 +65,15 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
     mutationFn: () => dataOf(client.POST("/api/v1/runs", { body: { target: template, parameters } as never })),
     onSuccess: (run) => navigate(`/jobs/${(run as { id: string }).id}`),
   });
+  const names = Object.keys(schema.properties ?? {});
+  const folders = names.filter((name) => /a relative path starts/i.test(schema.properties![name]!.description ?? ""));
+  const { choices, start: folder } = useChoices(
+    Object.fromEntries(folders.map((name) => [`${PREFIX}.${name}`, parameters[name]])),
+    names.filter((name) => name === "base_model").map((name) => `${PREFIX}.${name}`),
+  );
+  const hints = Object.fromEntries(
+    folder ? folders.map((name) => [`${PREFIX}.${name}`, `Here that is \`${folder}\`.`]) : [],
+  );
   const reasons = reasonsOf(expanded.data);
   const empty = reasons.filter((one) => isEmpty(one, schema)).map((one) => one.field.slice(PREFIX.length + 1));
   const wrong = reasons.filter((one) => !isEmpty(one, schema));
@@ -68,6 +87,9 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           onChange={setParameters}
           problems={wrong as unknown as ProblemReason[]}
           prefix={PREFIX}
+          choices={choices}
+          hints={hints}
+          defaults={parameterDefaults(expanded.data, pathsOf(schema, schema, PREFIX))}
         />
       </Section>
       <Section

@@ -11,7 +11,17 @@ import type { ArtifactPort } from "../../components/rows";
 import { Table } from "../../components/table";
 
 type Artifact = components["schemas"]["Artifact"];
-const PORTS: ArtifactPort[] = ["documents", "sft", "preference", "labelled", "prompts", "text", "adapter", "model", "report"];
+const PORTS: ArtifactPort[] = [
+  "documents",
+  "sft",
+  "preference",
+  "labelled",
+  "prompts",
+  "text",
+  "adapter",
+  "model",
+  "report",
+];
 
 /** Where a result is shown: its rows, or the page of an evaluation. */
 export const hrefOf = (one: { run_id: string; node: string; port: string }): string =>

@@ -8,7 +8,7 @@ import { formatNumber, formatPercent, formatTime } from "../../components/format
 import { Interval } from "../../components/interval";
 import { Page, Queried, Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";
-import { Verdict } from ".";
+import { Verdict } from "./verdict";
 
 type Evaluation = components["schemas"]["Evaluation"];
 type Benchmark = components["schemas"]["EvaluatedBenchmark"];

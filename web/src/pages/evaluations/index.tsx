@@ -9,6 +9,7 @@ import { Interval } from "../../components/interval";
 import { Empty, Loading, ProblemNote } from "../../components/notes";
 import { Page, Section } from "../../components/page";
 import { Table } from "../../components/table";
+import { Verdict } from "./verdict";
 
 export default function EvaluationsPage() {
   const [search] = useSearchParams();
@@ -53,6 +54,7 @@ type Line = components["schemas"]["EvaluationVerdict"];
 export function EvaluationTable({ rows }: { rows: readonly Line[] }) {
   return (
     <Table
+      cards
       caption="Evaluations"
       rows={rows}
       rowKey={(one) => `${one.run_id}/${one.node}`}
@@ -74,15 +76,5 @@ export function EvaluationTable({ rows }: { rows: readonly Line[] }) {
         { title: "Ended", cell: (one) => formatTime(one.ended) },
       ]}
     />
-  );
-}
-
-export function Verdict({ better, cautions = [] }: { better?: boolean | null; cautions?: readonly string[] }) {
-  if (better == null) return <span className="quiet">removed</span>;
-  return (
-    <span className={`verdict verdict-${better ? "good" : "bad"}`}>
-      <span aria-hidden="true">{better ? "▲" : "▼"}</span> {better ? "better" : "not better"}
-      {better && cautions.length > 0 && ", on few rows"}
-    </span>
   );
 }

@@ -1,7 +1,7 @@
 // The GPUs of this machine as they are now: memory of each device and each job, load, temperature, power, clocks.
 
 import { Link } from "wouter";
-import type { GpuUse } from "../../api/schema";
+import type { GpuUse, MachineLoad } from "../../api/schema";
 import { formatBytes, formatNumber, formatTime } from "../../components/format";
 import { MIB, useGpus } from "../../components/gpu_memory";
 import { Empty } from "../../components/notes";
@@ -14,6 +14,7 @@ export default function GpusPage() {
   const gpus = useGpus(LOOK_MS);
   return (
     <Page title="GPUs">
+      {gpus.data?.machine && <Processors machine={gpus.data.machine} />}
       <Queried query={gpus}>
         {({ state, gpus: found, alerts, driver_version, cuda_version }) =>
           found.length === 0 ? (
@@ -48,6 +49,36 @@ export default function GpusPage() {
         }
       </Queried>
     </Page>
+  );
+}
+
+/** Processors and memory, and the jobs that use them: what a run on a CPU needs. */
+function Processors({ machine }: { machine: MachineLoad }) {
+  const { memory_used_mb: used, memory_total_mb: total, jobs = [] } = machine;
+  return (
+    <Section title="Processors and memory">
+      <Facts
+        facts={[
+          ["Processors", formatNumber(machine.processors)],
+          ["Load, 1 min", formatNumber(machine.load_1)],
+          ["Load, 5 min", formatNumber(machine.load_5)],
+          ["Memory", `${formatBytes(used * MIB)} of ${formatBytes(total * MIB)}`],
+        ]}
+      />
+      <meter value={used} max={total} aria-label="Memory in use" />
+      {jobs.length > 0 && (
+        <Table
+          caption="Memory of each running job"
+          rows={jobs}
+          rowKey={(one) => one.job}
+          columns={[
+            { title: "Job", cell: (one) => <Link href={`/jobs/${one.job}`}>{one.job}</Link> },
+            { title: "Memory", numeric: true, cell: (one) => formatBytes(one.memory_mb * MIB) },
+            { title: "Processes", numeric: true, cell: (one) => formatNumber(one.processes) },
+          ]}
+        />
+      )}
+    </Section>
   );
 }
 

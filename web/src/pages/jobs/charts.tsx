@@ -3,26 +3,87 @@
 import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState, type ReactNode } from "react";
 import { client, dataOf } from "../../api/client";
-import { Curve, type CurveSeries } from "../../components/curve";
-import { curveOf, METRICS, seriesOf, type Metric, type NodeCurve } from "./curves";
+import { Curve, type CurveMark, type CurveSeries } from "../../components/curve";
+import { formatNumber } from "../../components/format";
+import {
+  AXES,
+  curveOf,
+  metricsOf,
+  placesOn,
+  seriesOf,
+  titleOf,
+  valueOf,
+  type Axis,
+  type Metric,
+  type NodeCurve,
+} from "./curves";
 
 export interface CurveStyle {
   log: boolean;
   smoothing: number;
+  axis: Axis;
+  /** Metrics that are not shown. */
+  hidden: readonly Metric[];
 }
 
-/** Logarithmic values and smoothing, remembered in this browser. */
-export function useCurveStyle(): [CurveStyle, ReactNode] {
+const STORED = "trainyard.curves";
+
+/** How curves are drawn, remembered in this browser. `metrics` are those that may be hidden, `axes` those there are. */
+export function useCurveStyle(
+  metrics: readonly Metric[] = [],
+  axes: readonly Axis[] = ["step"],
+): [CurveStyle, ReactNode] {
   const [style, setStyle] = useState<CurveStyle>(() => {
-    const stored = JSON.parse(localStorage.getItem("trainyard.curves") ?? "{}");
-    return { log: stored.log === true, smoothing: Number(stored.smoothing) || 0 };
+    const stored = JSON.parse(localStorage.getItem(STORED) ?? "{}");
+    return {
+      log: stored.log === true,
+      smoothing: Number(stored.smoothing) || 0,
+      axis: stored.axis in AXES ? stored.axis : "step",
+      hidden: Array.isArray(stored.hidden) ? stored.hidden : [],
+    };
   });
   const set = (next: CurveStyle) => {
-    localStorage.setItem("trainyard.curves", JSON.stringify(next));
+    localStorage.setItem(STORED, JSON.stringify(next));
     setStyle(next);
   };
+  const axis = axes.includes(style.axis) ? style.axis : "step";
+  const toggle = (metric: Metric, isShown: boolean) =>
+    set({ ...style, hidden: isShown ? style.hidden.filter((one) => one !== metric) : [...style.hidden, metric] });
   const controls = (
     <>
+      {axes.length > 1 && (
+        <label>
+          By{" "}
+          <select
+            aria-label="Axis of the curves"
+            value={axis}
+            onChange={(event) => set({ ...style, axis: event.target.value as Axis })}
+          >
+            {axes.map((one) => (
+              <option key={one} value={one}>
+                {one}
+              </option>
+            ))}
+          </select>
+        </label>
+      )}
+      {metrics.length > 1 && (
+        <details className="picker">
+          <summary>Metrics</summary>
+          <div>
+            {metrics.map((metric) => (
+              <label key={metric}>
+                <input
+                  type="checkbox"
+                  checked={!style.hidden.includes(metric)}
+                  onChange={(event) => toggle(metric, event.target.checked)}
+                />{" "}
+                {titleOf(metric)}
+              </label>
+            ))}
+          </div>
+        </details>
+      )}
       <label>
         <input type="checkbox" checked={style.log} onChange={(event) => set({ ...style, log: event.target.checked })} />{" "}
         Log scale
@@ -41,20 +102,35 @@ export function useCurveStyle(): [CurveStyle, ReactNode] {
       </label>
     </>
   );
-  return [style, controls];
+  return [{ ...style, axis }, controls];
 }
+
+/** Trainer -> epochs of one step; none where the length is given in steps. */
+export type EpochsPerStep = Readonly<Record<string, number>>;
 
 interface ChartProps {
   job: string;
   curves: readonly NodeCurve[];
   metric: Metric;
   style: CurveStyle;
+  epochs: EpochsPerStep;
 }
 
+/** Drawn in one picture: what the rows of the training say, and what held-out rows say. */
+const WITH: Record<Metric, readonly Metric[]> = { loss: ["loss", "eval_loss"] };
+const DRAWN_ELSEWHERE = ["eval_loss"];
+
+/** Metrics that have a chart of their own. */
+export const chartsOf = (curves: readonly NodeCurve[]): Metric[] => {
+  const metrics = metricsOf(curves);
+  return metrics.filter((metric) => !DRAWN_ELSEWHERE.includes(metric) || !metrics.includes("loss"));
+};
+
 /** One metric of all trainers of a job. Zooming into a curve of few points reads more of that part. */
-function Chart({ job, curves, metric, style }: ChartProps) {
+function Chart({ job, curves, metric, style, epochs }: ChartProps) {
   const [range, setRange] = useState<readonly [number, number] | null>(null);
-  const isCoarse = curves.some((one) => one.stepsPerPoint > 1);
+  const isByStep = style.axis === "step";
+  const isCoarse = isByStep && curves.some((one) => one.stepsPerPoint > 1);
   const finer = useQuery({
     queryKey: ["metrics", job, range],
     queryFn: async () => {
@@ -66,34 +142,65 @@ function Chart({ job, curves, metric, style }: ChartProps) {
     },
     enabled: range !== null && isCoarse,
   });
-  const shown = range && finer.data ? finer.data : curves;
+  const shown = range && isCoarse && finer.data ? finer.data : curves;
   const series = useMemo(
     () =>
-      shown
-        .map((one) => seriesOf(one, metric, shown.length > 1 ? one.node : METRICS[metric]))
-        .filter((one): one is CurveSeries => one !== null),
-    [shown, metric],
+      shown.flatMap((one) => {
+        const axis = placesOn(style.axis, one, epochs[one.node] ?? null) ?? undefined;
+        return (WITH[metric] ?? [metric]).flatMap((part): CurveSeries[] => {
+          const title = titleOf(part);
+          const name = shown.length > 1 ? (part === metric ? one.node : `${one.node}, ${title.toLowerCase()}`) : title;
+          const found = seriesOf(one, part, name, axis);
+          return found ? [found] : [];
+        });
+      }),
+    [shown, metric, style.axis, epochs],
+  );
+  const marks = useMemo(
+    () => (metric === "loss" ? shown.flatMap((one) => bestOf(one, style.axis, epochs)) : []),
+    [shown, metric, style.axis, epochs],
   );
   if (series.length === 0) return null;
   return (
     <Curve
+      key={style.axis}
       series={series}
-      xLabel="Step"
-      yLabel={METRICS[metric]}
+      xLabel={AXES[style.axis]}
+      yLabel={titleOf(metric)}
       log={style.log}
       smoothing={style.smoothing}
-      onZoom={setRange}
+      marks={marks}
+      onZoom={isByStep ? setRange : undefined}
     />
   );
 }
 
-export function Charts({ job, curves, style }: Omit<ChartProps, "metric">) {
+/** The step with the lowest loss on held-out rows. */
+function bestStep(curve: NodeCurve): number | null {
+  let best: number | null = null;
+  curve.points.forEach((point, index) => {
+    const value = valueOf(point, "eval_loss");
+    if (value != null && (best == null || value < valueOf(curve.points[best]!, "eval_loss")!)) best = index;
+  });
+  return best;
+}
+
+function bestOf(curve: NodeCurve, axis: Axis, epochs: EpochsPerStep): CurveMark[] {
+  const best = bestStep(curve);
+  const places = placesOn(axis, curve, epochs[curve.node] ?? null);
+  if (best == null || !places) return [];
+  const { step } = curve.points[best]!;
+  const value = formatNumber(valueOf(curve.points[best]!, "eval_loss"));
+  return [{ x: places[best]!, label: `best held-out loss ${value} at step ${formatNumber(step)}` }];
+}
+
+export function Charts({ job, curves, style, epochs }: Omit<ChartProps, "metric">) {
   return (
     <div className="curves">
-      {(Object.keys(METRICS) as Metric[])
-        .filter((metric) => curves.some((one) => one.points.some((point) => point[metric] != null)))
+      {chartsOf(curves)
+        .filter((metric) => !style.hidden.includes(metric))
         .map((metric) => (
-          <Chart key={metric} job={job} curves={curves} metric={metric} style={style} />
+          <Chart key={metric} job={job} curves={curves} metric={metric} style={style} epochs={epochs} />
         ))}
     </div>
   );

@@ -4,15 +4,17 @@ import { useQueries, useQuery } from "@tanstack/react-query";
 import { useMemo } from "react";
 import { Link, useSearchParams } from "wouter";
 import { client, dataOf } from "../../api/client";
+import { useLogin } from "../../api/login";
 import type { JobDetail } from "../../api/schema";
 import { Curve, type CurveSeries } from "../../components/curve";
 import { formatDuration, formatNumber } from "../../components/format";
+import { Interval } from "../../components/interval";
 import { Empty, Loading, ProblemNote } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
 import { useCurveStyle } from "./charts";
-import { curveOf, METRICS, seriesOf, type Metric, type NodeCurve } from "./curves";
+import { curveOf, metricsOf, seriesOf, titleOf, type NodeCurve } from "./curves";
 import { isOver, REFRESH_MS, stepsOf, trainerOf, useJobDetails } from "./queries";
 import "./jobs.css";
 
@@ -21,6 +23,7 @@ const POINTS = 1000;
 
 export default function ComparePage() {
   const [search] = useSearchParams();
+  const { tenant } = useLogin();
   const ids = [...new Set(search.getAll("job"))].slice(0, MOST);
   const details = useQueries({ queries: useJobDetails(ids) });
   const curves = useQueries({
@@ -53,6 +56,7 @@ export default function ComparePage() {
         <>
           <Results jobs={jobs} />
           <Overlay jobs={jobs} curves={curves.map((one) => one.data ?? [])} />
+          {tenant === "" && jobs.slice(1).map((job) => <Pair key={job.id} first={jobs[0]!} second={job} jobs={jobs} />)}
           <Differences jobs={jobs} />
         </>
       )}
@@ -60,7 +64,7 @@ export default function ComparePage() {
   );
 }
 
-const titleOf = (job: JobDetail, all: readonly JobDetail[]) =>
+const nameOf = (job: JobDetail, all: readonly JobDetail[]) =>
   all.filter((one) => one.name === job.name).length > 1 ? `${job.name} ${job.id.slice(-4)}` : job.name;
 
 function Results({ jobs }: { jobs: readonly JobDetail[] }) {
@@ -71,7 +75,7 @@ function Results({ jobs }: { jobs: readonly JobDetail[] }) {
         rows={jobs}
         rowKey={(job) => job.id}
         columns={[
-          { title: "Job", cell: (job) => <Link href={`/jobs/${job.id}`}>{titleOf(job, jobs)}</Link> },
+          { title: "Job", cell: (job) => <Link href={`/jobs/${job.id}`}>{nameOf(job, jobs)}</Link> },
           { title: "State", cell: (job) => <StateBadge state={job.state} detail={job.detail} /> },
           { title: "Steps", cell: (job) => trainerOf(job) + stepsOf(job) },
           { title: "Loss", numeric: true, cell: (job) => formatNumber(job.loss) },
@@ -86,11 +90,11 @@ function Overlay({ jobs, curves }: { jobs: readonly JobDetail[]; curves: readonl
   const [style, controls] = useCurveStyle();
   const charts = useMemo(
     () =>
-      (Object.keys(METRICS) as Metric[]).map((metric) => ({
+      metricsOf(curves.flat()).map((metric) => ({
         metric,
         series: jobs.flatMap((job, index) =>
           curves[index]!.flatMap((one): CurveSeries[] => {
-            const own = titleOf(job, jobs);
+            const own = nameOf(job, jobs);
             const found = seriesOf(one, metric, curves[index]!.length > 1 ? `${own} ${one.node}` : own);
             return found ? [{ name: found.name, x: found.x, y: found.y }] : [];
           }),
@@ -104,12 +108,102 @@ function Overlay({ jobs, curves }: { jobs: readonly JobDetail[]; curves: readonl
         {charts
           .filter(({ series }) => series.length > 0)
           .map(({ metric, series }) => (
-            <Curve key={metric} series={series} xLabel="Step" yLabel={METRICS[metric]} {...style} />
+            <Curve
+              key={metric}
+              series={series}
+              xLabel="Step"
+              yLabel={titleOf(metric)}
+              log={style.log}
+              smoothing={style.smoothing}
+            />
           ))}
       </div>
     </Section>
   );
 }
+
+/** Of two jobs that have ended: what they trained on, the benchmarks on the same rows, and their answers. */
+function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jobs: readonly JobDetail[] }) {
+  const both = [first, second];
+  const areOver = both.every((job) => isOver(job.state));
+  const query = useQuery({
+    queryKey: ["compare", "pair", first.run_id, second.run_id],
+    queryFn: () =>
+      dataOf(client.GET("/api/v1/compare", { params: { query: { first: first.run_id, second: second.run_id } } })),
+    enabled: areOver,
+    retry: false,
+  });
+  const [one, other] = both.map((job) => nameOf(job, jobs)) as [string, string];
+  if (!areOver) return null;
+  return (
+    <Section title={`${one} and ${other}`}>
+      <Queried query={query}>
+        {(found) => (
+          <>
+            <Table
+              caption={`What ${one} and ${other} trained on`}
+              rows={found.metrics}
+              rowKey={(row) => row.name}
+              columns={[
+                { title: "Result", cell: (row) => row.name.replaceAll("_", " ") },
+                { title: one, numeric: true, cell: (row) => shownOf(row.first) },
+                { title: other, numeric: true, cell: (row) => shownOf(row.second) },
+              ]}
+            />
+            {found.benchmarks.length === 0 ? (
+              <p className="quiet">They have no benchmark in common: both need an evaluator on the same rows.</p>
+            ) : (
+              <Table
+                caption={`Benchmarks of ${one} and ${other}`}
+                rows={found.benchmarks}
+                rowKey={(row) => row.name}
+                columns={[
+                  {
+                    title: "Benchmark",
+                    cell: (row) => (
+                      <>
+                        {row.name}
+                        <div className="quiet">{row.metric}</div>
+                      </>
+                    ),
+                  },
+                  { title: one, numeric: true, cell: (row) => formatNumber(row.first) },
+                  { title: other, numeric: true, cell: (row) => formatNumber(row.second) },
+                  {
+                    title: `Improvement by ${other}`,
+                    cell: (row) =>
+                      row.improvement == null ? (
+                        <span className="quiet">not on the same rows</span>
+                      ) : (
+                        <Interval value={{ mean: row.improvement, low: row.low, high: row.high, cases: row.rows }} />
+                      ),
+                  },
+                  { title: "Rows", numeric: true, cell: (row) => formatNumber(row.rows) },
+                  { title: "Better, worse", cell: (row) => (row.rows > 0 ? `${row.better}, ${row.worse}` : "") },
+                ]}
+              />
+            )}
+            {found.samples.length > 0 && (
+              <Table
+                caption={`Answers of ${one} and ${other}`}
+                rows={found.samples}
+                rowKey={(_, index) => index}
+                columns={[
+                  { title: "Prompt", cell: (row) => <span className="cell-text">{row.prompt}</span> },
+                  { title: "Expected", cell: (row) => <span className="cell-text">{row.gold}</span> },
+                  { title: one, cell: (row) => <span className="cell-text">{row.first}</span> },
+                  { title: other, cell: (row) => <span className="cell-text">{row.second}</span> },
+                ]}
+              />
+            )}
+          </>
+        )}
+      </Queried>
+    </Section>
+  );
+}
+
+const shownOf = (value: unknown) => (typeof value === "number" ? formatNumber(value) : textOf(value) || "not known");
 
 /** What differs on the resolved chains, where each setting that nobody wrote has its default. */
 function Differences({ jobs }: { jobs: readonly JobDetail[] }) {
@@ -125,23 +219,48 @@ function Differences({ jobs }: { jobs: readonly JobDetail[] }) {
           settings.length === 0 ? (
             <p>Their settings are the same, with every default filled in.</p>
           ) : (
-            <Table
-              caption="Settings that differ"
-              rows={settings}
-              rowKey={(row) => row.name}
-              columns={[
-                { title: "Setting", cell: (row) => <code>{row.name}</code> },
-                ...jobs.map((job, index) => ({
-                  title: titleOf(job, jobs),
-                  cell: (row: (typeof settings)[number]) =>
-                    textOf(row.values[index]) || <span className="quiet">not set</span>,
-                })),
-              ]}
-            />
+            <>
+              <SettingTable caption="Settings that differ" rows={settings.filter(isSetInAll)} jobs={jobs} />
+              {settings.some((row) => !isSetInAll(row)) && (
+                <details>
+                  <summary>Settings that not all of them have</summary>
+                  <SettingTable
+                    caption="Settings that not all of them have"
+                    rows={settings.filter((row) => !isSetInAll(row))}
+                    jobs={jobs}
+                  />
+                </details>
+              )}
+            </>
           )
         }
       </Queried>
     </Section>
+  );
+}
+
+interface Setting {
+  name: string;
+  values: readonly unknown[];
+}
+
+const isSetInAll = (row: Setting) => row.values.every((value) => value != null);
+
+function SettingTable({ caption, rows, jobs }: { caption: string; rows: Setting[]; jobs: readonly JobDetail[] }) {
+  if (rows.length === 0) return null;
+  return (
+    <Table
+      caption={caption}
+      rows={rows}
+      rowKey={(row) => row.name}
+      columns={[
+        { title: "Setting", cell: (row) => <code>{row.name}</code> },
+        ...jobs.map((job, index) => ({
+          title: nameOf(job, jobs),
+          cell: (row: Setting) => textOf(row.values[index]) || <span className="quiet">not set</span>,
+        })),
+      ]}
+    />
   );
 }
 

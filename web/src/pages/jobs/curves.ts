@@ -4,6 +4,7 @@ import { useMemo, useRef, useState } from "react";
 import type { Point, TrainingCurve } from "../../api/schema";
 import { useEventStream, type StreamState } from "../../api/streams";
 import type { CurveSeries } from "../../components/curve";
+import { labelOf } from "../../components/format";
 
 /** Metric -> its title; the order in which the pages show them. */
 export const METRICS = {
@@ -16,7 +17,52 @@ export const METRICS = {
   eval_reward_accuracy: "Evaluation reward accuracy",
   eval_reward_margin: "Evaluation reward margin",
 } as const;
-export type Metric = keyof typeof METRICS;
+export type Metric = string;
+
+const NO_METRIC = ["step", "time", "epoch", "tokens"];
+
+/** Every metric that the steps of some trainers have, those with a title first. */
+export function metricsOf(curves: readonly NodeCurve[]): Metric[] {
+  const found = new Set(
+    curves.flatMap((one) =>
+      one.points.flatMap((point) => Object.keys(point).filter((name) => valueOf(point, name) != null)),
+    ),
+  );
+  const titled = Object.keys(METRICS).filter((name) => found.delete(name));
+  return [...titled, ...[...found].sort()].filter((name) => !NO_METRIC.includes(name));
+}
+
+export const titleOf = (metric: Metric): string => (METRICS as Record<string, string>)[metric] ?? labelOf(metric);
+
+export const valueOf = (point: Point, metric: Metric): number | null => {
+  const value = (point as unknown as Record<string, unknown>)[metric];
+  return typeof value === "number" ? value : null;
+};
+
+/** What the horizontal axis counts: -> its label. */
+export const AXES = { step: "Step", epoch: "Epoch", tokens: "Tokens", time: "Minutes" } as const;
+export type Axis = keyof typeof AXES;
+
+const SECONDS = 60;
+
+/** Where each point is on an axis. Tokens are summed over the rate of each step; null where it cannot be known. */
+export function placesOn(axis: Axis, curve: NodeCurve, epochsPerStep: number | null): number[] | null {
+  const { points } = curve;
+  if (axis === "step") return points.map((point) => point.step);
+  const written = points.map((point) => valueOf(point, axis));
+  if (axis !== "time" && written.length > 0 && written.every((one) => one != null)) return written as number[];
+  if (axis === "epoch") return epochsPerStep == null ? null : points.map((point) => point.step * epochsPerStep);
+  const first = points[0]?.time ?? 0;
+  if (axis === "time") return points.map((point) => ((point.time ?? first) - first) / SECONDS);
+  if (points.every((point) => point.tokens_per_second == null)) return null;
+  let [sum, before] = [0, first];
+  return points.map((point) => {
+    const now = point.time ?? before;
+    sum += Math.max(0, now - before) * (point.tokens_per_second ?? 0);
+    before = now;
+    return sum;
+  });
+}
 
 /** Above so many points the curve is asked for again, in fewer. */
 const MOST_POINTS = 4000;
@@ -82,15 +128,20 @@ export function useCurves(job: string, over: boolean): { curves: NodeCurve[]; st
 }
 
 /** A metric of a curve as `Curve` draws it: only the steps that have it; empty if none has. */
-export function seriesOf(curve: NodeCurve, metric: Metric, name = curve.node): CurveSeries | null {
-  const places = curve.points.flatMap((point, index) => (point[metric] != null ? [index] : []));
+export function seriesOf(
+  curve: NodeCurve,
+  metric: Metric,
+  name = curve.node,
+  axis: readonly number[] = curve.points.map((point) => point.step),
+): CurveSeries | null {
+  const places = curve.points.flatMap((point, index) => (valueOf(point, metric) != null ? [index] : []));
   if (places.length === 0) return null;
   const pick = (values: (number | null)[] | undefined) => values && places.map((index) => values[index] ?? null);
   const [low, high] = [pick(curve.low[metric]), pick(curve.high[metric])];
   return {
     name,
-    x: places.map((index) => curve.points[index]!.step),
-    y: places.map((index) => curve.points[index]![metric] ?? null),
+    x: places.map((index) => axis[index]!),
+    y: places.map((index) => valueOf(curve.points[index]!, metric)),
     ...(low && high ? { low, high } : {}),
   };
 }

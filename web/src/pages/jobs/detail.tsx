@@ -1,24 +1,27 @@
 // One job: state and actions, curves as they grow, logs, checkpoints, samples, results, and what it was started with.
 
-import { lazy, Suspense, useEffect } from "react";
+import { useQueries } from "@tanstack/react-query";
+import { lazy, Suspense, useEffect, useMemo } from "react";
 import { Link, useLocation } from "wouter";
+import { client, dataOf } from "../../api/client";
 import type { JobDetail } from "../../api/schema";
 import { useLogin } from "../../api/login";
 import { ActionButton } from "../../components/action";
 import { ExternalLink } from "../../components/external";
 import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
-import { memoryOf, useGpus } from "../../components/gpu_memory";
+import { loadOf, memoryOf, residentOf, useGpus } from "../../components/gpu_memory";
 import { Empty, Loading } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
 import { Facts, Table } from "../../components/table";
 import { hrefOf } from "../data";
 import { JobActions } from "./actions";
+import { Gate, Next } from "./after";
 import { Checkpoints } from "./checkpoints";
 import { Provenance } from "./provenance";
 import { Samples } from "./samples";
-import { Charts, useCurveStyle } from "./charts";
-import { useCurves } from "./curves";
+import { Charts, chartsOf, useCurveStyle, type EpochsPerStep } from "./charts";
+import { AXES, placesOn, useCurves, type Axis } from "./curves";
 import { JobLog } from "./log";
 import { isOver, stepsOf, useJob, useJobEvents, useRetry } from "./queries";
 import "./jobs.css";
@@ -40,6 +43,8 @@ export default function JobPage({ job }: { job: string }) {
               </p>
             )}
             <Summary job={found} />
+            <Gate job={found} />
+            <Next job={found} />
             <Suspense fallback={<Loading />}>
               <RunGraph run={found.id} />
             </Suspense>
@@ -118,15 +123,21 @@ function Summary({ job }: { job: JobDetail }) {
           ["Started", formatTime(job.started)],
           ["Time", formatDuration(job.seconds)],
           ...(job.left ?? []).map((one) => [`Time left of ${one.node}`, leftOf(one)] as const),
-          ["GPU memory", isRunning && memoryOf(job.id, gpus.data)],
+          ["Memory", isRunning ? residentOf(job.id, gpus.data) : ""],
+          ["Load", isRunning ? loadOf(gpus.data) : ""],
+          ["GPU memory", isRunning ? memoryOf(job.id, gpus.data) : ""],
           ["Attempts", String(job.attempts)],
-          ["Tags", job.tags.join(", ")],
+          ["Tags", job.tags.filter((tag) => !isOwnTag(tag, job.id)).join(", ")],
           ["Run", job.url ? <ExternalLink url={job.url}>in Prefect</ExternalLink> : job.run_id],
         ]}
       />
     </Section>
   );
 }
+
+/** Tags by which the service finds a run: what they say is said elsewhere on the page. */
+const isOwnTag = (tag: string, job: string) =>
+  ["job", "template", job].includes(tag) || /^(chain|tenant|revision|digest|run):/.test(tag);
 
 /** What is left of a training, and how that is known. */
 function leftOf(left: NonNullable<JobDetail["left"]>[number]): string {
@@ -136,7 +147,11 @@ function leftOf(left: NonNullable<JobDetail["left"]>[number]): string {
 
 function Curves({ job, over }: { job: JobDetail; over: boolean }) {
   const { curves, state } = useCurves(job.id, over);
-  const [style, controls] = useCurveStyle();
+  const epochs = useEpochs(job);
+  const axes = (Object.keys(AXES) as Axis[]).filter((axis) =>
+    curves.some((one) => placesOn(axis, one, epochs[one.node] ?? null) != null),
+  );
+  const [style, controls] = useCurveStyle(chartsOf(curves), axes);
   const hasPoints = curves.some((one) => one.points.length > 0);
   return (
     <Section
@@ -151,7 +166,7 @@ function Curves({ job, over }: { job: JobDetail; over: boolean }) {
       }
     >
       {hasPoints ? (
-        <Charts job={job.id} curves={curves} style={style} />
+        <Charts job={job.id} curves={curves} style={style} epochs={epochs} />
       ) : state === "connecting" ? (
         <p role="status">
           Reading the steps. A file that nobody has read yet takes some seconds for each million of them.
@@ -165,6 +180,32 @@ function Curves({ job, over }: { job: JobDetail; over: boolean }) {
       )}
     </Section>
   );
+}
+
+/** How many epochs one step of each trainer is, where its length is given in epochs. */
+function useEpochs(job: JobDetail): EpochsPerStep {
+  const trainings = job.trainings.filter((one) => one.total_steps);
+  const names = trainings.map((one) => one.node);
+  const details = useQueries({
+    queries: names.map((node) => ({
+      queryKey: ["jobs", job.id, "nodes", node, "config"],
+      queryFn: () => dataOf(client.GET("/api/v1/jobs/{job}/nodes/{node}", { params: { path: { job: job.id, node } } })),
+      staleTime: Infinity,
+      retry: false,
+    })),
+  });
+  const found = trainings.flatMap((one, index) => {
+    const config = details[index]?.data?.config as { hyperparameters?: Lengths } | undefined;
+    const { epochs, max_steps: limit } = config?.hyperparameters ?? {};
+    return epochs && !limit ? [[one.node, epochs / one.total_steps!] as const] : [];
+  });
+  const key = JSON.stringify(found);
+  return useMemo(() => Object.fromEntries(JSON.parse(key) as [string, number][]), [key]);
+}
+
+interface Lengths {
+  epochs?: number | null;
+  max_steps?: number | null;
 }
 
 /** How each node ended and what it gave. */

@@ -142,6 +142,7 @@ function JobTable({ found, chosen, onChoose }: JobTableProps) {
     onChoose(chosen.includes(job.id) ? chosen.filter((id) => id !== job.id) : [...chosen, job.id]);
   return (
     <Table
+      cards
       caption="Jobs, the newest first"
       rows={found.jobs}
       rowKey={(job) => job.id}

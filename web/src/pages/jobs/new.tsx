@@ -1,14 +1,16 @@
 // Start a training on a data set: a form from the schema, a preview of the data, an estimate before the start.
 
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { useEffect, useState } from "react";
-import { useLocation } from "wouter";
+import { useEffect, useRef, useState } from "react";
+import { useLocation, useSearchParams } from "wouter";
 import { client, dataOf, Problem, type ProblemReason } from "../../api/client";
 import type { JobSpec } from "../../api/schema";
+import { useChoices } from "../../components/choices";
 import { SchemaForm } from "../../components/form";
 import { ProblemNote } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import type { JsonSchema } from "../../components/schema";
+import { defaultsOf, expand } from "../chains/editor/server";
 import { DataPreview } from "./preview";
 import { Estimate, usePlan } from "./estimate";
 import { problemsOfJob } from "./problems";
@@ -21,9 +23,35 @@ type Values = Record<string, unknown>;
 
 /** What was filled in, kept for a reload of the page until the job is started. */
 function useDraft(): [Values, (next: Values) => void] {
-  const [draft, setDraft] = useState<Values>(() => JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}"));
+  const [search] = useSearchParams();
+  const [draft, setDraft] = useState<Values>(() => {
+    const kept = JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}");
+    const path = search.get("path"); // of who comes from the overview
+    return path ? { ...kept, dataset: { path } } : kept;
+  });
   useEffect(() => sessionStorage.setItem(DRAFT, JSON.stringify(draft)), [draft]);
   return [draft, setDraft];
+}
+
+const ASK_AFTER_MS = 300;
+
+/** The values that the job takes for what is left out: they depend on its stage, its method and this machine. */
+function useDefaults(draft: Values): Values {
+  const [settled, setSettled] = useState(draft);
+  useEffect(() => {
+    const handle = window.setTimeout(() => setSettled(draft), ASK_AFTER_MS);
+    return () => window.clearTimeout(handle);
+  }, [draft]);
+  const latest = useRef<Values>({});
+  const { data } = useQuery({
+    queryKey: ["defaults", settled],
+    // They do not depend on the data set, which may not be named yet.
+    queryFn: () => expand({ target: { ...settled, dataset: { path: "data" } } }),
+    retry: false,
+  });
+  const found = defaultsOf(data, "trainer");
+  if (Object.keys(found).length > 0) latest.current = found; // while something is wrong, the earlier ones
+  return latest.current;
 }
 
 export default function NewJobPage() {
@@ -57,6 +85,11 @@ function JobForm({ schema }: { schema: JsonSchema }) {
     ...(refused instanceof Problem ? refused.errors : []),
     ...((plan.data?.refusals ?? []) as unknown as ProblemReason[]),
   ]);
+  const defaults = useDefaults(draft);
+  const dataset = (draft.dataset ?? {}) as Values;
+  const { choices, start: folder } = useChoices({ "dataset.path": dataset.path }, ["base_model"]);
+  const hints = Object.fromEntries(folder ? [["dataset.path", `A relative path starts in \`${folder}\`.`]] : []);
+  const shared = { schema, value: draft, onChange: setDraft, problems, defaults, choices, hints };
   const rest = Object.keys(schema.properties ?? {}).filter((name) => !FIRST.includes(name));
   return (
     <form
@@ -67,10 +100,10 @@ function JobForm({ schema }: { schema: JsonSchema }) {
       }}
     >
       <Section title="Training">
-        <SchemaForm schema={schema} value={draft} onChange={setDraft} problems={problems} only={FIRST} />
+        <SchemaForm {...shared} only={FIRST} />
         <details>
           <summary>More settings</summary>
-          <SchemaForm schema={schema} value={draft} onChange={setDraft} problems={problems} only={rest} />
+          <SchemaForm {...shared} only={rest} />
         </details>
       </Section>
       <DataPreview draft={draft} />

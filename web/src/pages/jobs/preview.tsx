@@ -7,6 +7,7 @@ import { formatDuration, formatNumber, formatPercent } from "../../components/fo
 import { Loading, ProblemNote } from "../../components/notes";
 import { Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";
+import { GeneratedPairs, type GenerationPreview } from "./pairs";
 
 const SHOWN_ROWS = 5;
 
@@ -76,8 +77,15 @@ function Shown({ preview }: { preview: Preview }) {
     ...Object.entries(preview.hidden ?? {}).map(([part, count]): [string, number] => [hiddenText(part), count]),
     ...Object.entries(raw.ignored_keys).map(([key, count]): [string, number] => [`ignored key ${key}`, count]),
   ];
+  const later = preview as Preview & { generation?: GenerationPreview | null; refusal?: string };
   return (
     <>
+      {later.refusal && (
+        <p className="banner" role="alert">
+          {later.refusal}
+        </p>
+      )}
+      {later.generation && <GeneratedPairs found={later.generation} />}
       <Facts
         facts={[
           ["Format", [raw.format, ...(raw.notes ?? [])].join("; ")],
@@ -130,7 +138,12 @@ function Shown({ preview }: { preview: Preview }) {
       )}
       <Table
         caption="Lengths of the rows in tokens"
-        rows={lengths.histogram}
+        rows={lengths.histogram.slice(
+          Math.max(
+            0,
+            lengths.histogram.findIndex((bin) => bin.rows > 0),
+          ),
+        )}
         rowKey={(bin) => bin.longest}
         columns={[
           { title: "Up to tokens", numeric: true, cell: (bin) => formatNumber(bin.longest) },

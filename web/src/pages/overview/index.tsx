@@ -1,17 +1,20 @@
 // What runs, what is live, what is wrong, what to do next.
 
 import { useQuery } from "@tanstack/react-query";
+import { lazy, Suspense } from "react";
 import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
 import { useLogin } from "../../api/login";
 import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
-import { MIB, useGpus } from "../../components/gpu_memory";
+import { loadOf, MIB, useGpus } from "../../components/gpu_memory";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
+import { Verdict, VerdictOf, useNewestEvaluations } from "../evaluations/verdict";
 import { trainerOf } from "../jobs/queries";
 import { Checks, isProblem, useDoctor } from "../settings/doctor";
+import { Starts } from "./starts";
 
 const NEWEST = 8;
 
@@ -19,13 +22,71 @@ export default function OverviewPage() {
   const login = useLogin();
   return (
     <Page title="Overview">
+      {login.allows("run") && <Starts />}
+      <Running />
+      <Waiting />
       <NewestJobs />
       <div className="columns">
         <LiveAdapters />
         <Machine />
       </div>
-      {login.tenant === "" && <Problems />}
+      <Problems withDoctor={login.tenant === ""} />
     </Page>
+  );
+}
+
+const RunningCurve = lazy(() => import("./running"));
+const MOST_CURVES = 2;
+
+const useStates = (state: "running" | "pending") =>
+  useQuery({
+    queryKey: ["jobs", state],
+    queryFn: () => dataOf(client.GET("/api/v1/jobs", { params: { query: { state, limit: 50 } as object } })),
+    refetchInterval: 3000,
+  });
+
+/** Trainings that run now, with their loss. */
+function Running() {
+  const training = useStates("running").data?.jobs.filter((job) => job.step) ?? [];
+  if (training.length === 0) return null;
+  return (
+    <Section title="Running">
+      {training.slice(0, MOST_CURVES).map((job) => (
+        <div key={job.id}>
+          <p>
+            <Link href={`/jobs/${job.id}`}>{job.name}</Link> <StateBadge state={job.state} detail={job.detail} />{" "}
+            {trainerOf(job)}
+            {formatNumber(job.step)}
+            {job.total_steps ? ` of ${formatNumber(job.total_steps)} steps` : " steps"}
+          </p>
+          <Suspense fallback={null}>
+            <RunningCurve job={job.id} />
+          </Suspense>
+        </div>
+      ))}
+    </Section>
+  );
+}
+
+/** Jobs that have not begun, in the order in which they were asked for, and why. */
+function Waiting() {
+  const waiting = [...(useStates("pending").data?.jobs ?? [])].reverse();
+  if (waiting.length === 0) return null;
+  return (
+    <Section title="Waiting">
+      <Table
+        cards
+        caption="Jobs that wait, the first one first"
+        rows={waiting}
+        rowKey={(job) => job.id}
+        columns={[
+          { title: "Job", cell: (job) => <Link href={`/jobs/${job.id}`}>{job.name}</Link> },
+          { title: "State", cell: (job) => <StateBadge state={job.state} detail={job.detail} /> },
+          { title: "Reason", cell: (job) => job.message },
+          { title: "Since", cell: (job) => formatTime(job.created) },
+        ]}
+      />
+    </Section>
   );
 }
 
@@ -48,6 +109,7 @@ function NewestJobs() {
             </Empty>
           ) : (
             <Table
+              cards
               caption="The newest jobs"
               rows={jobs}
               rowKey={(job) => job.id}
@@ -85,6 +147,7 @@ function LiveAdapters() {
     queryFn: () => dataOf(client.GET("/api/v1/adapters")),
     refetchInterval: 15_000,
   });
+  const evaluations = useNewestEvaluations().data?.evaluations ?? [];
   return (
     <Section title="Live adapters" actions={<Link href="/adapters">All adapters</Link>}>
       <Queried query={adapters}>
@@ -96,6 +159,7 @@ function LiveAdapters() {
             </Empty>
           ) : (
             <Table
+              cards
               caption="Live adapters"
               rows={live}
               rowKey={(row) => String(row.name)}
@@ -105,7 +169,7 @@ function LiveAdapters() {
                   cell: (row) => <Link href={`/adapters/${String(row.name)}`}>{String(row.name)}</Link>,
                 },
                 { title: "Base", cell: (row) => String(row.base ?? "") },
-                { title: "Evaluated", cell: (row) => (row.evaluated ? "yes" : "no") },
+                { title: "Evaluation", cell: (row) => <VerdictOf version={row} evaluations={evaluations} /> },
               ]}
             />
           );
@@ -127,7 +191,10 @@ function Machine() {
       <Queried query={gpus}>
         {({ state, gpus: found }) =>
           found.length === 0 ? (
-            <p>{state === "no GPU" ? "No GPU: trainings run on the CPU." : state}</p>
+            <p>
+              {state === "no GPU" ? "No GPU: trainings run on the CPU." : state}{" "}
+              {gpus.data?.machine && `Load ${loadOf(gpus.data)}.`}
+            </p>
           ) : (
             <ul>
               {found.map((gpu) => (
@@ -155,16 +222,45 @@ function Machine() {
   );
 }
 
-function Problems() {
+function Problems({ withDoctor }: { withDoctor: boolean }) {
+  return (
+    <Section title="Problems" actions={withDoctor && <Link href="/settings">Doctor</Link>}>
+      <RefusedAdapters />
+      {withDoctor && <DoctorProblems />}
+    </Section>
+  );
+}
+
+function DoctorProblems() {
   const doctor = useDoctor();
   return (
-    <Section title="Problems" actions={<Link href="/settings">Doctor</Link>}>
-      <Queried query={doctor}>
-        {({ checks }) => {
-          const problems = checks.filter(isProblem);
-          return problems.length === 0 ? <p>The doctor finds no problem.</p> : <Checks checks={problems} />;
-        }}
-      </Queried>
-    </Section>
+    <Queried query={doctor}>
+      {({ checks }) => {
+        const problems = checks.filter(isProblem);
+        return problems.length === 0 ? <p>The doctor finds no problem.</p> : <Checks checks={problems} />;
+      }}
+    </Queried>
+  );
+}
+
+const SHOWN_S = 7 * 24 * 3600;
+
+/** Evaluations of the last days that said no: their adapters were not deployed. */
+function RefusedAdapters() {
+  const evaluations = useNewestEvaluations();
+  const refused = (evaluations.data?.evaluations ?? []).filter(
+    (one) => one.better === false && one.ended > Date.now() / 1000 - SHOWN_S,
+  );
+  return refused.length === 0 ? null : (
+    <ul>
+      {refused.map((one) => (
+        <li key={`${one.run_id}/${one.node}`}>
+          <Link href={`/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`}>
+            {one.run_name} {one.run_id.slice(0, 8)}, {one.node}
+          </Link>
+          : <Verdict better={one.better} /> {one.reasons[0]} <span className="quiet">{formatTime(one.ended)}</span>
+        </li>
+      ))}
+    </ul>
   );
 }

@@ -19,7 +19,15 @@ import {
 import { useCallback, useEffect, useRef, useState, type DragEvent } from "react";
 import { Link } from "wouter";
 import type { LinkAnswer } from "../../../api/schema";
-import { dataOf, edgesOf, NODE_TYPES, type FlowNode, type GraphNode, type NodeData } from "../../../components/graph";
+import {
+  dataOf,
+  edgesOf,
+  labelOf,
+  NODE_TYPES,
+  type FlowNode,
+  type GraphNode,
+  type NodeData,
+} from "../../../components/graph";
 import type { PortGroups } from "../../../components/ports";
 import { Prose } from "../../../components/prose";
 import { linked, unlinked, without, type DraftStore } from "./draft";
@@ -259,9 +267,6 @@ function cached(cache: Map<string, { key: string; data: NodeData }>, data: NodeD
   cache.set(id, { key, data });
   return data;
 }
-
-const labelOf = (node: GraphNode) =>
-  `${node.id}, ${node.type}${node.state ? `, ${node.state}` : ""}${node.problems ? `, ${node.problems} problems` : ""}`;
 
 /** The node under the pointer, so that a link may end anywhere on it. */
 function nodeAt(event: MouseEvent | TouchEvent): string | null {

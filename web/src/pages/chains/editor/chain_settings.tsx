@@ -1,8 +1,18 @@
 // The chain itself, while no node is selected: name and description.
 
+import { Prose } from "../../../components/prose";
 import type { Draft, DraftStore } from "./draft";
+import type { CheckReason } from "./server";
 
-export function ChainSettings({ store, draft, readOnly }: { store: DraftStore; draft: Draft; readOnly: boolean }) {
+interface ChainSettingsProps {
+  store: DraftStore;
+  draft: Draft;
+  reasons: readonly CheckReason[];
+  readOnly: boolean;
+}
+
+export function ChainSettings({ store, draft, reasons, readOnly }: ChainSettingsProps) {
+  const wrong = (field: string) => reasons.filter((one) => !one.node && one.field === field);
   const set = (name: "name" | "description", text: string) =>
     store.change(`chain ${name}`, { ...store.get().draft, [name]: text });
   return (
@@ -14,8 +24,11 @@ export function ChainSettings({ store, draft, readOnly }: { store: DraftStore; d
           id="chain-name"
           value={draft.name ?? ""}
           disabled={readOnly}
+          aria-invalid={wrong("name").length > 0 || undefined}
+          aria-describedby="chain-name-help"
           onChange={(event) => set("name", event.target.value)}
         />
+        <FieldReasons id="chain-name-help" reasons={wrong("name")} />
       </div>
       <div className="setting">
         <label htmlFor="chain-description">Description</label>
@@ -24,8 +37,11 @@ export function ChainSettings({ store, draft, readOnly }: { store: DraftStore; d
           rows={3}
           value={draft.description ?? ""}
           disabled={readOnly}
+          aria-invalid={wrong("description").length > 0 || undefined}
+          aria-describedby="chain-description-help"
           onChange={(event) => set("description", event.target.value)}
         />
+        <FieldReasons id="chain-description-help" reasons={wrong("description")} />
       </div>
       <p className="quiet">
         {draft.nodes.length === 0
@@ -33,5 +49,17 @@ export function ChainSettings({ store, draft, readOnly }: { store: DraftStore; d
           : "Select a node to see its links and settings. Drag from a port on the right of a node to another node."}
       </p>
     </>
+  );
+}
+
+function FieldReasons({ id, reasons }: { id: string; reasons: readonly CheckReason[] }) {
+  return (
+    <div id={id}>
+      {reasons.map((one, index) => (
+        <p key={index} className="wrong">
+          <Prose text={one.because} /> <Prose text={one.instead} /> <code>{one.code}</code>
+        </p>
+      ))}
+    </div>
   );
 }

@@ -2,11 +2,11 @@
 
 import { ReactFlowProvider, useReactFlow } from "@xyflow/react";
 import { useQuery } from "@tanstack/react-query";
-import { useCallback, useEffect, useMemo, useState } from "react";
+import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { useSearchParams } from "wouter";
 import { client, dataOf } from "../../../api/client";
 import { useLogin } from "../../../api/login";
-import type { ChainDetail, ExpandedChain, Palette } from "../../../api/schema";
+import type { ChainDetail, ExpandedChain, Palette, RunNode } from "../../../api/schema";
 import { dataOf as nodeDataOf, layOut, NODE_WIDTH, type GraphNode, type Place } from "../../../components/graph";
 import { Loading, ProblemNote } from "../../../components/notes";
 import { Page } from "../../../components/page";
@@ -162,7 +162,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
     c: () => setClipboard(selected),
     v: () => paste(clipboard),
   };
-  const onKeyDown = (event: React.KeyboardEvent) => {
+  const onKeyDown = (event: KeyboardEvent) => {
     const inField = (event.target as HTMLElement).closest("input, textarea, select, dialog");
     const action = (event.ctrlKey || event.metaKey) && !inField ? actions[event.key] : undefined;
     if (!action || readOnly) return;
@@ -171,6 +171,15 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
     event.preventDefault();
     action();
   };
+
+  // On the document: what had the focus may be gone, such as a node that was deleted by its key.
+  const pressed = useRef(onKeyDown);
+  pressed.current = onKeyDown;
+  useEffect(() => {
+    const press = (event: KeyboardEvent) => pressed.current(event);
+    document.addEventListener("keydown", press);
+    return () => document.removeEventListener("keydown", press);
+  }, []);
 
   const save = useSave(store, stored, setStored, () => setRestored(false));
   const start = useRun(setSearch, save);
@@ -227,7 +236,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
         </>
       }
     >
-      <div className="editor-page" tabIndex={-1} onKeyDown={onKeyDown}>
+      <div className="editor-page">
         <StatusLine
           stored={stored}
           dirty={state.dirty}
@@ -273,7 +282,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
                 readOnly={readOnly}
               />
             ) : (
-              <ChainSettings store={store} draft={draft} readOnly={readOnly} />
+              <ChainSettings store={store} draft={draft} reasons={reasons} readOnly={readOnly} />
             )}
           </aside>
         </div>
@@ -307,7 +316,7 @@ const draftOf = (expanded: ExpandedChain | null): Draft =>
 function graphNodes(
   draft: Draft,
   expanded: ExpandedChain | undefined,
-  run: { nodes: readonly { id: string; state: string; fraction?: number | null }[] } | undefined,
+  run: { nodes: readonly Pick<RunNode, "id" | "state" | "fraction" | "outputs">[] } | undefined,
 ): GraphNode[] {
   const known = new Map(expanded?.nodes.map((node) => [node.id, node]));
   const states = new Map(run?.nodes.map((node) => [node.id, node]));
@@ -325,6 +334,8 @@ function graphNodes(
       inputs: own?.inputs ?? {},
       valid: own?.valid ?? true,
       problems: problems.get(node.id) ?? 0,
+      summary: own?.summary ?? "",
+      outputs: states.get(node.id)?.outputs,
       state: states.get(node.id)?.state,
       fraction: states.get(node.id)?.fraction,
     };

@@ -4,13 +4,14 @@ import { useQuery } from "@tanstack/react-query";
 import { useEffect, useId, useState } from "react";
 import type { ProblemReason } from "../../../api/client";
 import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
+import { useChoices } from "../../../components/choices";
 import { SchemaForm } from "../../../components/form";
 import { Prose } from "../../../components/prose";
 import type { JsonSchema } from "../../../components/schema";
 import { NodeResult } from "../node_result";
 import { Reasons } from "../reasons";
 import { configured, linked, renamed, unlinked, without, type DraftNode, type DraftStore } from "./draft";
-import { askLinks, reasonsOf } from "./server";
+import { askLinks, defaultsOf, reasonsOf } from "./server";
 
 interface InspectorProps {
   store: DraftStore;
@@ -39,6 +40,14 @@ export function Inspector({
   const schema = entry?.settings as JsonSchema | undefined;
   const reasons = reasonsOf(expanded).filter((one) => one.node === node.id);
   const problems = reasons as unknown as ProblemReason[];
+  const defaults = Object.fromEntries(
+    Object.entries(defaultsOf(expanded, node.id)).map(([path, value]) => [`config.${path}`, value]),
+  );
+  const { choices, start } = useChoices(
+    { "config.path": node.config.path, "config.repository": node.config.repository },
+    ["config.base_model"],
+  );
+  const hints = start ? { "config.path": `A relative path starts in \`${start}\`.` } : undefined;
   const elsewhere = reasons.filter((one) => !one.field.startsWith("config."));
   return (
     <>
@@ -64,6 +73,9 @@ export function Inspector({
             }
             problems={problems}
             prefix="config"
+            defaults={defaults}
+            choices={choices}
+            hints={hints}
           />
         </section>
       )}

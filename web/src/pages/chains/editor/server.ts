@@ -59,5 +59,26 @@ export const useRunNodes = (run: string) =>
     refetchInterval: ({ state }) => (state.data && ENDED.includes(state.data.state) ? false : RUN_EVERY_MS),
   });
 
+/** Setting that is left out -> the value that a run takes for it, of one node: path below its config. */
+export const defaultsOf = (expanded: ExpandedChain | undefined, node: string): Record<string, unknown> =>
+  expanded?.nodes.find((one) => one.id === node)?.defaults ?? {};
+
+/** The same for the parameters of a template, which have the names of the settings; what trainers differ in, for each. */
+export function parameterDefaults(expanded: ExpandedChain | undefined, names: readonly string[]) {
+  const found: Record<string, string> = {};
+  for (const path of names) {
+    const name = path.split(".").at(-1)!;
+    const values = (expanded?.nodes ?? []).flatMap((node) =>
+      Object.entries(node.defaults ?? {}).flatMap(([key, value]) =>
+        key.split(".").at(-1) === name ? [{ node: node.id, value }] : [],
+      ),
+    );
+    const texts = new Set(values.map((one) => String(one.value)));
+    if (texts.size === 1) found[path] = [...texts][0]!;
+    else if (texts.size > 1) found[path] = values.map((one) => `${String(one.value)} (${one.node})`).join(", ");
+  }
+  return found;
+}
+
 export const reasonsOf = (expanded: ExpandedChain | undefined): CheckReason[] =>
   (expanded?.check.reasons ?? []) as unknown as CheckReason[];

@@ -28,7 +28,7 @@ export function YamlDialog({ name, text, readOnly, onClose, onImport }: YamlDial
     URL.revokeObjectURL(address);
   };
   return (
-    <dialog ref={dialog} aria-label="The chain as YAML" onClose={onClose}>
+    <dialog ref={dialog} className="wide" aria-label="The chain as YAML" onClose={onClose}>
       <h2>YAML</h2>
       <label htmlFor="yaml-text">A chain, a job or the call of a template</label>
       <textarea

@@ -1,0 +1,93 @@
+// The values of a form's fields: what a field is, what it takes while it is left out, and the inputs of texts and numbers.
+
+import { useId, useState } from "react";
+import type { ProblemReason } from "../api/client";
+import { textOf, type JsonSchema } from "./schema";
+
+type Values = Record<string, unknown>;
+
+/** A value that a text field offers, and what is said next to it. */
+export interface Choice {
+  value: string;
+  label?: string;
+}
+export type Choices = Readonly<Record<string, readonly Choice[] | undefined>>;
+
+export interface Form {
+  root: JsonSchema;
+  problems: readonly ProblemReason[];
+  defaults: Values;
+  choices: Choices;
+  /** Path of a field -> a sentence after its description, about this machine. */
+  hints: Readonly<Record<string, string>>;
+}
+
+export interface FieldProps {
+  form: Form;
+  /** Resolved. */
+  schema: JsonSchema;
+  value: unknown;
+  onChange: (value: unknown) => void;
+  /** As the server names it: `hyperparameters.learning_rate`. */
+  path: string;
+  name: string;
+  required?: boolean;
+}
+
+/** The value of a field that is left out. */
+export const defaultOf = ({ form, path, schema }: Pick<FieldProps, "form" | "path" | "schema">): unknown =>
+  form.defaults[path] ?? schema.default;
+
+/** A small number as people write it: `0.0002` is `2e-4`. */
+export const shownDefault = (value: unknown): string =>
+  typeof value === "number" && value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential() : textOf(value);
+
+type WithIds = FieldProps & { ids: object };
+
+/** A number may be written as `1e-4`, so that the text is kept until it is one. */
+export function NumberInput({ schema, form, path, value, onChange, ids }: WithIds) {
+  const [text, setText] = useState<string | null>(null);
+  return (
+    <input
+      {...ids}
+      type="text"
+      inputMode="decimal"
+      autoComplete="off"
+      value={text ?? textOf(value)}
+      placeholder={shownDefault(defaultOf({ form, path, schema }))}
+      onChange={(event) => {
+        const given = event.target.value;
+        setText(given);
+        onChange(given.trim() === "" ? undefined : Number.isFinite(Number(given)) ? Number(given) : given);
+      }}
+      onBlur={() => setText(null)}
+    />
+  );
+}
+
+export function TextInput({ schema, form, path, name, value, onChange, ids }: WithIds) {
+  const list = useId();
+  const choices = form.choices[path];
+  const shared = {
+    ...ids,
+    value: textOf(value),
+    placeholder: textOf(defaultOf({ form, path, schema })),
+    onChange: (event: { target: { value: string } }) =>
+      onChange(event.target.value === "" ? undefined : event.target.value),
+  };
+  const isLong = textOf(value).includes("\n") || /prompt|template|instruction|script|query/.test(name);
+  return isLong ? (
+    <textarea {...shared} rows={4} />
+  ) : (
+    <>
+      <input {...shared} type="text" autoComplete="off" spellCheck={false} list={choices && list} />
+      {choices && (
+        <datalist id={list}>
+          {choices.map((one) => (
+            <option key={one.value} value={one.value} label={one.label} />
+          ))}
+        </datalist>
+      )}
+    </>
+  );
+}
