@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from trainyard.data.extractive import clauses, english, german, lexicon, sentences
@@ -145,8 +145,7 @@ class Reader:
             )
             return
         for statement in self.read_paragraph(block.text, topic):
-            yield Statement(*[getattr(statement, name) for name in ("rule", "topic", "answer", "worth", "clause")],
-                            True, label)  # fmt: skip
+            yield replace(statement, placed=True, context=label)
 
     def read_paragraph(self, text: str, topic: str) -> Iterator[Statement]:
         for first, answer, count in self.units(text):
