@@ -128,7 +128,7 @@ def write_chains(folder: Path) -> dict[str, list[dict[str, Any]]]:
     write_documents(folder / "manual", draw)
     write_repository(folder / "tools", draw)
     columns = {"prompt": "frage", "completion": "antwort"}
-    grpo = {"type": "grpo", "rewards": [{"type": "exact_match"}], "max_completion_length": 16}
+    grpo = {"type": "grpo", "rewards": [{"type": "length", "target_tokens": 8}], "max_completion_length": 16}
     rules = [{"type": "ai_generator", "config": {"count": 150}}, {"type": "validator"}]
     code = [{"type": "ai_generator", "config": {"count": 40, "template": "code"}}, {"type": "validator"}]
     return {
