@@ -44,7 +44,8 @@ def deploy_run(stack: Stack, name: str, folder: Path, **parameters: Any) -> str:
     pairs = [word for key, value in parameters.items() for word in ("-p", f"{key}={json.dumps(value)}")]
     done = subprocess.run(
         [sys.executable, "-m", "prefect", "deployment", "run", name, *pairs],
-        cwd=folder, env={**stack.environment, **variables, "NO_PROXY": "127.0.0.1"}, capture_output=True, text=True, timeout=300, check=False,
+        cwd=folder, env={**stack.environment, **variables, "NO_PROXY": "127.0.0.1"},
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return next(line.split()[-1] for line in done.stdout.splitlines() if "UUID" in line)
