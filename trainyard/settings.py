@@ -67,6 +67,9 @@ class ApiSettings(BaseSettings):
     api_origins: tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.:\[\]-]+$")], ...] = Field(
         (), description="Origins of other servers whose pages may use the API, such as https://lab.example.com."
     )
+    api_port: int | None = Field(
+        None, ge=1, le=65_535, description="Port of the API; default: the one it had, at first the next free from 8898."
+    )
     api_requests_per_s: float = Field(500.0, gt=0, description="Requests of one caller per second, over two seconds.")
     api_failed_logins: int = Field(10, ge=1, description="Wrong credentials of an address in a minute; then it waits.")
     api_heavy_calls: int = Field(4, ge=1, description="Operations that take long or much memory, at a time.")
@@ -92,7 +95,15 @@ class ScriptSettings(ApiSettings):
     )
 
 
-class MachineSettings(ScriptSettings):
+class PlanSettings(ScriptSettings):
+    """Settings of checks and plans."""
+
+    plan_read_s: float = Field(
+        5.0, ge=0.1, le=600, description="Seconds that a check or a plan reads local data before it extrapolates."
+    )
+
+
+class MachineSettings(PlanSettings):
     """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
     embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")

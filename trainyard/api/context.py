@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from trainyard.api.access.departures import ConfinedCalls, Departure
+from trainyard.api.access.departures import ConfinedCalls
 from trainyard.api.operations import Scope
 from trainyard.callbacks import call_now, ignore
+from trainyard.cancellation import Departure
 from trainyard.compute.events import Event
 from trainyard.settings import Settings
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from trainyard.api.context import Context
 from trainyard.api.operations import OPERATIONS, REQUESTS, VERBS, Scope, route_of
 from trainyard.api.requests.fields import Argument, FieldError, Option
+from trainyard.cancellation import bound_to
 from trainyard.errors import Denied
 from trainyard.loading import load
 
@@ -61,11 +62,16 @@ def carry_out(name: str, request: Any, context: Context) -> Any:
 
 
 def work(name: str, request: Any, context: Context) -> Any:
-    """The response of an operation. Raises `LimitExceeded` (`E-RATE`) while too many heavy ones are running."""
-    if context.caller.remote and name in TYPED:
-        with load("trainyard.spec.load.parse:typed_numbers")():
-            return work_within_limits(name, request, context)
-    return work_within_limits(name, request, context)
+    """The response of an operation.
+
+    Raises `LimitExceeded` (`E-RATE`) while too many heavy ones are running, and `CallerLeft` where only an answer is
+    lost by that.
+    """
+    with bound_to(context.departure if ends_with_caller(name) else None):
+        if context.caller.remote and name in TYPED:
+            with load("trainyard.spec.load.parse:typed_numbers")():
+                return work_within_limits(name, request, context)
+        return work_within_limits(name, request, context)
 
 
 def work_within_limits(name: str, request: Any, context: Context) -> Any:
@@ -99,6 +105,13 @@ def empty_request(model: type[BaseModel]) -> BaseModel:
 def changes_something(name: str) -> bool:
     """Whether an operation is in the audit log: what needs more than the scope read, and more than to be looked at."""
     return OPERATIONS[name].scope is not Scope.READ and route_of(name)[0] != "GET"
+
+
+@cache
+def ends_with_caller(name: str) -> bool:
+    """Whether an operation ends when its caller leaves: what makes nothing but an answer. Others finish what they
+    have begun: a write that is cut in half helps nobody."""
+    return OPERATIONS[name].only_answers or not changes_something(name)
 
 
 def require_allowed(name: str, request: Any, context: Context) -> None:

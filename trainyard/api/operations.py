@@ -174,12 +174,12 @@ OPERATIONS: dict[str, Operation] = {
         "A template, file or draft as a whole chain: ids, links and settings written out, and what is wrong with it.",
         "editing.drafts:ExpandInput", "editing.drafts:expand", "editing.drafts:expanded_text", READ,
         example="trainyard chains expand qa-pipeline -p documents=docs > chain.yaml",
-        tenants=True,
+        tenants=True, confined=True,
     ),
     "chains links": Operation(
         "Where a link from a node of a chain may lead: for each port and node yes, or why not.",
         "editing.drafts:LinksInput", "editing.drafts:show_links", "editing.drafts:links_text", READ,
-        tenants=True,
+        tenants=True, confined=True,
     ),
     "chains diff": Operation(
         "The settings in which two revisions of a stored chain differ.",
@@ -273,7 +273,7 @@ OPERATIONS: dict[str, Operation] = {
     "scripts draft": Operation(
         "The script that would carry out a trainer of a chain, with its resolved spec; nothing is written.",
         "trainers:DraftScriptInput", "machine.scripts:draft_script", "trainers:draft_text", READ,
-        route="POST /api/v1/scripts/draft", heavy=True,
+        route="POST /api/v1/scripts/draft", heavy=True, confined=True,
     ),
     "jobs create": Operation(
         "Start one training on one data set, from a file or from parameters.",

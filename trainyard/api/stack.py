@@ -31,6 +31,7 @@ import yaml
 from trainyard import inherited
 from trainyard.api.access.exposure import Exposure, keep_exposure, read_exposure
 from trainyard.api.verbs.access import PREFIX, refuse_other_access, server_variables
+from trainyard.cancellation import CALLER_HOOKS
 from trainyard.compute import services
 from trainyard.compute.leftovers import temporary_folder
 from trainyard.compute.services import Service
@@ -173,7 +174,9 @@ def service_environment(settings: Settings, api_url: str, name: str = "server") 
 
 def get(url: str, timeout_s: float, headers: dict[str, str] | None = None) -> httpx.Response:
     """One GET. Without TLS no certificates are loaded for it, which takes 46 ms."""
-    return httpx.get(url, headers=headers, timeout=timeout_s, verify=not url.startswith("http://"))
+    encrypted = not url.startswith("http://")
+    with httpx.Client(timeout=timeout_s, verify=encrypted, event_hooks=CALLER_HOOKS) as client:
+        return client.get(url, headers=headers)
 
 
 def status_of(settings: Settings, api_url: str, path: str) -> int:

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import orjson
 
+from trainyard.cancellation import require_caller
 from trainyard.workers.trainyard_worker.contract import EventWriter
 
 __all__ = ["Event", "EventTail", "EventWriter", "LineTail", "read_events"]
@@ -57,6 +58,7 @@ class LineTail:
             return []
         if self.path.stat().st_size < self.offset:  # the file was replaced
             self.offset, self.pending = 0, b""
+        require_caller()
         with self.path.open("rb") as stream:
             stream.seek(self.offset)
             block = stream.read(READ_BYTES)

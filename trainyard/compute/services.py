@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 import psutil
 
+from trainyard.cancellation import require_caller
 from trainyard.compute.child import LOG_FILE, alive
 from trainyard.compute.supervise import DesiredState, Outcome, ProcessTree, last_line, supervise
 from trainyard.errors import Conflict, TrainyardError, Unavailable
@@ -211,6 +212,7 @@ def wait_until(ready: Callable[[], bool], ended: Callable[[], str], timeout_s: f
     """Wait for `ready()`. Returns why it is not: what `ended()` returns, or that the time is over; else ""."""
     deadline = time.monotonic() + timeout_s
     while True:
+        require_caller()
         if problem := ended():  # asked first: on the port of a dead server another one may answer
             return problem
         if ready():

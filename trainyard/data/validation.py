@@ -89,8 +89,9 @@ def validate(
     `source` is a port of rows, `documents` the folder of a documents port, needed for grounding only.
     `report(fraction, text)` gets the progress.
 
-    Raises `InvalidInput`: `E-DATA-FORMAT` (not rows), `E-DATA-EMPTY` (no rows), `E-DATA-EMPTY` (none kept),
-    `E-DATA-TOO-LONG`, `E-DATA-FORMAT`, `E-EVALUATION-SET`, `E-DATA-NOT-FOUND`; `TrainyardError` `E-BATCH`.
+    Raises `InvalidInput`: `E-DATA-FORMAT` (not rows, no schema), `E-DATA-EMPTY` (no rows, none kept),
+    `E-DATA-TOO-LONG`, `E-EVALUATION-SET`, `E-DATA-NOT-FOUND`; `LimitExceeded` (`E-DATA-LIMIT`) for a `row_schema` that
+    takes too long; `TrainyardError` `E-BATCH`.
     """
     port = source.kind
     if port not in PORTS:
@@ -118,6 +119,8 @@ def validate(
         mixture = write(survivors, sieve.ledger, out, tuple(source.facts.get("mixture") or ()))
     finally:
         (out / WORK_FILE).unlink(missing_ok=True)
+        if sieve.row_validator is not None:
+            sieve.row_validator.close()
     sieve.ledger.check_balance()
     if not sieve.ledger.kept:
         raise nothing_kept(sieve.ledger)

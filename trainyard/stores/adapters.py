@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.spec.chain import digest
+from trainyard.spec.load.parse import suggest
 from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, require_inside
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import MANIFEST, describe, files_below, remove_folder, write_whole
@@ -189,9 +190,11 @@ class AdapterRegistry:
         if number is None:
             number = self.live(tenant, role).version
             if number is None:
+                otherwise = f"List the versions with `trainyard adapters list`, or name one: {name}/v1."
+                roles = folders_in(self.files, self.root / tenant)
                 raise NotFound(
                     f"No version of {name!r} is live.",
-                    do=f"List the versions with `trainyard adapters list`, or name one: {name}/v1.",
+                    do=otherwise if role in roles else suggest(role, roles, otherwise),
                     code="E-ADAPTER-NOT-FOUND",
                 )
         manifest = self._folder(tenant, role) / f"v{number}" / MANIFEST

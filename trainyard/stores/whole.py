@@ -29,6 +29,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainyard.callbacks import ignore
+from trainyard.cancellation import require_caller
 from trainyard.errors import Conflict, LimitExceeded
 from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, translate_os_errors
 
@@ -181,6 +182,7 @@ def file_sha256(path: Path) -> str:
     hasher = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(BLOCK_BYTES):
+            require_caller()
             hasher.update(block)
     return hasher.hexdigest()
 

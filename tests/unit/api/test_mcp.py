@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import httpx
 import jsonschema
@@ -15,11 +16,13 @@ import pytest
 from mcp import Client, StdioServerParameters, types
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from pydantic import TypeAdapter
 
 from tests.selection import slow
 from tests.unit.api.answering import answering
-from trainyard.api.context import OWNER
-from trainyard.api.mcp.tools import NAMES, list_tools
+from trainyard.api.context import OWNER, Caller
+from trainyard.api.invocation import SCOPES, implementation_of
+from trainyard.api.mcp.tools import NAMES, list_tools, tool_name
 from trainyard.api.operations import OPERATIONS, REQUESTS, Scope
 from trainyard.loading import load
 
@@ -67,6 +70,11 @@ def text_of(result: types.CallToolResult) -> str:
     return "\n".join(one.text for one in result.content if isinstance(one, types.TextContent))
 
 
+def response_schema(tool: str) -> dict[str, Any]:
+    response = get_type_hints(implementation_of(NAMES[tool]))["return"]
+    return TypeAdapter(response).json_schema(mode="serialization")
+
+
 def require_answer(tool: types.Tool, result: types.CallToolResult) -> None:
     """A result as the tool's schema says, or an error with its four fields."""
     if result.is_error:
@@ -76,8 +84,7 @@ def require_answer(tool: types.Tool, result: types.CallToolResult) -> None:
         assert error["code"] != "E-BUG", error
         assert text_of(result).startswith(error["code"])
     else:
-        assert tool.output_schema is not None
-        jsonschema.validate(result.structured_content, tool.output_schema)
+        jsonschema.validate(result.structured_content, response_schema(tool.name))
 
 
 @pytest.mark.slow
@@ -85,13 +92,13 @@ def require_answer(tool: types.Tool, result: types.CallToolResult) -> None:
 async def test_an_agent_lists_and_calls_every_tool_of_a_child_process(mode: str) -> None:
     async with Client(child(), mode=mode) as client:
         tools = (await client.list_tools()).tools
-        assert [tool.name for tool in tools] == list(NAMES)
+        assert [tool.name for tool in tools] == [tool for tool, name in NAMES.items() if not OPERATIONS[name].endless]
         results = {tool.name: await client.call_tool(tool.name, arguments(tool)) for tool in tools}
         for tool in tools:
             require_answer(tool, results[tool.name])
         assert {name for name, result in results.items() if not result.is_error} == GIVEN.keys()
-        assert "E-LOCAL: serve runs until it is stopped" in text_of(results["serve"])
-        assert "E-LOCAL: mcp runs until it is stopped" in text_of(results["mcp"])
+        for tool in ("serve", "mcp"):
+            assert f"E-LOCAL: {tool} runs until it is stopped" in text_of(await client.call_tool(tool, {}))
         plan = results["plan"].structured_content
         assert plan["digest"] == results["chains_create"].structured_content["digest"]
         assert plan["digest"] == results["check"].structured_content["files"][0]["digest"]
@@ -118,8 +125,8 @@ async def test_a_child_process_answers_and_sends_progress_as_notifications() -> 
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         result = await client.call_tool("check", {"files": [deprecated]}, progress_callback=note)
         results = {name: await client.call_tool(name, arguments(tools[name])) for name in ("plan", "chains_create")}
-        local = await client.call_tool("serve", arguments(tools["serve"]))
-    assert list(tools) == list(NAMES)
+        local = await client.call_tool("serve", {"role": "training"})
+    assert "serve" not in tools
     for name, one in [("check", result), *results.items()]:
         require_answer(tools[name], one)
     assert results["plan"].structured_content["digest"] == results["chains_create"].structured_content["digest"]
@@ -157,12 +164,12 @@ async def test_an_agent_lists_and_calls_every_tool_over_http(mode: str) -> None:
     with answering() as url:
         async with connected(url + "/mcp", "owner", mode) as client:
             tools = (await client.list_tools()).tools
-            assert [tool.name for tool in tools] == list(NAMES)
+            assert not any(OPERATIONS[NAMES[tool.name]].local for tool in tools)
             for tool in tools:
-                result = await client.call_tool(tool.name, arguments(tool))
-                require_answer(tool, result)
-                if OPERATIONS[NAMES[tool.name]].local:
-                    assert text_of(result).startswith("E-LOCAL"), tool.name
+                require_answer(tool, await client.call_tool(tool.name, arguments(tool)))
+            for name, row in OPERATIONS.items():
+                if row.local:
+                    assert text_of(await client.call_tool(tool_name(name), {})).startswith("E-LOCAL"), name
 
 
 async def test_a_caller_may_do_what_its_token_allows() -> None:
@@ -181,11 +188,25 @@ async def test_a_caller_may_do_what_its_token_allows() -> None:
 
 
 def test_a_tool_says_what_it_may_change() -> None:
-    for tool in list_tools():
+    for tool in list_tools(OWNER):
         row = OPERATIONS[NAMES[tool.name]]
-        assert tool.annotations is not None
-        assert tool.annotations.read_only_hint is (row.scope is Scope.READ)
-        assert tool.annotations.destructive_hint is (row.scope is not Scope.READ)
-        assert str(tool.description).startswith(row.summary)
-        assert tool.input_schema == load(REQUESTS + row.request).model_json_schema()
+        assert (tool.annotations is not None and tool.annotations.read_only_hint) is (row.scope is Scope.READ)
+        assert tool.description == row.summary
+        assert "anyOf" not in tool.input_schema
+        whole = load(REQUESTS + row.request).model_json_schema()
+        assert tool.input_schema.get("required") == whole.get("required"), tool.name
+        assert tool.input_schema.get("properties", {}).keys() == whole.get("properties", {}).keys()
     assert OWNER.remote is False
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_list_of_tools_is_short_and_the_callers_own(scope: Scope, remote: bool) -> None:
+    caller = Caller("agent", scope, remote=remote)
+    tools = list_tools(caller)
+    assert len(types.ListToolsResult(tools=list(tools)).model_dump_json(by_alias=True, exclude_none=True)) <= 60_000
+    rows = [OPERATIONS[NAMES[tool.name]] for tool in tools]
+    assert all(SCOPES.index(row.scope) <= SCOPES.index(scope) and not (remote and row.local) for row in rows)
+    of_tenant = list_tools(replace(caller, tenant="acme"))
+    assert 10 < len(of_tenant) < len(tools)
+    assert all(OPERATIONS[NAMES[tool.name]].tenants for tool in of_tenant)

@@ -17,7 +17,7 @@ from trainyard.api.verbs.data.preview import DataPreview, RawRows, preview
 from trainyard.data.limited.service import ReadingService
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.data.sources import read_source
-from trainyard.errors import NotFound, Refused
+from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.timing import NOT_MEASURED
@@ -187,3 +187,31 @@ def test_what_cannot_be_previewed(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(CHATS[0]) + "\n")
     with pytest.raises(NotFound):
         preview(PreviewInput(path=Path("rows.jsonl"), base_model="no-such-model/here"), Context(settings()))
+
+
+def test_generate_shows_pairs_kinds_and_what_a_model_would_cost(tmp_path: Path, tiny_model: Path) -> None:
+    page = Path(__file__).parents[2] / "resources" / "corpora" / "support-desk.md"
+    (tmp_path / "desk").mkdir()
+    (tmp_path / "desk" / "page.md").write_text(page.read_text())
+    (tmp_path / "desk" / "empty.md").write_text("# Nothing\n")
+    given = PreviewInput(path=tmp_path / "desk", base_model=str(tiny_model), generate=True, count=60, rows=4)
+    result = preview(given, Context(settings()))
+    found = result.generation
+    assert found is not None
+    assert found.found_pairs == sum(found.kinds.values()) >= 10
+    assert found.wanted_pairs > found.found_pairs
+    assert found.trained_rows == result.estimated_rows < 60
+    assert found.documents_without_pairs == ("empty.md",)
+    assert len(found.examples) == 4
+    assert all(example.answer.split(".")[0] in page.read_text() for example in found.examples)
+    assert found.last_resort_share == 0
+    assert 0.5 < found.coverage <= 1
+    assert found.model_cost.calls >= 1
+    text = preview_text(result)
+    assert f"{found.found_pairs} pairs by rule in 2 documents" in text
+    assert "with a model instead" in text
+
+
+def test_generate_needs_documents(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(InvalidInput, match="not documents"):
+        show(tmp_path, CHATS, tiny_model, generate=True)

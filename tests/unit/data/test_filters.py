@@ -8,8 +8,9 @@ import pytest
 from validating import LOOSE, PORTS, block, labelled, preference, qa, run, sieve
 
 from trainyard.data.quality.filters import check_format, check_schema, quality, row_validator
+from trainyard.data.quality.row_schemas import MOST_BREACHES, RowSchema
 from trainyard.data.rows import Message, Row, SftRow, TextRow
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, LimitExceeded
 
 CALL = '[{"type":"function","function":{"name":"now","arguments":"{}"}}]'
 
@@ -114,6 +115,54 @@ def test_a_schema_that_is_none(tmp_path: Path) -> None:
 def test_a_schema_never_fetches_a_reference(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="E-DATA-FORMAT: row_schema refers to"):
         run([qa()], tmp_path, row_schema={"$ref": "http://127.0.0.1:9/schema.json"})
+
+
+BACKTRACKING = {"$defs": {"slow": {"pattern": "^(a+)+$"}}, "properties": {"source": {"$ref": "#/$defs/slow"}}}
+
+
+def test_rows_that_a_schema_takes_too_long_for_are_left_out(tmp_path: Path) -> None:
+    """Each costs itself: the rows after it are judged, by a fresh child."""
+    rows = [qa(source="aaa"), qa(source="a" * 60 + "!"), qa(source="b"), qa(source="aa"), qa(source="a" * 50 + "!")]
+    found = block(rows)
+    rules = sieve(tmp_path)
+    rules.row_validator = RowSchema(BACKTRACKING, cpu_s=0.5)
+    assert check_schema(found, rules).numbers.tolist() == [1, 4]
+    rules.row_validator.close()
+    assert rules.ledger.dropped == {"row_schema_limit": 2, "row_schema": 1}
+    assert rules.ledger.first["row_schema_limit"].endswith("used more than 0.5 s of processor time")
+
+
+def test_a_set_of_slow_rows_is_refused() -> None:
+    schema = RowSchema(BACKTRACKING, cpu_s=0.05)
+    with pytest.raises(LimitExceeded, match=r"E-DATA-LIMIT: row_schema used more than 0.05 s of processor time for"):
+        schema.judge([{"source": "a" * 60 + "!"}] * 1_000)
+    assert schema.breaches == MOST_BREACHES
+    schema.close()
+
+
+def test_unique_items_of_a_long_list_are_bounded() -> None:
+    schema = RowSchema({"properties": {"messages": {"uniqueItems": True}}}, cpu_s=0.5)
+    long = {"messages": [{"role": "user", "content": f"{number}"} for number in range(20_000)]}
+    first, second = schema.judge([long, {"messages": [{"role": "user"}, {"role": "user"}]}])
+    assert first.limit == "more than 0.5 s of processor time"
+    assert "non-unique" in second.problem
+    schema.close()
+
+
+DOUBLING = {f"s{n}": {"allOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(40)} | {"s40": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "limit"),
+    [
+        ({"$ref": "#"}, "more memory than is allowed"),
+        ({"anyOf": [{"$ref": "#"}, {"not": {"$ref": "#"}}]}, "more"),
+        ({"$defs": DOUBLING, "$ref": "#/$defs/s0"}, "more than 0.5 s of processor time"),
+    ],
+)
+def test_a_schema_that_does_not_end_is_refused(schema: dict[str, Any], limit: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"E-DATA-FORMAT: row_schema used {limit}.* for a row without content"):
+        RowSchema(schema, cpu_s=0.5)
 
 
 # --- quality --------------------------------------------------------------------------------------------------------

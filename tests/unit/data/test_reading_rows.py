@@ -285,6 +285,14 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path, name: str) -> None:
         read_text(tmp_path, bomb, name, limits=Limits(expanded=1_000_000, expansion=100_000))
 
 
+def test_a_set_of_which_every_row_may_be_bad_says_that_none_is_left(tmp_path: Path) -> None:
+    """As a preview reads it, which shows what there is."""
+    with pytest.raises(InvalidInput) as caught:
+        read_text(tmp_path, json_lines(*[{"messages": [{"role": "system", "content": "a"}]}] * 3), max_bad_fraction=1.0)
+    assert "rows.jsonl are bad (100.0%). Why: No row is left. The first: " in str(caught.value)
+    assert "max_bad_fraction" not in str(caught.value)
+
+
 def test_too_many_bad_rows_fail_the_run_and_keep_the_quarantine(tmp_path: Path, home: Path) -> None:
     content = json_lines(*[GOOD] * 9) + "{\n"
     with pytest.raises(InvalidInput) as caught:

@@ -205,6 +205,12 @@ def test_an_alias_without_a_live_version_is_not_found(registry: AdapterRegistry,
         registry.show("acme/bot")
 
 
+def test_a_role_that_is_written_wrong_is_suggested(registry: AdapterRegistry, source: Path) -> None:
+    registry.register("acme", "assistant", source)
+    with pytest.raises(NotFound, match=r"No version of 'acme/asistant' is live\. Do: Did you mean 'assistant'\?"):
+        registry.show("acme/asistant")
+
+
 BAD_NAMES = ["..", "../x", "/etc", "a/../b", "%2e%2e", "a%2fb", ".", "", "A", "a_b", "-a", "a" * 64, "a\n", "ä", "a\0"]
 
 

@@ -34,13 +34,16 @@ from trainyard.errors import LimitExceeded, TrainyardError
 LOG = logging.getLogger("trainyard.rest")
 MEMORY_BYTES = 3 << 30
 """Address space of a child beyond what it has when it starts."""
-CPU_S = {"check": 20, "plan": 60, "data preview": 300}
+CPU_S = {
+    "check": 20, "chains expand": 30, "chains links": 20, "plan": 60, "scripts draft": 60, "data preview": 300,
+}  # fmt: skip
 WAIT_S = 20.0
 """How long a request waits for a place."""
 MOST_OF_CALLER, MOST_WAITING_OF_CALLER, MOST_WAITING = 2, 4, 12
 PRELOADED = (
     "trainyard.api.access.confined_calls", "trainyard.api.verbs.chains.check", "trainyard.api.verbs.chains.plan",
-    "trainyard.api.access.reaching", "trainyard.api.access.secrets",
+    "trainyard.api.verbs.editing.drafts", "trainyard.api.verbs.machine.scripts", "trainyard.api.access.reaching",
+    "trainyard.api.access.secrets",
 )  # fmt: skip
 """What the process imports from which children are forked."""
 MEMORY_EXIT = 70
@@ -57,7 +60,7 @@ class CallPlaces:
 
     @contextmanager
     def place(self, context: Context) -> Iterator[None]:
-        """A place for one call, for which it may have to wait. Raises `TooMany` (`E-RATE`), `Conflict` when it left."""
+        """A place for one call, for which it may have to wait. Raises `TooMany` (`E-RATE`), `CallerLeft`."""
         caller = context.caller.identity
         with self.changed:
             self.wait_for_place(caller, context)
@@ -105,7 +108,8 @@ class ChildCalls:
     def carry_out(self, name: str, request: Any, context: Context) -> Any:
         """The response of an operation.
 
-        Raises what it raises, `TooMany` (`E-RATE`), and `LimitExceeded` (`E-LIMIT`) for one that took too much.
+        Raises what it raises, `TooMany` (`E-RATE`), `LimitExceeded` (`E-LIMIT`) for one that took too much, and
+        `CallerLeft`.
         """
         context.departure.require_caller()
         with self.places.place(context):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from threading import Event
 from typing import Any
 
 import orjson
@@ -22,6 +21,7 @@ from trainyard.api.invocation import carry_out
 from trainyard.api.live.sse import HEARTBEAT, ServerEvent
 from trainyard.api.requests.records.asking import AskInput
 from trainyard.api.verbs.records.trained import find_served
+from trainyard.cancellation import CallerLeft
 from trainyard.errors import TrainyardError
 
 HEARTBEAT_S = 15.0
@@ -31,17 +31,17 @@ OPERATION = "adapters ask"
 async def follow_answers(request: AskInput, context: Context, _last: str | None) -> AsyncIterator[ServerEvent]:
     """Both answers, one after the other. Raises what `find_served` raises, before the first event."""
     await asyncio.to_thread(find_served, request.adapter, context)
-    loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None](), Event()
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
 
     def report(event: dict[str, Any]) -> None:
         if event["event"] == "answer":
-            if gone.is_set():  # raised while the model server answers, whose connection is closed by it
-                raise TrainyardError("The caller has gone.", do="Ask again.", code="E-STOPPED")
             loop.call_soon_threadsafe(events.put_nowait, event)
 
     def work() -> Any:
         try:
             return carry_out(OPERATION, request, replace(context, on_progress=report))
+        except CallerLeft:
+            return None
         finally:
             loop.call_soon_threadsafe(events.put_nowait, None)
 
@@ -60,7 +60,7 @@ async def follow_answers(request: AskInput, context: Context, _last: str | None)
             text = orjson.dumps({"error": error.as_dict()}, default=str).decode()
         yield ServerEvent(text, "end")
     finally:
-        gone.set()
+        context.departure.note()
 
 
 async def next_event(events: asyncio.Queue[dict[str, Any] | None]) -> dict[str, Any] | None:

@@ -50,8 +50,9 @@ def build_server(settings: Settings, owner: Caller | None = None, confined: Conf
     """The server. `owner` is the caller of every request; without one, it is who has authenticated the request."""
     limiter = anyio.CapacityLimiter(MAX_CALLS)
 
-    async def on_list_tools(_: Handling, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=list(await anyio.to_thread.run_sync(list_tools)))
+    async def on_list_tools(handling: Handling, _: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        caller = owner or caller_of(handling)
+        return types.ListToolsResult(tools=list(await anyio.to_thread.run_sync(list_tools, caller)))
 
     async def on_call_tool(handling: Handling, params: types.CallToolRequestParams) -> types.CallToolResult:
         return await call_tool(

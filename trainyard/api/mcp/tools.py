@@ -1,19 +1,27 @@
-"""A tool for each operation of the table, with the schemas of its request and its response."""
+"""A tool for each operation that a caller may carry out, with the schema of its request.
+
+An agent reads the whole list before it does anything: at most 60 kB. A schema says what JSON cannot guess, so titles,
+bounds, nulls and the schemas of responses are left out; a result names its own fields, and a refusal what is allowed.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, get_type_hints
+from functools import cache
+from typing import Any
 
 from mcp import types
-from pydantic import TypeAdapter
 
-from trainyard.api.invocation import implementation_of
-from trainyard.api.operations import OPERATIONS, REQUESTS, Operation, Scope, route_of
+from trainyard.api.context import Caller
+from trainyard.api.invocation import SCOPES
+from trainyard.api.operations import OPERATIONS, REQUESTS, Operation, Scope
 from trainyard.loading import load
 
-REPEATABLE = ("GET", "PUT", "DELETE")
-"""Methods of HTTP that do twice what they do once (RFC 9110, 9.2.2)."""
+NULL = {"type": "null"}
+LEFT_OUT = frozenset((
+    "title", "additionalProperties", "minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum",
+    "exclusiveMinimum", "exclusiveMaximum", "pattern", "format",
+))  # fmt: skip
+"""Keys of a schema that an agent does not need: what they refuse, the operation refuses with a remedy."""
 
 
 def tool_name(operation: str) -> str:
@@ -25,30 +33,38 @@ NAMES = {tool_name(one): one for one in OPERATIONS}
 """Tool -> its operation."""
 
 
-@lru_cache(1)
-def list_tools() -> tuple[types.Tool, ...]:
-    """Every tool. The implementations are imported for what they return: a second, the first time."""
-    return tuple(tool_of(name, row) for name, row in OPERATIONS.items())
+def list_tools(caller: Caller) -> tuple[types.Tool, ...]:
+    """The tools that a caller may use: those of its scope, its tenant and its place, that come to an end."""
+    return tuple(tool_of(name) for name, row in OPERATIONS.items() if may_use(row, caller))
 
 
-def tool_of(name: str, row: Operation) -> types.Tool:
-    notes = [row.summary]
-    notes += [f"Only on the machine itself: {row.local}"] if row.local else []
-    notes += ["It runs until it is stopped, so that it is refused here."] if row.endless else []
-    reads = row.scope is Scope.READ
-    return types.Tool(
-        name=tool_name(name),
-        title=name,
-        description=" ".join(notes),
-        input_schema=load(REQUESTS + row.request).model_json_schema(),
-        output_schema=response_schema(name),
-        annotations=types.ToolAnnotations(
-            read_only_hint=reads, destructive_hint=not reads, idempotent_hint=route_of(name)[0] in REPEATABLE
-        ),
-    )
+def may_use(row: Operation, caller: Caller) -> bool:
+    """Whether `require_allowed` admits a caller, whatever the request says."""
+    in_scope = SCOPES.index(row.scope) <= SCOPES.index(caller.scope)
+    return in_scope and not row.endless and (row.tenants or not caller.tenant) and not (caller.remote and row.local)
 
 
-def response_schema(name: str) -> dict[str, Any]:
-    """The schema of what an operation returns; an object at its root, as clients of earlier versions need it."""
-    schema = TypeAdapter(get_type_hints(implementation_of(name))["return"]).json_schema(mode="serialization")
-    return schema if schema.get("type") == "object" else {"type": "object", **schema}
+@cache
+def tool_of(name: str) -> types.Tool:
+    row = OPERATIONS[name]
+    hints = types.ToolAnnotations(read_only_hint=True) if row.scope is Scope.READ else None  # else it may destroy
+    schema = shorten(load(REQUESTS + row.request).model_json_schema())
+    return types.Tool(name=tool_name(name), description=row.summary, input_schema=schema, annotations=hints)
+
+
+def shorten(schema: Any) -> Any:
+    """A JSON Schema without what an agent does not need; it accepts whatever the whole one accepts, nulls excepted."""
+    if isinstance(schema, list):
+        return [shorten(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    short = {
+        key: {name: shorten(item) for name, item in value.items()} if key in ("properties", "$defs") else shorten(value)
+        for key, value in schema.items()
+        if key not in LEFT_OUT and not (key == "default" and value in (None, "", [], {}, False))
+    }
+    choices = short.pop("anyOf", None)
+    if choices is None:
+        return short
+    rest = [choice for choice in choices if choice != NULL]
+    return {**rest[0], **short} if len(rest) == 1 else {**short, "anyOf": rest}

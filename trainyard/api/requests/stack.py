@@ -12,6 +12,9 @@ from trainyard.api.requests.fields import Argument
 
 
 class UpInput(Request):
+    port: int | None = Field(
+        None, ge=1, le=65_535, description="Port of the API; default: the setting api_port, else the one it had."
+    )
     no_auth: bool = Field(False, description="Start both servers without authentication: for a machine of one user.")
     expose: bool = Field(False, description="Listen beyond loopback, too, with TLS or behind a proxy that has it.")
     host: str | None = Field(None, description="With --expose: an address of this machine; default: all that it has.")

@@ -20,11 +20,11 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trainyard.api.access.departures import ConfinedCalls, Departure
+from trainyard.api.access.departures import ConfinedCalls
 from trainyard.api.access.hiding import error_for, hide_places_in_json, is_stranger
 from trainyard.api.context import Caller, Context
 from trainyard.api.invocation import carry_out, refuse_early, require_allowed
-from trainyard.api.operations import API, OPERATIONS, READ, REQUESTS, Operation, route_of
+from trainyard.api.operations import API, OPERATIONS, REQUESTS, Operation, route_of
 from trainyard.api.responses import Blob
 from trainyard.api.rest.bodies import InvalidFields, read_request
 from trainyard.api.rest.measured import OPERATION
@@ -34,6 +34,7 @@ from trainyard.api.rest.replays import Replays, read_key
 from trainyard.api.rest.spool import INLINE_BYTES
 from trainyard.api.rest.structure import BATCHES, USUAL
 from trainyard.callbacks import call_now, ignore
+from trainyard.cancellation import CallerLeft, Departure
 from trainyard.errors import TrainyardError
 from trainyard.loading import load
 from trainyard.settings import Settings
@@ -46,6 +47,8 @@ TRACE_HEADER, TRACEPARENT = "x-trace-id", "trainyard.traceparent"
 EVENTS_TYPE = "text/event-stream"
 LEAVING_S = 0.2
 """A client is not watched while it waits less than this."""
+CLIENT_CLOSED_REQUEST = 499
+"""Status of an answer that nobody reads (nginx's): only a log and the metrics have it."""
 STREAMS = "trainyard.api."
 SESSIONS_PATH = f"{API}/sessions"
 SESSION_PATH = f"{SESSIONS_PATH}/{{session}}"
@@ -155,6 +158,8 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
             caller = service.authenticate(request)
             try:
                 answered = await answer_within(request, trace, caller)
+            except CallerLeft:
+                answered = Response(status_code=CLIENT_CLOSED_REQUEST)
             except TrainyardError as error:
                 raise error_for(caller, error, service.settings) from error
             if is_stranger(caller) and answered.media_type == "application/json" and hasattr(answered, "body"):
@@ -189,11 +194,8 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         if context.idempotency_key and request.method != "GET" and not operation.keeps_replies:
             key = context.idempotency_key
             once = partial(service.replays.once, caller, name, given, key, partial(as_json, work))
-            return respond_bytes(await operation_threads().run(once), operation.status)
-        if operation.scope is READ:
-            result = await run_while_connected(work, request, context.departure)
-        else:
-            result = await operation_threads().run(work)
+            return respond_bytes(await run_while_connected(once, request, context.departure), operation.status)
+        result = await run_while_connected(work, request, context.departure)
         try:
             response = respond(result, operation.status, request)
         except BaseException:
@@ -215,7 +217,10 @@ def require_addressed(request: Request, context: Context) -> None:
 
 
 async def run_while_connected(work: Callable[[], Any], request: Request, departure: Departure) -> Any:
-    """What `work` returns on a thread. When the client leaves, what has not begun does not, and children are ended."""
+    """What `work` returns on a thread. When the client leaves, what has not begun does not, and `departure` is noted.
+
+    Work that changes something finishes (`invocation.ends_with_caller`). Raises `CallerLeft`, and what `work` raises.
+    """
 
     def begin() -> Any:
         departure.require_caller()

@@ -33,6 +33,7 @@ PLANNED = "Scheduled"
 """Prefect's name of the state of a run that is not due yet; a late one has another."""
 SLACK_S = 3600.0
 """By how much a run may be due before it was created: clocks differ, and a client may name an earlier time."""
+NO_TRACEBACK = "\nNoneType: None"
 
 
 def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **wanted: Any) -> Iterator[Any]:
@@ -192,4 +193,9 @@ def read_log(run_id: str, offset: int = 0, most: int | None = None) -> list[dict
     with client() as prefect:
         every = paged(prefect.read_logs, offset, log_filter=wanted, sort=LogSort.TIMESTAMP_ASC)
         lines = islice(every, most)
-        return [{"time": one.timestamp.timestamp(), "level": one.level, "text": one.message} for one in lines]
+        return [{"time": one.timestamp.timestamp(), "level": one.level, "text": text_of(one.message)} for one in lines]
+
+
+def text_of(message: str) -> str:
+    """Return a message without the traceback of no exception, which Prefect adds where a flow returned a failure."""
+    return message.removesuffix(NO_TRACEBACK)

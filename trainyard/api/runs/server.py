@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import httpx
 from prefect.automations import Automation
@@ -23,6 +24,7 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from trainyard.api.runs.states import BUDGET_EXCEEDED, NO_TRAINER, PREEMPTED, SKIPPED
+from trainyard.cancellation import BOUND, CALLER_HOOKS
 from trainyard.compute.gpus import device_numbers
 from trainyard.errors import LimitExceeded, Unavailable
 from trainyard.proxies import exempt_loopback
@@ -72,7 +74,7 @@ def client() -> Iterator[SyncPrefectClient]:
     """Yield a client of the current server; a server that does not answer or refuses the login becomes one sentence."""
     exempt_loopback()
     try:
-        with get_client(sync_client=True) as prefect:
+        with get_client(client_settings(), sync_client=True) as prefect:
             yield prefect
     except httpx.HTTPStatusError as error:
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
@@ -94,6 +96,11 @@ def client() -> Iterator[SyncPrefectClient]:
         raise Unavailable(
             "The Prefect server does not answer.", why=str(error), do="Run `trainyard up`.", code="E-SERVER-UNREACHABLE"
         ) from error
+
+
+def client_settings() -> dict[str, Any] | None:
+    """None is a flow's own client, with its open connection; what works for a caller ends with it."""
+    return None if BOUND.get() is None else {"event_hooks": CALLER_HOOKS}
 
 
 def limit_name(device: int = 0) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.backends.sessions.frames import lost_session, open_connection, send_and_receive
+from trainyard.cancellation import ended_on_leaving, ending_of
 from trainyard.idle_connections import IdleConnections
 
 KEPT_S = 20.0
@@ -31,7 +32,8 @@ class SessionConnections(IdleConnections):
         whole = False
         try:
             connection.settimeout(timeout_s)
-            answer = send_and_receive(connection, header, body)
+            with ended_on_leaving(ending_of(connection)):
+                answer = send_and_receive(connection, header, body)
             whole = True
         except OSError as error:
             raise lost_session(str(error)) from error

@@ -59,18 +59,19 @@ ADAPTERS: dict[str, Operation] = {
         "Ask a version and its base the same question; both answers come back side by side.",
         "records.asking:AskInput", "records.asking:ask", "records.asking:answer_text", RUN,
         example="trainyard adapters ask handbook 'How long does the battery last?'",
-        route="POST /api/v1/adapters/ask", tenants=True, heavy=True, stream="live.answers:follow_answers",
+        route="POST /api/v1/adapters/ask", tenants=True, heavy=True, only_answers=True,
+        stream="live.answers:follow_answers",
     ),
     "adapters push": Operation(
         "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",
         "adapters:PushInput", "versions:push", "adapters:published_text", RUN,
-        example="trainyard adapters push default/handbook/v3 acme/assistant",
+        example="trainyard adapters push default/handbook/v3 acme/handbook",
         local="It reads a token from this machine's environment and sends files to a server.",
     ),
     "adapters pull": Operation(
         "Fetch a published version, verify every file, and register it here as a new version.",
         "adapters:PullInput", "versions:pull", "adapters:pulled_text", RUN,
-        example="trainyard adapters pull gs://weights/prod/adapters/acme/assistant",
+        example="trainyard adapters pull gs://weights/prod/adapters/acme/handbook",
         local="It reads a token from this machine's environment and fetches files from a server.",
     ),
 }  # fmt: skip

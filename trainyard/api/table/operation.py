@@ -38,6 +38,9 @@ class NetworkFacts:
     confined: bool = False
     """Whether its cost depends on what is in the request: for callers over a network a child process works on it,
     with limits of memory and time, and ends when the caller leaves."""
+    only_answers: bool = False
+    """Whether it leaves nothing behind but its answer, though it needs more than the scope read: it ends when its
+    caller leaves."""
     keeps_replies: bool = False
     """Whether what carries it out keeps the answers to an Idempotency-Key itself; else the service does."""
     tenants: bool = False

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from trainyard.api.terminal.text import table
-from trainyard.spec.axes.data import BAD_FRACTION
 from trainyard.stores.metrics import in_time
 
 LONGEST = 600
@@ -18,6 +17,8 @@ OPEN, CLOSE = "⟦", "⟧"
 
 def preview_text(result: Any) -> str:
     """The rendered rows, then lengths, what is dropped, and the estimate. The raw rows were printed before."""
+    if result.generation is not None:
+        return generation_text(result)
     head = f"{result.model}, template {result.template}; {OPEN}learned text{CLOSE} has the loss"
     parts = [head, *(rendered_text(row) for row in result.rendered)]
     count = f"all {result.looked_at:,}" if result.complete else f"the first {result.looked_at:,}"
@@ -28,12 +29,36 @@ def preview_text(result: Any) -> str:
     rows += [[hidden_text(part), f"{number:,}"] for part, number in result.hidden.items()]
     rows += [[f"ignored key {key}", f"{number:,}"] for key, number in result.raw.ignored_keys.items()]
     parts.append(table(rows, ("problem", "rows")) if rows else "nothing would be dropped, cut or ignored")
-    if result.lengths.refused_share > BAD_FRACTION:
-        share = f"the chat template refuses {result.lengths.refused_share:.1%} of the rows"
-        parts.append(f"{share}; a training fails above max_bad_fraction of the data source ({BAD_FRACTION:.1%})")
+    if result.refusal:
+        parts.append(result.refusal)
     if result.unreadable:
         bad = [[one.source, one.reason, cut(one.detail), cut(one.text)] for one in result.unreadable]
         parts.append(table(bad, ("row", "reason", "detail", "text")))
+    return "\n\n".join([*parts, estimate_text(result)])
+
+
+def generation_text(result: Any) -> str:
+    """Return the pairs by rule: how many of those asked for, of which kinds, examples, and what a model would cost."""
+    found = result.generation
+    parts = [
+        f"{found.found_pairs:,} pairs by rule in {found.documents:,} documents, {found.wanted_pairs:,} wanted for "
+        f"{found.wanted_rows:,} rows ({found.found_share:.0%}); about {found.trained_rows:,} rows to train on"
+    ]
+    used = f"{found.used_sentences:,} of {found.sentences:,} sentences, items and cells are in an answer"
+    rate = f"; one pair for {found.words_per_pair:,} words" if found.words_per_pair else ""
+    parts.append(f'coverage {found.coverage:.0%}: {used}{rate}\nonly "what is it about": {found.last_resort_share:.0%}')
+    if found.kinds:
+        parts.append(table([[name, f"{count:,}"] for name, count in found.kinds.items()], ("kind", "pairs")))
+    for example in found.examples:
+        parts.append(f"--- {example.source}, {example.kind}\nQ: {cut(example.question)}\nA: {cut(example.answer)}")
+    if found.documents_without_pairs:
+        missing = found.documents - found.documents_with_pairs
+        parts.append(f"without a pair: {missing:,} documents, {', '.join(found.documents_without_pairs[:5])}")
+    cost = found.model_cost
+    tokens = f"{cost.prompt_tokens:,} tokens read, {cost.reply_tokens:,} written"
+    parts.append(f"with a model instead: about {cost.calls:,} calls, {tokens}; {cost.basis}")
+    if found.advice:
+        parts.append(found.advice)
     return "\n\n".join([*parts, estimate_text(result)])
 
 

@@ -24,6 +24,7 @@ from trainyard.api.live.waits import read_devices
 from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
 from trainyard.api.verbs.backends import backend_table
+from trainyard.cancellation import while_caller_waits
 from trainyard.compute.gpus import MIB, GpuReadings, devices_here, physical_cores, read_amd_memory, read_gpus
 from trainyard.compute.sandbox.service import Confinement, find_confinement
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path
@@ -66,7 +67,7 @@ class Diagnosis(BaseModel):
 
 def examine(_: Nothing, context: Context) -> Diagnosis:
     """Run all checks; one that fails hides no other."""
-    return Diagnosis(checks=tuple(check for look in LOOKS for check in look(context.settings)))
+    return Diagnosis(checks=tuple(check for look in while_caller_waits(LOOKS) for check in look(context.settings)))
 
 
 def look_at_queue(settings: Settings) -> list[Check]:

@@ -78,7 +78,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
         with models_served(settings, context.say) as serving:
             url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
             asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
-            service = start_api(settings, url, context.say)  # starts while the deployments are written
+            service = start_api(settings, url, context.say, given.port)  # starts while the deployments are written
             if not stack.bootstrapped(settings, url):
                 bootstrap(settings, url, context.say)
             worker = stack.running_for(settings, "worker", url) or begin_work(settings, url, context.say)

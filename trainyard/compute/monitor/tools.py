@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 import psutil
 
+from trainyard.cancellation import run_process
 from trainyard.compute.gpus import MIB
 from trainyard.compute.monitor.readings import NO_GPU, OK, Clocks, GpuReading, MonitorReading, ProcessMemory
 from trainyard.inherited import child_environment
@@ -38,10 +39,8 @@ Run = Callable[[Sequence[str]], bytes]
 
 
 def run_tool(command: Sequence[str]) -> bytes:
-    """What a tool prints. Raises `OSError`, `subprocess.SubprocessError`."""
-    return subprocess.run(
-        command, capture_output=True, check=True, timeout=WAIT_S, stdin=subprocess.DEVNULL, env=child_environment()
-    ).stdout
+    """What a tool prints. Raises `OSError`, `subprocess.SubprocessError`, `CallerLeft`."""
+    return run_process(command, timeout_s=WAIT_S, environment=child_environment())
 
 
 def read_amd(run: Run = run_tool, find: Callable[[str], str | None] = shutil.which) -> MonitorReading | None:

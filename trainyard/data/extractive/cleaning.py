@@ -17,6 +17,8 @@ ATTRIBUTES = re.compile(r"(?<!\s)\s*\{:?\s*[#.][\w:.-]+(?:\s[^{}]*)?\}")
 SHORTCODE = re.compile(
     r"\{\{[<%][^{}]{0,500}?\btext=[\"“]([^\"”]{0,500})[\"”][^{}]{0,500}[>%]\}\}|(?:^\s*)\{\{[<%][^{}]*[>%]\}\}"
 )
+TEMPLATE_TAG = re.compile(r"\{%-?[^{}]{0,500}%\}|@(?:include|link)\([^()\s]{1,80}\)")
+"""Tags of Jekyll and other site builders."""
 FOOTNOTES = (
     re.compile(r"\s?\[\^[^\]\s]{1,60}\]"),
     re.compile(r"(?<![\w\]])\s?\[[1-9]\d{0,2}(?:\s?[,–-]\s?\d{1,3})*\](?![(:])"),
@@ -27,6 +29,8 @@ FOOTNOTES = (
     re.compile(r"(?<=[^\W\d_]{3})\*{1,3}(?=[\s.,;:)。，、]|$)"),
     re.compile(r"\s?[（(\[［〔]\s*(?:※|\*|注|脚注|註)\s*\d{1,2}\s*[)）\]］〕]|\s?※\s?\d{1,2}|(?<=\w)\*\d{1,2}(?!\w)"),
 )
+VARIABLE = re.compile(r"\{\{[^{}]{0,100}\}\}")
+"""A variable of a site builder that stands for a heading."""
 PILCROW = re.compile(r"(?<!\s)\s*[¶§🔗]\s*$|(?<!\s)\s+#+\s*$")
 """The link to itself that documentation tools put behind a heading."""
 LABEL = re.compile(
@@ -73,7 +77,7 @@ def tidy_text(text: str) -> str:
     parts = CODE_SPAN.split(text.replace("\u00ad", "").replace("\u200b", ""))
     for place, part in enumerate(parts[::2]):
         text = SHORTCODE.sub(lambda match: match[1] or "", EMPHASIS.sub(r"\1", part))
-        for mark in (ATTRIBUTES, *FOOTNOTES):
+        for mark in (ATTRIBUTES, TEMPLATE_TAG, *FOOTNOTES):
             text = mark.sub("", text)
         parts[2 * place] = text
     return SPACES.sub(" ", "".join(parts)).strip()
@@ -81,7 +85,7 @@ def tidy_text(text: str) -> str:
 
 def tidy_heading(text: str) -> str:
     """Return `tidy_text` of a heading, which documentation tools end with a link to itself."""
-    return PILCROW.sub("", tidy_text(text)).strip()
+    return PILCROW.sub("", tidy_text(VARIABLE.sub("", text))).strip()
 
 
 def speakers_of(paragraphs: Iterable[str]) -> set[str]:

@@ -15,10 +15,14 @@ from trainyard.data.extractive import grammar, sentences
 from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
-from trainyard.data.extractive.sentences import ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.language import ENGLISH, detect_language
+from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
+from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, Reader, acceptable_part, ended
+from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 PLACE_WORDS = 9
+LISTS = ("listing", "steps")
+LAST_RESORT = 9
+"""Worth of a question that asks what a page is about."""
 TERM_WORDS = 6
 DEFINED_WORDS = 4
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
@@ -35,13 +39,18 @@ class Fact:
     worth: int
     """0 is taken first when not all facts are wanted."""
     language: str = ENGLISH
+    clause: str = ""
+    """The question of the rule `named` as a clause."""
+    placed: bool = False
+    """Whether each wording names the page."""
 
 
 def title_of(sections: list[Section], fallback: str) -> str:
     """The only top heading, if the document begins with it; else the given title."""
     headings = [section for section in sections if section.heading]
     alone = [section.level for section in headings].count(1) == 1
-    return headings[0].heading if alone and headings[0].level == 1 else fallback
+    usable = alone and headings[0].level == 1 and "{{" not in headings[0].heading
+    return headings[0].heading if usable else fallback
 
 
 def language_of(sections: list[Section]) -> str:
@@ -57,12 +66,14 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
     """Facts of an outline, in document order.
 
     A heading that occurs twice is named with the one above it; a question that would still have two answers is left
-    out, and so is an answer that an earlier fact has.
+    out, and so is an answer that an earlier fact has. What a page is about is asked only where there is nothing else.
     """
     language = language_of(sections)
     speakers = speakers_of(paragraph for section in sections for paragraph in section.paragraphs)
     headings = Counter(section.heading.lower() for section in sections)
-    found: dict[tuple[str, str], list[Fact]] = {}
+    reader = Reader(language, title, sections)
+    found: dict[tuple[str, str, bool], list[Fact]] = {}
+    answers: set[str] = set()
     for section in sections:
         if grammar.REFERENCES.fullmatch(section.heading.rstrip(" :：.")):
             continue
@@ -73,32 +84,69 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
         # What persons say in it and references to other pages are left out.
         kept = [text for text in section.paragraphs if not (spoken(text, speakers) or only_refers(text))]
         items = [item for item in section.items if not (spoken(item.text, speakers) or only_refers(item.text))]
-        plain = replace(section, paragraphs=[without_label(text) for text in kept], items=items)
-        answers: list[str] = []
-        for fact in section_facts(plain, topic, title, language):
-            if fact.answer not in answers:
-                answers.append(fact.answer)
-                found.setdefault((fact.topic.lower(), fact.title), []).append(fact)
+        blocks = [block for block in section.blocks if block.list_id or not spoken(block.text, speakers)]
+        plain = replace(section, paragraphs=[without_label(text) for text in kept], items=items, blocks=blocks)
+        for fact in section_facts(plain, topic, title, language, reader):
+            whole = fact.worth <= 1 or fact.rule in ("statement", "section")  # a long answer has several facts
+            key = f"{fact.topic.lower()}\0{fact.answer}" if whole else fact.answer
+            if key not in answers and (whole or fact.answer not in answers):
+                answers |= {key, fact.answer}
+                found.setdefault((fact.topic.lower(), fact.title, fact.rule in LISTS), []).append(fact)
     facts = [facts[0] for facts in found.values() if len({fact.answer for fact in facts}) == 1]
-    return [replace(fact, language=language) for fact in facts]
+    specific = [fact for fact in facts if fact.rule != "about"]
+    return [replace(fact, language=language) for fact in specific or facts]
 
 
-def section_facts(section: Section, topic: str, title: str, language: str) -> Iterator[Fact]:
-    if section.paragraphs and (answer := short_answer(section.paragraphs[0])):
-        if not topic or topic.lower() == title.lower():
-            subject = grammar.definition_subject(answer, title) if language == ENGLISH else None
-            yield Fact("definition" if subject else "about", subject or title, title, answer, 2)
-        elif not BARE.fullmatch(topic):
-            question = grammar.as_question(topic, language)
-            yield Fact("question" if question else "section", question or topic, title, answer, 0)
+def shares_word(topic: str, sentence: str) -> bool:
+    """Whether a sentence has a word of its heading, whatever its ending."""
+    words = {word[:5] for word in re.findall(r"\w{4,}", sentence.lower())}
+    return any(word[:5] in words for word in re.findall(r"\w{4,}", topic.lower()))
+
+
+def section_facts(section: Section, topic: str, title: str, language: str, reader: Reader) -> Iterator[Fact]:
     # A long place would be most of the question, and questions about neighbours would pass for copies of each other.
     named = topic and topic != title and not BARE.fullmatch(topic)
     near = named and num_words(f"{title} {topic}") <= PLACE_WORDS
-    where = f"{title}{COLONS.get(language, ': ')}{topic}" if near else title
+    colon = COLONS.get(language, ": ")
+    where = f"{title}{colon}{topic}" if near else title
+    question = grammar.as_question(topic, language) if named else None
+    opening = short_answer(section.paragraphs[0]) if section.paragraphs else None
+    if opening and language in ASKERS and section.paragraphs[0].rstrip(CLOSERS + " ")[-1:] not in ".!?…":
+        opening = None  # a caption, a name
+    if opening and language in ASKERS and ELSEWHERE.search(opening):
+        opening = None
+    if question and opening:
+        yield Fact("question", question, title, opening, 0)
+    statements = list(reader.read(section, topic))
+    specific = {statement.answer for statement in statements if statement.rule != "statement"}
+    about_topic = opening is not None and language in ASKERS and shares_word(topic, opening)
+    if opening and (about_topic or not any(answer.startswith(opening) for answer in specific)):
+        if not topic or topic.lower() == title.lower():
+            subject = grammar.definition_subject(opening, title) if language == ENGLISH else None
+            if subject:
+                yield Fact("definition", subject, title, opening, 0)
+        elif named and not question:
+            whole = next((found.answer for found in statements if found.answer.startswith(opening)), opening)
+            yield Fact("section", topic, title, whole, 1)
     yield from item_facts(section, where, language)
     yield from row_facts(section, where, language)
+    defined = bool(opening) and language == ENGLISH and grammar.definition_subject(opening or "", title) is not None
+    for found in statements:
+        if defined and re.match(r"What (?:is|are) ", found.topic) and found.answer.startswith(opening or ""):
+            continue  # the definition asks for it
+        place = f"{where}{colon}{found.context}" if found.context else where
+        if found.rule in ("listing", "steps") or found.topic.lower() == topic.lower():
+            place = title
+        yield Fact(
+            found.rule, found.topic, place, found.answer, found.worth + 1, clause=found.clause, placed=found.placed
+        )
+    held = [statement.answer for statement in statements]
     for paragraph in section.paragraphs:
-        yield from sentence_facts(paragraph, title, topic, language)
+        for fact in sentence_facts(paragraph, title, topic, language):
+            if not any(answer.startswith(fact.answer) for answer in held):
+                yield fact
+    if opening and (not topic or topic.lower() == title.lower()):
+        yield Fact("about", title, title, opening, LAST_RESORT)
 
 
 def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
@@ -134,13 +182,19 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
     named = enumerate(zip(header, row, strict=False))
     filled = [(number, head, cell) for number, (head, cell) in named if number and cell]
     plain = [entry for entry in filled if grammar.PLAIN_HEAD.fullmatch(entry[1].lower())]
-    if plain or len(filled) == 1:
+    two_columns = len(filled) == 1 and not (language in ASKERS and filled[0][1] and not plain)
+    if plain or two_columns:
         number, _, cell = (plain or filled)[0]
         near = number == 1 and not begins_with(row[0], cell)
         if answer := short_answer(f"{row[0]}{COLONS.get(language, ': ')}{cell}" if near else cell):
             yield Fact("term", unquoted(row[0]), where, answer, 1)
         return
     for number, head, cell in filled:
+        if language in ASKERS:
+            if head and num_words(cell) and acceptable_part(cell) and re.search(r"[^\W\d_]", row[0]):
+                quoted = f"„{row[0]}“ unter „{head}“" if language == GERMAN else f'"{row[0]}" under "{head}"'
+                yield Fact("cell", quoted, where, ended(f"{row[0]}, {head}: {cell}"), 1)
+            continue
         least = sentences.LEAST_WORDS if number == 1 else ENOUGH_WORDS
         text = f"{row[0]}{COLONS.get(language, ': ')}{cell}" if number == 1 else cell
         if head and num_words(cell) >= least and (answer := short_answer(text)):

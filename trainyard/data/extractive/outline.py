@@ -41,6 +41,21 @@ class Item:
 
 
 @dataclass
+class Block:
+    """A paragraph or a list item in the order of the page."""
+
+    text: str
+    list_id: int = 0
+    """0 for a paragraph; the items of one list share a number."""
+    number: int = 0
+    """Place in a numbered list, from 1; 0 in any other."""
+    label: str = ""
+    lead: str = ""
+    """The paragraph that announces the list, or the item above a nested one."""
+    depth: int = 0
+
+
+@dataclass
 class Section:
     """The text between two headings. `heading` is empty above the first one."""
 
@@ -51,6 +66,8 @@ class Section:
     items: list[Item] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
     """Table rows; the header row comes first, and a table follows another one after an empty row."""
+    blocks: list[Block] = field(default_factory=list)
+    """Paragraphs and items in order."""
     code: list[tuple[str, str]] = field(default_factory=list)
     """(paragraph before the block, code)."""
 
@@ -69,6 +86,8 @@ class Builder:
 
     def __init__(self) -> None:
         self.sections = [Section("", 0)]
+        self.lists: list[Block] = []
+        self.num_lists = 0
 
     @property
     def current(self) -> Section:
@@ -77,6 +96,37 @@ class Builder:
     def heading(self, text: str, level: int) -> None:
         above = [section for section in self.sections if section.heading and section.level < level]
         self.sections.append(Section(tidy_heading(text), level, above[-1].heading if above else ""))
+
+    def paragraph(self, text: str) -> None:
+        self.current.paragraphs.append(text)
+        self.current.blocks.append(Block(text))
+
+    def open_list(self, *, ordered: bool) -> None:
+        """Begin a list; what announces it is the item or the paragraph before."""
+        last = self.current.blocks[-1] if self.current.blocks else Block("")
+        nested = bool(self.lists)
+        announces = last.text.rstrip().endswith((":", "：")) or nested
+        self.num_lists += 1
+        lead = (last.label or last.text) if announces else ""
+        self.lists.append(Block("", self.num_lists, int(ordered), "", lead, len(self.lists) + 1))
+
+    def close_list(self) -> None:
+        self.lists.pop()
+
+    def item(self, label: str, text: str, *, first: bool = True) -> None:
+        """Add an item; a further paragraph of one (`first=False`) keeps the label of its item."""
+        self.current.items.append(Item(label, text))
+        if not self.lists:
+            self.current.blocks.append(Block(text, label=label))
+            return
+        around = self.lists[-1]
+        if not first:
+            before = [block for block in self.current.blocks if block.list_id == around.list_id]
+            self.current.blocks.append(Block(text, 0, 0, "", before[-1].label if before else "", around.depth))
+            return
+        number = around.number
+        around.number += bool(number)
+        self.current.blocks.append(Block(text, around.list_id, number, label, around.lead, around.depth))
 
     def code(self, code: str) -> None:
         before = self.current.paragraphs[-1] if self.current.paragraphs else ""
@@ -114,11 +164,17 @@ def inline_label(token: Token) -> str:
 def markdown_outline(text: str) -> list[Section]:
     builder = Builder()
     depth = quiet = 0
+    first = True
     cells: list[str] = []
     tokens = MARKDOWN.parse(FRONT_MATTER.sub("", text))
     for before, token in zip([None, *tokens], tokens, strict=False):
         if token.type in ("list_item_open", "list_item_close"):
             depth += token.nesting
+            first = True
+        elif token.type in ("bullet_list_open", "ordered_list_open"):
+            builder.open_list(ordered=token.type == "ordered_list_open")
+        elif token.type in ("bullet_list_close", "ordered_list_close"):
+            builder.close_list()
         elif token.type in ("blockquote_open", "blockquote_close"):
             quiet += token.nesting
         elif token.type in {"fence", "code_block"}:
@@ -138,9 +194,10 @@ def markdown_outline(text: str) -> list[Section]:
             elif before.type in ("th_open", "td_open"):
                 cells.append(words)
             elif depth and words and not is_only_a_link:
-                builder.current.items.append(Item(inline_label(token), words))
+                builder.item(inline_label(token), words, first=first)
+                first = False
             elif words and not depth:
-                builder.current.paragraphs.append(words)
+                builder.paragraph(words)
     return builder.sections
 
 
@@ -163,14 +220,23 @@ def walk_rst(node: nodes.Element, builder: Builder, level: int) -> None:
             builder.heading(rst_text(child.next_node(nodes.title)), level + 1)
             walk_rst(child, builder, level + 1)
         elif isinstance(child, nodes.paragraph):
-            builder.current.paragraphs.append(rst_text(child))
+            builder.paragraph(rst_text(child))
+        elif isinstance(child, nodes.Admonition):
+            walk_rst(child, builder, level)
         elif isinstance(child, nodes.bullet_list | nodes.enumerated_list):
-            builder.current.items += [Item(rst_label(item), rst_text(item)) for item in child.children]
+            builder.open_list(ordered=isinstance(child, nodes.enumerated_list))
+            for item in child.children:
+                parts = list(item.children)
+                builder.item(rst_label(item), rst_text(parts[0]) if parts else "")
+                for part in parts[1:]:
+                    if isinstance(part, nodes.paragraph):
+                        builder.item("", rst_text(part), first=False)
+            builder.close_list()
         elif isinstance(child, nodes.definition_list):
             for entry in child.children:
                 term, meaning = rst_text(entry.next_node(nodes.term)), rst_text(entry.next_node(nodes.paragraph))
                 if term and meaning:
-                    builder.current.items.append(Item(term, f"{term}: {meaning}"))
+                    builder.item(term, f"{term}: {meaning}")
         elif isinstance(child, nodes.literal_block):
             builder.code(child.astext())
         elif isinstance(child, nodes.table):
@@ -208,9 +274,11 @@ def plain_outline(text: str) -> list[Section]:
         if len(lines) == 1 and len(words.split()) <= 10 and words[-1] not in ".!:;," and words[0].isalnum():
             builder.heading(words, 1 if len(builder.sections) == 1 else 2)
         elif re.match(r"[-*•] ", lines[0]):
-            builder.current.items += [
-                Item("", tidy_text(item)) for item in re.split(r"(?:^|\n)\s*[-*•] ", block) if item.strip()
-            ]
+            builder.open_list(ordered=False)
+            for item in re.split(r"(?:^|\n)\s*[-*•] ", block):
+                if item.strip():
+                    builder.item("", tidy_text(item))
+            builder.close_list()
         else:
-            builder.current.paragraphs.append(words)
+            builder.paragraph(words)
     return builder.sections

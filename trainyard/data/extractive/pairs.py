@@ -31,6 +31,7 @@ class Pair:
     answer: str
     worth: int
     """0 is taken first when not all pairs are wanted."""
+    rule: str = ""
 
 
 def extract(document: DocumentRow, template: GenerationTemplate) -> list[Fact]:
@@ -45,7 +46,8 @@ def extract(document: DocumentRow, template: GenerationTemplate) -> list[Fact]:
         found = (code.body_facts if as_code else code.docstring_facts)(document.text, title)
     else:
         sections = outline(document.kind, document.text)
-        title = title_of(sections, tidy_heading(document.title) or PurePosixPath(document.source).stem)
+        named = "" if "{{" in document.title else tidy_heading(document.title)
+        title = title_of(sections, named or PurePosixPath(document.source).stem.replace("_", " "))
         found = code.snippet_facts(sections, title) if as_code else prose_facts(sections, title)
     return sorted(found, key=lambda fact: fact.worth)
 
@@ -64,8 +66,11 @@ def pairs(document: DocumentRow, template: GenerationTemplate, *, wordings: int)
             texts = [instruction(fact.rule, fact.topic, fact.title, fact.language)]
         else:
             count = wordings if template is GenerationTemplate.QA else 1
-            texts = questions(fact.rule, fact.topic, fact.title, count=count, turn=turn, language=fact.language)
-        if texts[0] not in asked:
+            texts = questions(
+                fact.rule, fact.topic, fact.title, count=count, turn=turn, language=fact.language, clause=fact.clause,
+                placed=fact.placed,
+            )  # fmt: skip
+        if not asked.intersection(texts):
             asked.update(texts)
-            found.append(Pair(identity[:16], texts, fact.answer, fact.worth))
+            found.append(Pair(identity[:16], texts, fact.answer, fact.worth, fact.rule))
     return found

@@ -35,20 +35,33 @@ DETERMINER = r"(?:(?:the |a |an |my |our |your |another |each |every )(?:[a-z]+ 
 TO_DO = ("how", "what", "when", "where", "which")
 """Questions that become "how to start the pump" when they are asked with "do I"."""
 IRREGULAR = {"have": "has", "do": "does", "go": "goes", "be": "is"}
-SAME_RULE = {"cell": "section"}
-"""Rules that ask with the wordings of another one."""
+SAME_RULE = {"cell": "section", "option": "term", "value": "term"}
+"""Rules that ask with the wordings of another one in a language that has none of their own."""
 
 
-def questions(rule: str, topic: str, title: str, *, count: int, turn: int, language: str = ENGLISH) -> list[str]:
-    """`count` different wordings of one question (1 to 8); the last of several is the reserved one.
+PLACES: dict[str, tuple[str, ...]] = {language: tuple(forms) for language, forms in _TEXTS["places"].items()}
+"""Language -> the ways to name the page of a question, one for each wording."""
 
-    `turn` (any integer, constant for a question) says where in the list of training wordings to begin.
+
+def questions(
+    rule: str, topic: str, title: str, *, count: int, turn: int, language: str = ENGLISH, clause: str = "",
+    placed: bool = False,
+) -> list[str]:  # fmt: skip
+    """Return `count` different wordings of one question (1 to 8); the last of several is the reserved one.
+
+    `turn` (any integer, constant for a question) says where in the list of training wordings to begin. `clause` is the
+    question of the rule `named` as a clause; `placed` names the page in each wording.
     """
-    clause = ""
     if rule == "question" and language == ENGLISH and title.lower() in topic.lower():
         clause = subordinate(topic, title)
         rule = "named" if clause else "bare"
-    forms = WORDINGS[language][SAME_RULE.get(rule, rule)]
+    elif rule == "named" and not clause:
+        rule = "bare"
+    forms = WORDINGS[language].get(rule) or WORDINGS[language][SAME_RULE[rule]]
+    if placed and rule in ("named", "bare"):
+        forms = tuple(place.replace("{question}", "{topic}") for place in PLACES[language])
+    elif placed:
+        forms = tuple(place.replace("{question}", form) for place, form in zip(PLACES[language], forms, strict=True))
     training, reserved = forms[:-1], forms[-1]
     chosen = [training[(turn + step) % len(training)] for step in range(max(1, count - 1))]
     if count > 1:
@@ -58,7 +71,8 @@ def questions(rule: str, topic: str, title: str, *, count: int, turn: int, langu
 
 def instruction(rule: str, topic: str, title: str, language: str = ENGLISH) -> str:
     """The fact's question as an instruction to write."""
-    return INSTRUCTIONS[language][SAME_RULE.get(rule, rule)].format(topic=topic, title=title)
+    texts = INSTRUCTIONS[language]
+    return (texts.get(rule) or texts[SAME_RULE[rule]]).format(topic=topic, title=title)
 
 
 def subordinate(question: str, name: str) -> str:

@@ -25,7 +25,7 @@ OPENERS = "\"'“„‘«([¿¡「『（"
 NESTED = (("「", "」"), ("『", "』"), ("（", "）"), ("“", "”"), ("《", "》"))
 ABBREVIATION = re.compile(
     r"(?:\b(?:e\.g|i\.e|etc|vs|cf|approx|resp|no|nos|fig|sec|dr|mr|mrs|ms|st|prof|inc|ltd|ca|al|vol|pp|est|"
-    r"z\.\s?B|d\.\s?h|u\.\s?a|bzw|usw|evtl|ggf|Nr|Abb|Hr|Tel|Std|Min|inkl|max|min|vgl|"
+    r"z\.\s?B|d\.\s?h|sog|bspw|insb|einschl|zzgl|gem|Abs|Art|o\.\s?ä|u\.\s?U|u\.\s?a|bzw|usw|evtl|ggf|Nr|Abb|Hr|Tel|Std|Min|inkl|max|min|vgl|"
     r"p\.\s?ex|Mme|env|réf|art|p\.\s?ej|Sr|Sra|Ud|Uds|núm|pág|tel)|\b[^\W\d_])\.$",
     re.I,
 )

@@ -61,9 +61,8 @@ class Books:
 
     def first_time(self, question: str) -> bool:
         """Return whether the question is new; case and spaces are ignored."""
-        plain = " ".join(question.lower().split()).encode("utf-8", "surrogatepass")
         known = len(self.questions)
-        self.questions.add(hashlib.blake2b(plain, digest_size=12).digest())
+        self.questions.add(question_key(question))
         return len(self.questions) > known
 
     def keep(self, account: DocumentCounts, rows: Sequence[SftRow | PreferenceRow]) -> None:
@@ -112,6 +111,12 @@ class Books:
         """Write `accounting.json`: facts of the run, the balance, and one entry per document."""
         value = {**facts, **self.balance(), "documents": self.accounts}
         (self.folder / ACCOUNTING_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+
+def question_key(question: str) -> bytes:
+    """Return what two questions share that differ in case and spaces only."""
+    plain = " ".join(question.lower().split()).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(plain, digest_size=12).digest()
 
 
 def spread_by_weight(count: int, weights: Sequence[float]) -> list[int]:

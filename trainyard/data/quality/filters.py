@@ -11,19 +11,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-from jsonschema.protocols import Validator
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from trainyard.data.quality.blocks import ANSWERS, MESSAGE_COLUMNS, Block, Detail, Turns, values
 from trainyard.data.quality.duplicates import identities
+from trainyard.data.quality.row_schemas import RowSchema
 from trainyard.data.quality.sieve import RowFilter
-from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import QualityRules
 
+SCHEMA_LIMIT = "row_schema_limit"
+"""Why a row is left out that needs more than the schema may use for one row."""
 ROLES = ("system", "user", "assistant", "tool")
 Check = tuple[np.ndarray, str, Detail]
 """Mask of the rows that break the rule, the reason, and why."""
@@ -117,39 +114,28 @@ FORMAT_CHECKS: dict[Port, tuple[Callable[[Block], Check], ...]] = {
 # --- JSON Schema ----------------------------------------------------------------------------------------------------
 
 
-def row_validator(schema: dict[str, Any] | None) -> Validator | None:
-    """A validator for the config's `row_schema`; remote references are not fetched.
-
-    Raises `InvalidInput` (`E-DATA-FORMAT`) if it is not a JSON Schema.
-    """
-    if schema is None:
-        return None
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise InvalidInput(
-            f"row_schema is not a JSON Schema: {error.message}.",
-            do="Write a schema of draft 2020-12 for a row as docs/validation.md shows it.",
-            code="E-DATA-FORMAT",
-        ) from error
-    return Draft202012Validator(schema, registry=Registry())
+def row_validator(schema: dict[str, Any] | None) -> RowSchema | None:
+    """The config's `row_schema`, in its child. Raises `InvalidInput` (`E-DATA-FORMAT`) for what judges no row."""
+    return None if schema is None else RowSchema(schema)
 
 
 def check_schema(block: Block, sieve: RowFilter) -> Block:
-    """Rows that do not meet the config's JSON Schema."""
+    """Rows that do not meet the config's JSON Schema, and rows that cannot be compared with it within its limits.
+
+    Raises `InvalidInput` (`E-DATA-FORMAT`), `LimitExceeded` (`E-DATA-LIMIT`).
+    """
     if sieve.row_validator is None or not len(block):
         return block
-    try:
-        errors = [next(sieve.row_validator.iter_errors(row), None) for row in block.batch.to_pylist()]
-    except Unresolvable as error:
-        raise InvalidInput(
-            f"row_schema refers to {error.ref!r}, which is not in it.",
-            why="References are looked up inside the schema; nothing is fetched.",
-            do="Put the schema that is meant under $defs.",
-            code="E-DATA-FORMAT",
-        ) from error
-    texts = [f"{error.json_path}: {error.message}"[:300] if error else "" for error in errors]
-    return sieve.ledger.drop(block, np.array([bool(text) for text in texts]), "row_schema", lambda row: texts[row])
+    replies = sieve.row_validator.judge(block.batch.to_pylist())
+    limits = [reply.limit for reply in replies]
+    problems = [reply.problem for reply in replies if not reply.limit]
+    block = sieve.ledger.drop(
+        block, np.array([bool(limit) for limit in limits]), SCHEMA_LIMIT,
+        lambda row: f"comparing it with row_schema used {limits[row]}",
+    )  # fmt: skip
+    return sieve.ledger.drop(
+        block, np.array([bool(text) for text in problems], bool), "row_schema", lambda row: problems[row]
+    )
 
 
 # --- exact duplicates -----------------------------------------------------------------------------------------------

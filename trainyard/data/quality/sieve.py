@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jsonschema.protocols import Validator
 
 from trainyard.data.quality.blocks import RowLedger
 from trainyard.data.quality.decontamination import HeldOutIndex
 from trainyard.data.quality.duplicates import Shingles
+from trainyard.data.quality.row_schemas import RowSchema
 from trainyard.data.rows import Message
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
@@ -39,7 +39,7 @@ class RowFilter:
     port: Port
     ledger: RowLedger
     tokens: TokenCounter
-    row_validator: Validator | None = None
+    row_validator: RowSchema | None = None
     vocabulary: Vocabulary | None = None
     evaluation: HeldOutIndex | None = None
     seen: set[bytes] = field(default_factory=set)

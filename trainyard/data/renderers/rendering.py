@@ -16,13 +16,13 @@ from typing import Any
 
 import orjson
 from jinja2.exceptions import TemplateError
-from transformers.utils.chat_parsing import parse_response
 
 from trainyard.data.renderers.contract import Parsed, Rendered, Termination, Tools, Turn
 from trainyard.data.renderers.refusals import REFUSALS
 from trainyard.data.renderers.spans import ANSWERED, ASKED, Span, TemplateText, common_prefix, remove_marks
 from trainyard.data.renderers.visibility import REASONING, Visibility, names_of_calls, shows_words
 from trainyard.data.rows import TEMPLATE_EXTRAS, Message
+from trainyard.loading import load
 
 ANCHOR = "\x02"
 """Where an answer begins, for the parser of transformers, which looks for it in the prompt."""
@@ -293,7 +293,7 @@ class Renderer(TemplateText):
             said = said.removeprefix(self.lead)
         grammar = {"defaults": {"role": "assistant"}, "start_anchor": ANCHOR, "fields": dict(self.spec.grammar)}
         try:
-            turn = parse_response(said, grammar, prefix=ANCHOR + opened)
+            turn = load("transformers.utils.chat_parsing:parse_response")(said, grammar, prefix=ANCHOR + opened)
         except (ValueError, KeyError, TypeError):  # a call that is not JSON, or not the JSON of a call
             return Parsed({"role": "assistant", "content": said}, Termination.MALFORMED)
         calls = turn.get("tool_calls", [])

@@ -29,6 +29,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
+from trainyard.cancellation import while_caller_waits
 from trainyard.errors import Corrupt
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 
@@ -144,7 +145,8 @@ class AuditLog:
         """Every line that can be read; those that were cut off by a power cut are left out."""
         files = log_files(self.folder)
         for path in reversed(files) if newest_first else files:
-            rows = [value for data in path.read_bytes().splitlines() if (value := parsed(data)) is not None]
+            lines = while_caller_waits(path.read_bytes().splitlines())
+            rows = [value for data in lines if (value := parsed(data)) is not None]
             yield from reversed(rows) if newest_first else rows
 
 
@@ -227,7 +229,7 @@ def verify_log(folder: Path) -> LogVerification:
     files = log_files(folder)
     seq, previous, count, first = 0, BEGINNING, 0, 0
     for path in files:
-        for number, data in enumerate(path.read_bytes().splitlines(), 1):
+        for number, data in enumerate(while_caller_waits(path.read_bytes().splitlines()), 1):
             value, place = parsed(data), f"{path.name}:{number}"
             if value is None:
                 problems.append(f"{place} is not a whole line: cut off by a power cut, or changed")

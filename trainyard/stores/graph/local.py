@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from trainyard.cancellation import ended_on_leaving
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable, from_fields
 from trainyard.inherited import UMASK, child_environment
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
@@ -60,9 +61,12 @@ class LadybugGraph(AskedGraph):
                 self.writer.stdin.flush()
             except OSError as error:  # BrokenPipeError: it died while it was idle
                 raise self.died() from error
-            if verb == "query":
-                self.give_way()
-            return self.answer()
+            if verb == "mutate":
+                return self.answer()
+            with ended_on_leaving(self.writer.kill):  # which reads only
+                if verb == "query":
+                    self.give_way()
+                return self.answer()
 
     def give_way(self) -> None:
         """Wait for a query's answer, but end the writer when the query takes long and others wait, or takes too long.

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import orjson
 
+from trainyard.cancellation import CALLER_HOOKS, require_caller
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable, from_fields
 from trainyard.stores.graph.contract import AskedGraph
 
@@ -35,7 +36,9 @@ class HttpGraph(AskedGraph):
         token = os.environ.get(TOKEN_VARIABLE)
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self.url, self.sleep = url.rstrip("/"), sleep
-        self.http = http or httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S)
+        self.http = http or httpx.Client(
+            base_url=self.url, headers=headers, timeout=TIMEOUT_S, event_hooks=CALLER_HOOKS
+        )
 
     def ask(self, verb: str, **fields: Any) -> Any:
         """One request, sent up to four times. Raises what the server raised, or `Unavailable` (`E-GRAPH-STORE`)."""
@@ -44,6 +47,7 @@ class HttpGraph(AskedGraph):
         parameters = {name: value for name, value in fields.items() if value} if content is None else None
         problem = ""
         for attempt in range(ATTEMPTS):
+            require_caller()
             if attempt:
                 self.sleep(FIRST_WAIT_S * 2 ** (attempt - 1))
             try:

@@ -19,6 +19,7 @@ from trainyard.api.records import NodeResult, RunResult
 from trainyard.api.responses import Response
 from trainyard.api.training_logs import training_logs_of
 from trainyard.api.verbs.records.trained import find_ended
+from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.statistics import bootstrap, count_flips, improvements
 from trainyard.spec.axes.data import Port
@@ -229,6 +230,7 @@ def pair_scores(before: Mapping[str, Any], after: Mapping[str, Any], report: Map
     scores = [line.get("scores") or {"ids": [], "clusters": [], "candidate": []} for line in (before, after)]
     new = dict(zip(scores[1]["ids"], scores[1]["candidate"], strict=True))
     rows = zip(scores[0]["ids"], scores[0]["clusters"], scores[0]["candidate"], strict=True)
+    require_caller()
     shared = [(cluster, old, new[one]) for one, cluster, old in rows if one in new]
     if not shared:
         return {}

@@ -11,34 +11,35 @@ import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2.exceptions import TemplateError
 from pydantic import ValidationError
 
 from trainyard.api.context import Context
-from trainyard.api.planning import shape_of
 from trainyard.api.plans.known import folder_of
 from trainyard.api.requests.data import PreviewInput
 from trainyard.api.responses import Response
+from trainyard.api.verbs.data.pairs import GenerationPreview, check_documents, survey_pairs
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import devices_here
+from trainyard.data.generation.survey import PairSurvey
 from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
+from trainyard.data.quality.lengths import load_token_counter
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.remote.pins import pin_sources
-from trainyard.data.renderers.rendering import Cut, Piece, Renderer, turn_of
-from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.data.rows import (
     ROWS_FILE,
     DocumentRow,
     LabelledRow,
+    Message,
     PreferenceRow,
     PromptRow,
     Row,
@@ -50,7 +51,7 @@ from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.loading import load
 from trainyard.settings import Settings
-from trainyard.spec.axes.data import DataFormat, Port
+from trainyard.spec.axes.data import BAD_FRACTION, DataFormat, Port
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.estimate.estimate import steps_of
 from trainyard.spec.estimate.timing import TimeEstimate, Workload, count_tokens, estimate_time
@@ -58,6 +59,11 @@ from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.stores.models import resolve_model
 
+if TYPE_CHECKING:
+    from trainyard.data.renderers.rendering import Cut, Piece, Renderer
+
+RENDERING = "trainyard.data.renderers.rendering"
+"""Imports transformers, which the pairs of documents need not."""
 STAGES = {Port.SFT: Stage.SFT, Port.PREFERENCE: Stage.DPO, Port.LABELLED: Stage.KTO, Port.TEXT: Stage.CPT}
 """The stage that the estimate is about."""
 BINS = 10
@@ -133,7 +139,14 @@ class LengthStatistics(Response):
     """Share of the rows that the template refuses; above `max_bad_fraction` of the data source a training fails."""
 
 
-class DataPreview(Response):
+class RunVerdict(Response):
+    """Whether a run would take the rows."""
+
+    refusal: str = ""
+    """Why a run with the default `max_bad_fraction` would refuse the rows; empty if it would not."""
+
+
+class DataPreview(RunVerdict):
     """What a data set is, and what a training would make of it."""
 
     raw: RawRows
@@ -159,6 +172,8 @@ class DataPreview(Response):
     seconds: float | None
     """Estimated time of one training with the default settings."""
     basis: str
+    generation: GenerationPreview | None = None
+    """With `generate`: the pairs that the documents give by rule. Lengths and costs are then those of these pairs."""
 
 
 def preview(given: PreviewInput, context: Context) -> DataPreview:
@@ -168,6 +183,8 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
     """
     settings = settings_of(context)
     name = given.base_model or settings.default_base_model
+    if given.generate:
+        return preview_generation(given, name, context, settings)
     with tempfile.TemporaryDirectory() as scratch, kept_service():
         raw, rows, _ = read_first(given, given.rows, Path(scratch) / "first", settings)
         context.on_part(raw)
@@ -198,7 +215,58 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
         stage=None if stage is None else stage.value,
         seconds=estimated.seconds,
         basis=estimated.basis,
+        refusal=find_refusal(facts, lengths),
     )
+
+
+def find_refusal(facts: Mapping[str, Any], lengths: Lengths) -> str:
+    """Say that a run would refuse rows of which too many are bad, or refused by the template."""
+    bad, read = int(facts.get("quarantined", 0)), int(facts["read"])
+    if read and (bad / read > BAD_FRACTION or bad == read):
+        lost, what = f"{bad:,} of {read:,} rows are bad ({bad / read:.1%})", "correct the rows"
+    elif lengths.rows and lengths.refused / lengths.rows > BAD_FRACTION:
+        share = lengths.refused / lengths.rows
+        lost = f"the chat template refuses {lengths.refused:,} of {lengths.rows:,} rows ({share:.1%})"
+        what = "choose another template"
+    else:
+        return ""
+    limit = f"at most {BAD_FRACTION:.1%} may be; {what}, or raise max_bad_fraction"
+    return f"A run would be refused (E-DATA-BAD-ROWS): {lost}, and {limit}."
+
+
+def preview_generation(given: PreviewInput, name: str, context: Context, settings: Settings) -> DataPreview:
+    """Show the pairs that documents give by rule. The chat template is not rendered: no transformers, no torch."""
+    with tempfile.TemporaryDirectory() as scratch, kept_service():
+        raw, rows, facts = read_first(given, given.limit, Path(scratch) / "first", settings)
+        check_documents(given, raw.port.value)
+        context.on_part(raw.model_copy(update={"rows": ()}))
+        generation, survey = survey_pairs(given, (row for row in rows if isinstance(row, DocumentRow)))
+    lengths = Lengths(None, given.max_length)
+    lengths.add_pairs(count_pairs(survey, resolve_model(name, settings).path))
+    stage = Stage.SFT
+    estimated = estimate_training(stage, name, generation.trained_rows, lengths, settings)
+    return DataPreview(
+        raw=raw, model=name, template=given.template, rendered=(), looked_at=facts["read"],
+        complete=facts["kept"] < given.limit,
+        dropped={reason: n for reason, n in facts["dropped"].items() if reason != "duplicate"},
+        hidden={}, unreadable=facts["bad_rows"], lengths=lengths.statistics(), estimated_rows=generation.trained_rows,
+        estimated_tokens=estimated.tokens, stage=stage.value, seconds=estimated.seconds, basis=estimated.basis,
+        generation=generation,
+    )  # fmt: skip
+
+
+def count_pairs(survey: PairSurvey, folder: Path | None) -> list[tuple[int, int]]:
+    """Return (tokens, tokens with a loss) of the first wording of each pair; the template's tokens are estimated."""
+    answers = [pair.answer for _, pair in survey.pairs]
+    questions = [pair.wordings[0] for _, pair in survey.pairs]
+    if folder is None or not answers:
+        sizes = [(len(question) // 4, len(answer) // 4) for question, answer in zip(questions, answers, strict=True)]
+        return [(question + answer + 12, answer) for question, answer in sizes]
+    count = load_token_counter(folder)
+    whole = count(
+        [[Message("user", text), Message("assistant", answer)] for text, answer in zip(questions, answers, strict=True)]
+    )
+    return list(zip(whole, count(answers), strict=True))
 
 
 def settings_of(context: Context) -> Settings:
@@ -217,7 +285,8 @@ def read_first(
     given: PreviewInput, limit: int, folder: Path, settings: Settings
 ) -> tuple[RawRows, Iterator[Row], dict[str, Any]]:
     """The first rows of the data set: shown, to be read on, and the balance of the reading."""
-    wanted = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
+    wanted: dict[str, Any] = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
+    wanted |= {"columns": given.columns} if given.columns else {}
     try:
         config = DataSourceConfig.model_validate({**wanted, "max_bad_fraction": 1.0})
     except ValidationError as error:
@@ -227,7 +296,7 @@ def read_first(
         ) from error  # fmt: skip
     folder.mkdir()
     pin_sources(config, settings, run="", refresh=False, say=lambda text: None)
-    made = read_source(config, folder, settings=settings, report=lambda fraction, text: None)
+    made = read_source(config, folder, settings=settings, report=lambda fraction, text: None, judged=False)
     ((port, part),) = made.outputs.items()
     place = folder / part.folder / ROWS_FILE
     shown = tuple(plain(row) for row in islice(read_rows(place, port), given.rows))
@@ -284,15 +353,17 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
             do="Name a folder with the tokenizer, or fetch the model while there is a network.",
             code="E-MODEL-NOT-FOUND",
         ) from error
-    chosen = choose_for_tokenizer(tokenizer, template, roots=data_roots(settings))
-    return Renderer(tokenizer, chosen.spec, chosen.text)
+    chosen = load("trainyard.data.renderers.starts:choose_for_tokenizer")(
+        tokenizer, template, roots=data_roots(settings)
+    )
+    return load(f"{RENDERING}:Renderer")(tokenizer, chosen.spec, chosen.text)
 
 
 class Lengths:
     """Renders rows as the trainers do, and remembers their lengths."""
 
-    def __init__(self, renderer: Renderer, max_length: int) -> None:
-        self.renderer, self.max_length = renderer, max_length
+    def __init__(self, renderer: Renderer | None, max_length: int) -> None:
+        self._renderer, self.max_length = renderer, max_length
         self.tokens: list[int] = []
         self.learned = 0
         self.truncated = 0
@@ -301,6 +372,19 @@ class Lengths:
         self.hidden: Counter[str] = Counter()
         self.seen: set[int] = set()
         self.duplicates = 0
+
+    @property
+    def renderer(self) -> Renderer:
+        assert self._renderer is not None
+        return self._renderer
+
+    def add_pairs(self, sizes: Sequence[tuple[int, int]]) -> None:
+        """Count rows of which the tokens, and those with a loss, are known."""
+        for total, learned in sizes:
+            self.rows += 1
+            self.tokens.append(total)
+            self.learned += learned
+            self.truncated += total > self.max_length
 
     def add(self, rows: Sequence[Row], *, keep: int) -> list[RenderedRow]:
         """Count the rows; returns the sides of the first `keep` as text."""
@@ -373,10 +457,11 @@ class Lengths:
 
     def sides(self, row: Row) -> dict[str, list[Piece]]:
         """Name of a side -> its text; a pair has two, a conversation more if turns are learned apart from it."""
+        piece, turn_of = load(f"{RENDERING}:Piece"), load(f"{RENDERING}:turn_of")
         if isinstance(row, PromptRow):
-            return {"": [Piece(self.renderer.text([turn_of(turn) for turn in row.prompt], row.tools, ask=True), False)]}
+            return {"": [piece(self.renderer.text([turn_of(turn) for turn in row.prompt], row.tools, ask=True), False)]}
         if isinstance(row, TextRow | DocumentRow):
-            return {"": [Piece(row.text, isinstance(row, TextRow))]}
+            return {"": [piece(row.text, isinstance(row, TextRow))]}
         if isinstance(row, SftRow):
             cut = self.renderer.cut(row.messages, row.tools)
             whole, *apart = cut.examples
@@ -407,7 +492,8 @@ class Lengths:
 
 def with_prompt(cut: Cut, *names: str) -> dict[str, list[Piece]]:
     """The answers under their names, each after the prompt."""
-    return {name: [Piece(cut.prompt, False), *pieces] for name, pieces in zip(names, cut.examples, strict=True)}
+    piece = load(f"{RENDERING}:Piece")
+    return {name: [piece(cut.prompt, False), *pieces] for name, pieces in zip(names, cut.examples, strict=True)}
 
 
 def draw_bins(tokens: np.ndarray) -> Iterator[LengthBin]:
@@ -439,11 +525,15 @@ def estimate_training(
     """Tokens and seconds of one training by default settings, as a plan estimates them."""
     sequences = stage.facts.sequences_with_graph if stage else 1
     mean = max(1.0, lengths.mean * sequences)
-    if stage is None or not lengths.tokens:
+    if not lengths.tokens:
+        return TimeEstimate(None, None, 0, "time: no row is left to train on")
+    if stage is None:
         return TimeEstimate(None, None, count_tokens(rows, mean), "time: not known without a stage and rows")
     hyperparameters = {"max_length": lengths.max_length}
     given = TrainerConfig.model_validate({"stage": stage.value, "hyperparameters": hyperparameters})
     config, device = resolve_trainer(given, name), devices_here()[0]
     steps = None if rows is None else steps_of(config.hyperparameters, rows)
     timings = read_timings(timing_key(config, folder_of(name, settings), device, settings), settings)
-    return estimate_time(shape_of(name, settings), config, Workload(rows, steps, mean), timings)
+    return estimate_time(
+        load("trainyard.api.planning:shape_of")(name, settings), config, Workload(rows, steps, mean), timings
+    )

@@ -12,7 +12,7 @@ from trainyard.api.requests.records.asking import AskInput
 from trainyard.api.requests.serving import ChatInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.records.trained import find_served
-from trainyard.api.verbs.serving.chat import Conversation, ask_both, serving, unreachable
+from trainyard.api.verbs.serving.chat import Conversation, ask_both, model_client, serving, unreachable
 
 
 class AskedAnswer(Response):
@@ -33,7 +33,7 @@ def ask(given: AskInput, context: Context) -> AskedAnswer:
     adapter = find_served(given.adapter, context)
     options = given.model_dump(include={"adapter", "system", "max_tokens", "temperature", "seed"})
     try:
-        with serving(adapter, context) as (url, base), httpx.Client(base_url=url, trust_env=False) as client:
+        with serving(adapter, context) as (url, base), model_client(url) as client:
             both = [Conversation(client, name, ChatInput(**options)) for name in (base, adapter.name)]
             for one, side in zip(both, ("base", "adapter"), strict=True):
                 one.reset()

@@ -16,6 +16,7 @@ import orjson
 import pyarrow as pa
 from pyarrow import ipc
 
+from trainyard.cancellation import while_caller_waits
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.rows import HELD_OUT_FOLDER, ROWS_FILE
 from trainyard.errors import Corrupt
@@ -58,7 +59,8 @@ def count_rows(path: Path) -> int:
     """The rows of a file. Raises `Corrupt` (`E-CORRUPT`)."""
     if path.suffix == ".jsonl":
         with path.open("rb") as stream:
-            return sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
+            blocks = while_caller_waits(iter(lambda: stream.read(BLOCK_BYTES), b""))
+            return sum(block.count(b"\n") for block in blocks)
     with opened(path) as reader:
         return sum(batch.num_rows for batch in batches(reader, path))
 
@@ -70,7 +72,7 @@ def read_page(
     page, left, index = RowPage(), PAGE_CHARS, offset
     most = SCANNED if accepts else limit
     rows = read_lines(path, offset) if path.suffix == ".jsonl" else read_arrow(path, offset, most)
-    for index, values in enumerate(islice(rows, most + 1), offset):
+    for index, values in enumerate(while_caller_waits(islice(rows, most + 1)), offset):
         if index - offset >= most or len(page.rows) >= limit or (page.rows and left <= 0):
             page.next_offset = index
             break
@@ -128,7 +130,7 @@ def opened(path: Path) -> ipc.RecordBatchFileReader:
 def batches(reader: ipc.RecordBatchFileReader, path: Path) -> Iterator[pa.RecordBatch]:
     """Every batch; its columns stay on disk until they are read."""
     try:
-        for number in range(reader.num_record_batches):
+        for number in while_caller_waits(range(reader.num_record_batches)):
             yield reader.get_batch(number)
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, str(error)) from error
@@ -149,7 +151,7 @@ def read_arrow(path: Path, offset: int, most: int) -> Iterator[Values]:
 def read_lines(path: Path, offset: int) -> Iterator[Values]:
     """The objects of a file of JSON lines. Raises `Corrupt` (`E-CORRUPT`) for a line that is none."""
     with path.open("rb") as stream:
-        for number, line in enumerate(islice(stream, offset, None), offset + 1):
+        for number, line in enumerate(islice(while_caller_waits(stream), offset, None), offset + 1):
             try:
                 value = orjson.loads(line)
             except orjson.JSONDecodeError as error:

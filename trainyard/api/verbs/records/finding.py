@@ -19,6 +19,7 @@ import orjson
 from trainyard.api.context import Context
 from trainyard.api.live import found
 from trainyard.api.records import read_events
+from trainyard.cancellation import while_caller_waits
 from trainyard.data.paths import resolve_inside
 from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.spec.axes.data import Port
@@ -113,7 +114,7 @@ def run_folders(context: Context) -> list[RunFolder]:
     except FileNotFoundError:
         return []
     found_runs = []
-    for entry in entries:
+    for entry in while_caller_waits(entries):
         try:
             began = os.stat(f"{entry.path}/{CHAIN_FILE}").st_mtime
         except OSError:  # a folder of something else, or a run that has not begun
@@ -163,7 +164,7 @@ def artifacts_of(run: RunFolder, store: ArtifactStore) -> Iterator[FoundArtifact
         if event["event"] in ENDED and isinstance(event.get("key"), str) and isinstance(event.get("node"), str):
             ended.pop(event["node"], None)
             ended[event["node"]] = event
-    for node, event in ended.items():
+    for node, event in while_caller_waits(ended.items()):
         output, problem = None, ""
         try:
             output = read_output(store, event["key"])

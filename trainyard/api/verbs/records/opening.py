@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+from trainyard.cancellation import require_caller
 from trainyard.settings import Settings
 from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.graph.contract import Graph
@@ -19,5 +20,7 @@ TURN = threading.Lock()
 def graph_in_turn(address: str, settings: Settings) -> Iterator[Graph]:
     """The graph at an address; a file after the requests of this process that came first. Raises as `open_graph`."""
     graph = open_graph(address, settings)
-    with TURN if isinstance(graph, LadybugGraph) else nullcontext(), graph:
-        yield graph
+    with TURN if isinstance(graph, LadybugGraph) else nullcontext():
+        require_caller()  # who may have left while others had their turn
+        with graph:
+            yield graph

@@ -22,6 +22,7 @@ from trainyard.api.requests.serving import ChatInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.records.trained import find_served
 from trainyard.callbacks import ignore
+from trainyard.cancellation import CALLER_HOOKS, require_caller
 from trainyard.compute.services import HOST, SupervisedService, free_port
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.inherited import child_environment
@@ -90,6 +91,7 @@ class Conversation:
                 answer.read()
                 raise refused_question(server_message(answer))
             for line in answer.iter_lines():
+                require_caller()
                 if (chunk := chunk_of(line)) is None:
                     continue
                 if "error" in chunk:
@@ -122,7 +124,7 @@ def chat(given: ChatInput, context: Context) -> ChatOutput:
     adapter = find_served(given.adapter, context)
     questions = questions_of(given, context)
     try:
-        with serving(adapter, context) as (url, base), httpx.Client(base_url=url, trust_env=False) as client:
+        with serving(adapter, context) as (url, base), model_client(url) as client:
             both = [Conversation(client, name, given) for name in (base, adapter.name)]
             turns = tuple(converse(both, questions, context))
     except httpx.HTTPError as error:
@@ -196,10 +198,15 @@ def serving(adapter: NamedAdapter, context: Context) -> Iterator[tuple[str, str]
         yield own, source.name
 
 
+def model_client(url: str) -> httpx.Client:
+    """A client of a model server; the answer that it waits for ends with the caller who asked."""
+    return httpx.Client(base_url=url, trust_env=False, timeout=ASK_S, event_hooks=CALLER_HOOKS)
+
+
 def load_adapter(url: str, adapter: NamedAdapter) -> str | None:
     """Load the adapter into a running server, unless it is there; returns its base, None if that is not served."""
     name, wanted = adapter.name, read_origin(adapter.folder).get("base_sha256")
-    with httpx.Client(base_url=url, trust_env=False, timeout=ASK_S) as client:
+    with model_client(url) as client:
         cards: dict[str, dict[str, Any]] = {one["id"]: one for one in client.get("/v1/models").json()["data"]}
         if name in cards:
             return str(cards[name]["parent"])

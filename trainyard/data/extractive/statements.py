@@ -1,0 +1,501 @@
+"""Statements of a section, each with the question that it answers.
+
+A statement is a sentence (with those after it that point back to it), a list item, a labelled value, a step, or a whole
+short list. Its question is made of its own words (`english`, `german`); where that is not certain, the question names
+what the statement is about. Languages without rules of their own give none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from trainyard.data.extractive import clauses, english, german, lexicon, sentences
+from trainyard.data.extractive.cleaning import only_refers
+from trainyard.data.extractive.english import Ask
+from trainyard.data.extractive.grammar import BARE, POINTERS
+from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.extractive.outline import Block, Section
+from trainyard.data.extractive.sentences import num_words
+from trainyard.data.language import ENGLISH, GERMAN
+
+MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
+LEAST_LETTERS = 6
+GENERIC_DE = word_set("en_generic_de")
+LONG_WORD = 15
+"""Letters of a German word that says enough alone."""
+SHORT_COMMAND, MOST_VAGUE = 6, 10
+FOLLOWING_WORDS = 8
+"""Of a sentence that points back and still has a question of its own."""
+MOST_ANSWER_WORDS = 60
+MOST_LIST_WORDS = 80
+LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
+ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
+    ENGLISH: english.ask_english,
+    GERMAN: german.ask_german,
+}
+CONTENT: dict[str, Callable[[str], list[str]]] = {ENGLISH: english.content_words, GERMAN: german.content_words}
+FOLLOWS = {
+    ENGLISH: re.compile(
+        r"(?:it|its|they|their|this|these|that|those|such|then|so|therefore|however|otherwise|instead|also|but|and|"
+        r"moreover|furthermore|unfortunately|fortunately|additionally|similarly|likewise|still|thus|hence|"
+        r"he|she|in (?:this|that) case|for example|for instance|in addition|as a result|there|here|most|both|"
+        r"other)\b", re.I
+    ),
+    GERMAN: re.compile(
+        r"(?:er|sie|es|dies\w*|solche\w*|dort|dabei|dafür|damit|dazu|daher|dadurch|danach|dann|so|jedoch|außerdem|"
+        r"zudem|aber|und|andernfalls|sonst|hier\w*|deshalb|beide|dessen|deren)\b", re.I,
+    ),
+}  # fmt: skip
+"""How a sentence begins that continues the one before."""
+POINTS_ONLY = re.compile(
+    r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
+)
+ELSEWHERE = re.compile(
+    r"\bhere\W*$|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b"
+    r"|\[\s*\]|\\(?:ref|label)\{",
+    re.I,
+)
+"""What makes a sentence point to another place."""
+LATEX = re.compile(r"\\(?:ref|label|cite)\{|\[\s*\]")
+CONNECTIVE = re.compile(
+    r"(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
+    r"Außerdem|Zudem|Allerdings|Daher|Deshalb)(?:,)? (?=\w)"
+)
+ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
+PHRASE_DE = re.compile(
+    r"(?<!\w)(?:(?P<adjective>[a-zäöüß]+(?:e|en|er|es|em)) )?"
+    r"[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der )[A-ZÄÖÜ][\w-]{3,})?"
+)
+PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (?:[A-Z][\w-]+)(?: [A-Z][\w-]+)*)?")
+NOUNS_EN = re.compile(
+    r"\b(?P<all>(?:the|an?|your|our|my|their|all|each|every|any|some|of|for|with|no|in|on|to) "
+    r"(?P<words>(?:[a-z][\w-]+ ){0,2}[a-z][\w-]{2,}))(?=(?P<next> [\w'’]+|\W|$))"
+)
+ADJECTIVES = ("al", "ive", "able", "ible", "ful", "less", "ous", "ic")
+NOT_LAST = clauses.RELATIVE | word_set("en_not_last")
+
+GENERIC = word_set("en_generic")
+"""Nouns that a question cannot be about."""
+QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
+LEAD_VERBS = word_set("en_lead_verbs")
+ALONE, OFTEN, ONE_WORD = 3, 12, 5
+"""Times that a phrase of a question may be in its section, and in its document."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A question rule with its topic, and the answer of the page. `worth` is that of a fact."""
+
+    rule: str
+    topic: str
+    answer: str
+    worth: int
+    clause: str = ""
+    placed: bool = False
+    context: str = ""
+    """What the title is to end with: the label of a list item above, for example."""
+    sentences: int = 1
+
+
+class Reader:
+    """Reads the statements of a document, section by section."""
+
+    def __init__(self, language: str, title: str, sections: Collection[Section]) -> None:
+        self.language, self.title = language, title
+        texts = [block.text for section in sections for block in section.blocks]
+        self.vocabulary = frozenset(re.findall(r"(?<![\w-])[a-zäöüß][\w'’-]*", " ".join(texts)))
+        self.used_phrases: set[str] = set()
+        self.text = plain_text(" ".join(texts))
+        self.counts = Counter(self.text.split())
+        self.section_text = ""
+
+    def read(self, section: Section, topic: str) -> Iterator[Statement]:
+        """Yield the statements of a section in page order."""
+        if self.language not in ASKERS:
+            return
+        self.section_text = plain_text(" ".join([*(block.text for block in section.blocks), section.heading]))
+        codes: dict[str, list[str]] = {}
+        for before, code in section.code:
+            if before.rstrip().endswith((":", "：")):
+                codes.setdefault(before, []).append(code)
+        for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
+            blocks = list(group)
+            if list_id:
+                yield from self.read_list(blocks, topic)
+                continue
+            for block in blocks:
+                for code in codes.get(block.text, ())[:1]:
+                    yield from self.read_code(block, code, topic)
+                if not only_refers(block.text) and not block.label:
+                    yield from self.read_paragraph(block.text, topic)
+                elif block.label and not only_refers(block.text):
+                    yield from self.read_note(block, topic)
+
+    def read_note(self, block: Block, topic: str) -> Iterator[Statement]:
+        """A further paragraph of a labelled list item."""
+        label = block.label.strip("`")
+        if value := labelled_value(block.text):
+            term, _ = value
+            yield Statement(
+                "value", f"{term} ({label})" if self.language == ENGLISH else f"{label}: {term}", ended(block.text), 1
+            )
+            return
+        for statement in self.read_paragraph(block.text, topic):
+            yield Statement(*[getattr(statement, name) for name in ("rule", "topic", "answer", "worth", "clause")],
+                            True, label)  # fmt: skip
+
+    def read_paragraph(self, text: str, topic: str) -> Iterator[Statement]:
+        for first, answer, count in self.units(text):
+            head, *others = sentences.sentences(answer) if count > 1 else [first]
+            yield from self.ask(head, answer, topic, count)
+            subject = self.subject_of(head)
+            for other in others:
+                if num_words(other) >= FOLLOWING_WORDS and not POINTS_ONLY.match(other):
+                    yield from self.ask(other, answer, topic, count, subject)
+
+    def subject_of(self, sentence: str) -> str:
+        """Return what a pronoun after an English sentence stands for; empty where that is not certain."""
+        if self.language != ENGLISH:
+            return ""
+        clause = clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary)
+        if clause is None or clause.subject.lower() in clauses.PRONOUNS or clause.kind == "command":
+            return ""
+        return clause.subject if len(clause.subject.split()) <= 5 else ""
+
+    def read_code(self, block: Block, code: str, topic: str) -> Iterator[Statement]:
+        """Yield the statement of a paragraph that announces a short piece of code."""
+        lead = sentences.sentences(block.text)[-1].strip()
+        if num_words(lead) < 4 or FOLLOWS[self.language].match(lead) or not acceptable_part(lead.rstrip(":")):
+            return
+        lines = code.strip("\n").split("\n")
+        if not 1 <= len(lines) <= MOST_CODE_LINES or len(code) > MOST_CODE_CHARS:
+            return
+        answer = f"{lead}\n\n```\n{code.strip(chr(10))}\n```"
+        for statement in self.ask(lead.rstrip(" :："), answer, topic):
+            if statement.rule in ("condition_do", "condition", "purpose"):
+                yield statement
+                return
+        if (command := clauses.parse_clause(lead.rstrip(" :"), self.vocabulary)) and command.kind == "command":
+            goal = f"{command.verb} {clauses.cut(command.rest)}"
+            if not english.DANGLING.search(goal) and len(goal.split()) > 2 and self.language == ENGLISH:
+                yield Statement("purpose", goal, answer, 0, "", True)
+
+    def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
+        """(sentence, the answer that it begins, sentences of the answer).
+
+        A sentence that points back continues the answer before it; it begins one of its own, too, with all of them.
+        """
+        found: list[tuple[str, str, int]] = []
+        parts = sentences.sentences(text)
+        taken: list[str] = []
+        for part in parts:
+            points = bool(FOLLOWS[self.language].match(part.lstrip(sentences.OPENERS)))
+            whole = " ".join([*taken, part])
+            bare = part.rstrip(sentences.CLOSERS + " ")
+            if items or bare[-1:] in ".!…":
+                pass
+            else:
+                taken = []  # a lead-in or a caption
+                continue
+            if points and taken and num_words(whole) <= MOST_ANSWER_WORDS and acceptable_part(part):
+                taken.append(part)
+                first, _, _ = found[-1]
+                found[-1] = (first, ended(whole), len(taken))
+                continue
+            if (sound := sentences.short_answer(part)) and acceptable_part(part):
+                taken = [part]
+                found.append((part, sound, 1))
+            elif CONNECTIVE.match(part) and acceptable_part(part) and sentences.short_answer(without_opening(part)):
+                taken = [part]
+                found.append((part, ended(part), 1))
+            else:
+                taken = []
+        return found
+
+    def ask(self, sentence: str, answer: str, topic: str, count: int = 1, subject: str = "") -> Iterator[Statement]:
+        """Yield the statements of a sentence, with questions of its own or one about its subject."""
+        if sentence.rstrip()[-1:] in "?？" or sentence[:1] in "([" or ELSEWHERE.search(sentence):
+            return
+        asks = [ask for ask in ASKERS[self.language](sentence, self.vocabulary, subject) if ask.rule != "weak"]
+        for ask in asks:
+            yield Statement(ask.rule, ask.topic, answer, 0, ask.clause, self.is_vague(ask), "", count)
+        if (
+            not asks
+            and re.match(r"(?:There|It) (?:is|are|was)\b|Es gibt\b", sentence)
+            and num_words(sentence) < MOST_VAGUE
+        ):
+            return
+        if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.first_word(sentence) in lexicon.BASE:
+            return
+        besides = " ".join(ask.topic for ask in asks)
+        long = len(sentence.split()) >= english.TWO_FACTS
+        for _ in range(2 if long and not asks else 1 if long or not asks else 0):
+            if phrase := self.phrase_of(sentence, topic, besides=besides or None):
+                yield Statement("statement", phrase, answer, 2, sentences=count)
+                besides = f"{besides} {phrase}"
+
+    def is_vague(self, ask: Ask) -> bool:
+        """Whether a question needs the name of its page."""
+        words = CONTENT[self.language](ask.topic)
+        title_words = {word[:5] for word in CONTENT[self.language](self.title)}
+        names = re.search(r"`|(?<=[a-z] )[A-Z]", ask.topic) if self.language == ENGLISH else "`" in ask.topic
+        return not (any(word[:5] in title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
+
+    def phrase_of(self, sentence: str, topic: str, *, besides: str | None = None) -> str | None:
+        """Return what a sentence is about, in words of its own that no other question of the page has.
+
+        With `besides`, a question of the same sentence, the phrase has other words than it.
+        """
+        taken = set(CONTENT[self.language](besides or ""))
+        weak: list[str] = []
+        for phrase in self.phrases(sentence, strong=besides is not None):
+            plain = phrase.lower()
+            pointer = POINTERS.get(self.language)
+            content = CONTENT[self.language](phrase)
+            if taken & set(content):
+                continue
+            if not content or plain in self.used_phrases or plain in (topic.lower(), self.title.lower()):
+                continue
+            if (pointer and pointer.search(re.sub(r"`[^`]*`", "", phrase))) or len(phrase.split()) > 7:
+                continue
+            if re.search(r"[\"“”„()\[\]<>|=]", phrase) or phrase.count("`") % 2 or only_refers(phrase):
+                continue
+            if any(word in clauses.DETERMINERS for word in phrase.split()[1:]):
+                continue
+            shown = plain_text(phrase)
+            often = ONE_WORD if " " not in phrase and not phrase.startswith("`") else OFTEN
+            if self.section_text.count(shown) > ALONE or self.text.count(shown) > often:
+                continue
+            if self.is_weak(phrase, sentence):
+                weak.append(phrase)
+                continue
+            self.used_phrases.add(plain)
+            return phrase
+        weak = [phrase for phrase in dict.fromkeys(weak) if len(phrase) >= LEAST_LETTERS and phrase not in GENERIC_DE]
+        if len(weak) > 1 and weak[0][:4].lower() != weak[1][:4].lower():
+            weak = sorted(weak[:2], key=sentence.find)
+            both = " und ".join(weak[:2]) if self.language == GERMAN else " and ".join(weak[:2])
+            if both.lower() not in self.used_phrases:
+                self.used_phrases |= {both.lower(), weak[0].lower(), weak[1].lower()}
+                return both
+        return None
+
+    def is_weak(self, phrase: str, sentence: str) -> bool:
+        """Whether a phrase alone hardly tells which sentence is wanted: one word that is no code and no subject."""
+        words = phrase.split()
+        if len(words) > 2 or phrase.startswith("`") or (self.language == GERMAN and len(phrase) >= LONG_WORD):
+            return False
+        begins = sentence.lower().removeprefix("the ").removeprefix("die ").removeprefix("der ").removeprefix("das ")
+        return len(CONTENT[self.language](phrase)) < 2 and not begins.startswith(phrase.lower())
+
+    def frequency(self, phrase: str) -> float:
+        """Return how often the words of a phrase are in the document, on average."""
+        words = phrase.split()
+        return sum(self.counts[word] for word in words) / len(words)
+
+    def phrases(self, sentence: str, *, strong: bool = False) -> Iterator[str]:
+        """Yield what a sentence may be about, the surest first; `strong` leaves out what is only likely."""
+        if self.language == GERMAN:
+            parts = german.cut_at_verb(sentence)
+            if parts and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
+                yield re.sub(r"^(?:Der|Die|Das|Ein|Eine|Diese[rs]?|Alle|Auch) ", "", parts[0])
+            found = []
+            for match in PHRASE_DE.finditer(sentence):
+                if not match.start() and " " not in match[0]:
+                    continue
+                adjective = match["adjective"]
+                text = match[0]
+                vague = adjective and re.match(german.VAGUE, adjective)
+                if adjective and (vague or adjective in german.NOT_ADJECTIVES | german.FINITE):
+                    text = text[len(adjective) + 1 :]
+                found.append(text)
+            yield from sorted(found, key=lambda text: -len(text))
+            return
+        clause = clauses.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
+        if clause and clause.subject.lower() not in clauses.PRONOUNS and clause.kind != "command":
+            yield clause.subject
+        yield from (part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 3 < len(part) < 42)
+        yield from (match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence))
+        if clause and clause.kind != "be" and clause.verb != "be":
+            obj, _ = clauses.split_object(clauses.cut(clause.rest))
+            obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more|every|each) ", "", obj)
+            words = obj.split()
+            short = len(words) == 1 and (len(obj) < 7 or obj in GENERIC)
+            whole = obj and clauses.noun_start(obj) and len(words) <= 5 and words[0] not in lexicon.BASE and not short
+            if whole and not (obj.endswith(ADJECTIVES) or words[-1] in GENERIC or words[0] in QUANTITIES):
+                yield obj
+        if strong:
+            return
+        for match in sorted(NOUNS_EN.finditer(sentence), key=lambda match: self.frequency(match["words"])):
+            words, after = match["words"].split(), match["next"].strip().lower()
+            ends = not after or not after[0].isalpha() or after in english.STOP_WORDS or after in clauses.PREPOSITIONS
+            verbal = (words[-1] in lexicon.THIRD and words[-1] not in lexicon.BASE) or words[-1].endswith(("ed", "ly"))
+            stops = any(word in english.STOP_WORDS or word in clauses.PREPOSITIONS for word in words)
+            if not ends or verbal or stops or words[-1] in NOT_LAST or words[0] in lexicon.BASE:
+                continue
+            if any(word in lexicon.IRREGULAR or word.endswith("ly") for word in words) or words[0] in (
+                *QUANTITIES,
+                "example",
+            ):
+                continue
+            if words[-1] in lexicon.BASE and f"{words[-1]}s" not in clauses.AMBIGUOUS:
+                continue
+            if words[-1].endswith(ADJECTIVES) or words[-1].removesuffix("s") in GENERIC:
+                continue
+            if len(words) > 1 or len(words[0]) > 5:
+                opening = match["all"].split()[0]
+                yield match["all"] if opening in ("the", "a", "an", "your", "our") else " ".join(words)
+
+    def has_verb(self, sentence: str) -> bool:
+        """Whether a list item is a sentence, and not only a name."""
+        if self.language == GERMAN:
+            return german.cut_at_verb(sentence) is not None or bool(re.match(r"\w+en Sie\b", sentence))
+        return clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary) is not None
+
+    def read_list(self, blocks: list[Block], topic: str) -> Iterator[Statement]:
+        """Items one by one, and a short list as a whole."""
+        lead = blocks[0].lead
+        shown = [block for block in blocks if num_words(block.text)]
+        texts = [block.text.rstrip(" ;,:.") for block in shown]
+        covered: set[str] = set()
+        for place, block in enumerate(shown):
+            for statement in self.read_item(block, topic):
+                covered.add(block.text)
+                yield statement
+            if place + 1 < len(shown) and shown[place + 1].depth != block.depth:
+                continue
+        words = sum(num_words(text) for text in texts)
+        name = topic if topic and not BARE.fullmatch(topic) and topic.lower() != self.title.lower() else ""
+        labelled = sum(labelled_value(text) is not None for text in texts)
+        if labelled * 2 > len(texts):
+            return
+        if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
+            return
+        ordered = bool(shown[0].number)
+        is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
+        joined = "; ".join(texts)
+        answer = ended(
+            f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
+        )
+        if is_lead and (ask := self.ask_lead(lead)):
+            yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
+        elif name and (ordered or commands(texts, self.language)):
+            yield Statement("steps", name, answer, 1, "", True, "", len(texts))
+        elif name:
+            yield Statement("listing", name, answer, 1, sentences=len(texts))
+
+    def ask_lead(self, lead: str) -> Ask | None:
+        """Return the question that the lead-in of a list answers with its items."""
+        text = lead.rstrip(" :：")
+        return ask_german_lead(text) if self.language == GERMAN else self.ask_english_lead(text)
+
+    def ask_english_lead(self, text: str) -> Ask | None:
+        match = re.fullmatch(r"(?:In order to|To) (?P<goal>.*?),? you (?:should|can|must|need to|have to|may)", text)
+        if match:
+            return Ask("purpose", match["goal"])
+        words, found = text.split(), None
+        if len(words) > 3 and words[-1] in LEAD_VERBS:
+            subject = clauses.decapitalise(" ".join(words[:-1]), self.vocabulary)
+            plain = not english.DANGLING.search(subject) and words[0].lower() not in clauses.PREPOSITIONS
+            if plain and words[-1] in ("are", "is"):
+                found = Ask("named", f"What {words[-1]} {subject}?", f"what {subject} {words[-1]}")
+            elif plain:
+                base = lexicon.THIRD.get(words[-1])
+                question = f"What {'does' if base else 'do'} {subject} {base or words[-1]}?"
+                found = Ask("named", question, f"what {subject} {words[-1]}")
+        elif re.fullmatch(r"(?:If|When) .{8,100}", (clause := text.partition(",")[0])) and not english.HANGING.match(
+            clause
+        ):
+            found = Ask("condition_do", clause[0].lower() + clause[1:])
+        return found
+
+    def read_item(self, block: Block, topic: str) -> Iterator[Statement]:
+        """A list item: a sentence like any other, a labelled one, or a step of a numbered list."""
+        text = block.text
+        value = labelled_value(text)
+        if value is not None:
+            term, meaning = value
+            if not POINTERS[self.language].fullmatch(term) and not BARE.fullmatch(term):
+                code = bool(re.fullmatch(r"`[^`]+`.*", term))
+                rule = "option" if code else "value" if num_words(meaning) < 5 else ""
+                if rule and num_words(meaning):
+                    yield Statement(rule, term.strip("`"), ended(text), 1)
+                    return
+                if rule == "" and num_words(text) <= MOST_ANSWER_WORDS:
+                    return  # a term with its meaning, which `item_facts` has
+        if num_words(text) < 3 or text.rstrip().endswith((":", "：")) or not acceptable_part(text):
+            return
+        units = self.units(text, items=True) or (
+            [(text, ended(text), 1)] if num_words(text) <= MOST_ANSWER_WORDS else []
+        )
+        first, answer, count = units[0] if units else ("", "", 0)
+        continues = block.lead.rstrip().endswith((":", "：")) and first[:1].islower()
+        if continues and num_words(f"{block.lead} {answer}") <= MOST_ANSWER_WORDS:
+            answer = f"{block.lead.strip()} {answer}"
+        for statement in self.ask(first, answer, topic, count) if units else ():
+            if statement.rule == "statement" and ((block.number and topic) or not self.has_verb(first)):
+                break
+            yield statement
+            for other, its_answer, its_count in units[1:]:
+                yield from self.ask(other, its_answer, topic, its_count)
+            return
+        if block.number and topic and not BARE.fullmatch(topic) and units:
+            step = ORDER[self.language].format(number=block.number)
+            yield Statement("step", step, answer, 1, context="")
+
+
+def without_opening(text: str) -> str:
+    rest = CONNECTIVE.sub("", text)
+    return rest[:1].upper() + rest[1:]
+
+
+def plain_text(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def ask_german_lead(text: str) -> Ask | None:
+    """Return the question of "Bei der Prüfung sind folgende Punkte wichtig"."""
+    match = re.fullmatch(r"(?P<before>.*?)\b[Ff]olgende (?P<noun>[A-ZÄÖÜ][\w-]+) ?(?P<after>.*)", text)
+    if match is None:
+        return None
+    if (parts := german.cut_at_verb(text)) and parts[0] == f"Folgende {match['noun']}":
+        return Ask("bare", f"Welche {match['noun']} {parts[1]} {parts[2]}?")
+    parts = german.cut_at_verb(match["before"] + "X")
+    if parts is None:
+        return None
+    inner = parts[2].removesuffix("X").strip()
+    before = parts[0][0].lower() + parts[0][1:]
+    return Ask("bare", f"Welche {match['noun']} {parts[1]} {clauses.join(before, inner, match['after'])}?")
+
+
+def labelled_value(text: str) -> tuple[str, str] | None:
+    """("Default", "`200`") of "Default: `200`"."""
+    match = LABELLED.match(text)
+    if match is None or num_words(match["term"]) > 6 or match["term"].count("`") % 2 or ". " in match["term"]:
+        return None
+    return match["term"].strip(), match["meaning"].strip()
+
+
+def acceptable_part(text: str) -> bool:
+    """Whether a text has no remains of markup and no open bracket."""
+    bare = sentences.outside_code(text)
+    if LATEX.search(bare):
+        return False
+    return not sentences.REMAINS.search(bare) and not text.count("`") % 2 and bare.count("(") == bare.count(")")
+
+
+def ended(text: str) -> str:
+    """The text with a full stop at its end."""
+    text = text.rstrip(" ;,:")
+    return text if text[-1:] in ".!?。" else f"{text}."
+
+
+def commands(texts: Collection[str], language: str) -> bool:
+    """Whether most items of a list tell the reader to do something."""
+    if language != ENGLISH:
+        return sum(bool(re.match(r"\w+en Sie\b", text)) for text in texts) * 2 > len(texts)
+    return sum(clauses.first_word(text) in lexicon.BASE for text in texts) * 2 > len(texts)
