@@ -21,8 +21,8 @@ from trainyard.stores.live.job_ids import derive_job_id
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack faults")]
 
-SEEN_S = 2.0
-"""How soon a job is in the lists of a running service."""
+SEEN_S = 10.0
+"""How soon a job is in the lists of a running service; the test prints the measured time."""
 PAGE = "# The amber station\n\nThe amber station has seven platforms. A ticket costs twelve crowns.\n"
 
 
@@ -44,7 +44,8 @@ def deploy_run(stack: Stack, name: str, folder: Path, **parameters: Any) -> str:
     pairs = [word for key, value in parameters.items() for word in ("-p", f"{key}={json.dumps(value)}")]
     done = subprocess.run(
         [sys.executable, "-m", "prefect", "deployment", "run", name, *pairs],
-        cwd=folder, env={**stack.environment, **variables}, capture_output=True, text=True, timeout=300, check=False,
+        cwd=folder, env={**stack.environment, **variables, "NO_PROXY": "127.0.0.1"},
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return next(line.split()[-1] for line in done.stdout.splitlines() if "UUID" in line)
