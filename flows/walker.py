@@ -48,8 +48,8 @@ from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
+from trainyard.spec.estimate.verdict import find_floor
 from trainyard.spec.graph import ResolvedChain
-from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.artifacts import NodeOutput
 from trainyard.stores.live.job_ids import continued_run, job_id_of
 from trainyard.tracing import span
@@ -197,7 +197,7 @@ def run_info(chain: ResolvedChain) -> RunInfo:
     refresh = REFRESH_TAG in flow_run.tags
     continues = continued_run(flow_run.tags)
     return RunInfo(
-        run_id, chain.name, chain.tenant, folder, alias_of(chain), refresh, continues=continues, id=id_of(chain)
+        run_id, chain.name, chain.tenant, folder, find_floor(chain), refresh, continues=continues, id=id_of(chain)
     )
 
 
@@ -205,13 +205,6 @@ def id_of(chain: ResolvedChain) -> str:
     """What names the running flow's run: the job's id, or the run's own where no trainer is part of it."""
     has_trainer = any(node.type == "trainer" for node in chain.nodes)
     return job_id_of(str(flow_run.id), flow_run.tags) if has_trainer else str(flow_run.id)
-
-
-def alias_of(chain: ResolvedChain) -> str:
-    """Where the chain deploys to, or would by default."""
-    configs = [node.config for node in chain.nodes if isinstance(node.config, DeployerConfig)]
-    config = configs[0] if configs else DeployerConfig()
-    return f"{config.tenant or chain.tenant}/{config.role}"
 
 
 def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:

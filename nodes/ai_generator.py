@@ -32,7 +32,7 @@ def slot(context: NodeContext) -> AbstractContextManager[object]:
     config = context.config(AiGeneratorConfig)
     if config.engine is not GeneratorKind.VLLM and config.best_of == 1:
         return no_slot(context)
-    return device_slots(context.settings, run=context.run.run_id, among=device_numbers()[:1])
+    return device_slots(context.settings, run=context.run.run_id, among=device_numbers()[:1], on_wait=context.note_wait)
 
 
 def prepare(context: NodeContext) -> Make:

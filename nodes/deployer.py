@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from prefect import task
@@ -33,7 +34,7 @@ def prepare(context: NodeContext) -> Make:
     run_key = digest({"adapter": adapter.sha256, "config": config.model_dump(mode="json")})
 
     def make(folder: Path) -> Produced:
-        return deploy(
+        produced = deploy(
             config,
             adapter=adapter,
             report=report,
@@ -42,5 +43,8 @@ def prepare(context: NodeContext) -> Make:
             tenant=context.run.tenant,
             run_key=run_key,
         )
+        if kept := produced.facts.get("kept"):
+            context.say(f"{kept}. Nothing was switched.", logging.WARNING)
+        return produced
 
     return make

@@ -16,7 +16,7 @@ from trainyard.evals.job import job_from_inputs
 from trainyard.evals.runner import evaluate
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import EvaluatorConfig
-from trainyard.stores.adapters import AdapterRegistry, parse_name
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 
 
@@ -27,8 +27,8 @@ def evaluator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[Nod
 
 
 def slot(context: NodeContext) -> AbstractContextManager[object]:
-    first = device_numbers()[:1]
-    return device_slots(context.settings, run=context.run.run_id, among=first, wanted=context.wanted)
+    first, run = device_numbers()[:1], context.run.run_id
+    return device_slots(context.settings, run=run, among=first, wanted=context.wanted, on_wait=context.note_wait)
 
 
 def prepare(context: NodeContext) -> Make:
@@ -37,7 +37,9 @@ def prepare(context: NodeContext) -> Make:
             open_reference(reference)
     config = inside(context.config(EvaluatorConfig), context)
     threads = training_threads(context.settings.threads)
-    job = job_from_inputs(config, context.inputs, threads=threads, live=live_adapter(context, config))
+    live = live_version(context, config)
+    path = AdapterRegistry(context.settings.adapters).path(live) if live else None
+    job = job_from_inputs(config, context.inputs, threads=threads, live=path, live_sha256=live.sha256 if live else "")
 
     def make(folder: Path) -> Produced:
         return evaluate(job, folder, wanted=context.wanted, on_event=context.on_event, settings=context.settings)
@@ -57,12 +59,11 @@ def inside(config: EvaluatorConfig, context: NodeContext) -> EvaluatorConfig:
     return config.model_copy(update={"benchmarks": tuple(lines)})
 
 
-def live_adapter(context: NodeContext, config: EvaluatorConfig) -> Path | None:
-    """The adapter that is deployed now for the role that this chain deploys, if that is the baseline."""
-    if config.baseline != "live":
+def live_version(context: NodeContext, config: EvaluatorConfig) -> AdapterVersion | None:
+    """The version that is live now on the evaluator's role, if the candidate is compared with it."""
+    if config.baseline == "base" or config.role is None:
         return None
-    registry = AdapterRegistry(context.settings.adapters)
-    tenant, role, _ = parse_name(context.run.alias)
-    if registry.live(tenant, role).version is None:
+    registry, tenant = AdapterRegistry(context.settings.adapters), context.settings.tenant
+    if registry.live(tenant, config.role).version is None:
         return None
-    return registry.path(registry.show(context.run.alias))
+    return registry.show(f"{tenant}/{config.role}")

@@ -22,15 +22,18 @@ from prefect.states import Cancelled, Completed, Failed
 
 from nodes.summaries import rows_of, summary
 from trainyard.api.keys import content_key, needed_models
+from trainyard.api.live.waits import describe_wait
 from trainyard.api.records import RunRecord, read_events
 from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, wanted_by
 from trainyard.api.runs.states import BUDGET_EXCEEDED, STOPPED_NAMES
+from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.remote.pins import pin_sources
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
+from trainyard.spec.estimate.verdict import VerdictFloor
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
@@ -60,8 +63,8 @@ class RunInfo:
     tenant: str
     folder: str
     """`TRAINYARD_HOME/runs/<run id>`."""
-    alias: str
-    """`<tenant>/<role>` that the chain deploys to, for a comparison with what is live there."""
+    floor: VerdictFloor | None = None
+    """What its gate needs before it can decide; None where few rows are allowed, or nothing is judged and deployed."""
     refresh: bool = False
     """Make every result again, even if a finished one is in the store."""
     until: Mapping[str, int] = field(default_factory=dict)
@@ -89,6 +92,8 @@ class NodeContext:
     """Numbers of the devices whose slots it has while it is running."""
     pace: TrainingPace = field(default_factory=TrainingPace)
     """The rate of its training."""
+    waits: list[str] = field(default_factory=list)
+    """What it has waited for, in words."""
 
     @property
     def wanted(self) -> Callable[[], DesiredState]:
@@ -118,6 +123,17 @@ class NodeContext:
         """A line that a user should see, in the run's log and in `--watch`."""
         self.logger.log(level, text)
         self.record.emit(self.node.id, "warning" if level >= logging.WARNING else "note", text=text)
+
+    def note_wait(self, wait: Wait) -> None:
+        """Report that the node waits, for what, and who has it."""
+        self.waits.append(describe_wait(wait, self.settings, self.run.tenant).text)
+        self.logger.info(self.waits[-1])
+        self.record.emit(self.node.id, "waiting", text=self.waits[-1])
+
+    def end_wait(self) -> None:
+        """Report that a node that waited is starting."""
+        if self.waits:
+            self.show(0.0, "starting")
 
     def note_failure(self, error: TrainyardError) -> None:
         """Write the failure to the run's events; on a full disk, to the run's log alone."""
@@ -253,6 +269,7 @@ def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOut
         raise TrainyardError("The run was stopped before the node began.", code=STOPPED)
     context.begin(key)
     with slot(context):
+        context.end_wait()
         # Another run may have made the same result while this one waited for the slot.
         found = None if again else store.find(key)
         if found is None:

@@ -115,6 +115,8 @@ def evaluation(output: NodeOutput) -> str:
     facts = output.facts
     line = (facts.get("benchmarks") or {}).get(facts.get("primary"))
     metrics = f" on {facts['primary']} ({line['baseline']:.3f} to {line['candidate']:.3f})" if line else ""
+    if few := facts.get("few_rows"):
+        return f"not enough rows to say{metrics}: {' '.join(few).removesuffix('.')}"
     if facts.get("better"):
         cautions = " ".join(facts.get("cautions") or ()).removesuffix(".")
         return f"better than the baseline{metrics}" + (f", on few rows: {cautions}" if cautions else "")
@@ -126,6 +128,9 @@ def evaluation(output: NodeOutput) -> str:
 def deployment(output: NodeOutput) -> str:
     parts = [one["merged"] for one in output.facts.get("targets") or () if one.get("merged")]
     merged = [f"; merged as {one['format']}, largest difference of a logit {one['divergence']:.3g}" for one in parts]
+    if kept := output.facts.get("kept"):
+        promote = f"trainyard adapters promote {output.facts['version']}"
+        return f"{kept}; to make it live: {promote}"
     return f"{output.facts.get('version', 'the adapter')} is live{''.join(dict.fromkeys(merged))}"
 
 

@@ -18,7 +18,9 @@ from trainyard.backends.job import TrainingJob, changed_since, job_for, job_in
 from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.lease import turn_lock
-from trainyard.errors import Conflict
+from trainyard.data.rows import ROWS_FILE, count_rows
+from trainyard.errors import Conflict, TrainyardError
+from trainyard.evals.tasks import count_held_out
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.training import TrainerConfig
@@ -37,7 +39,7 @@ def slot(context: NodeContext) -> Iterator[None]:
     settings, run = context.settings, context.run.run_id
     count = context.config(TrainerConfig).launch.processes
     turn = turn_lock(turn_folder(job_of(context), settings))
-    with device_slots(settings, count, run=run, turn=turn, wanted=context.wanted) as devices:
+    with device_slots(settings, count, run=run, turn=turn, wanted=context.wanted, on_wait=context.note_wait) as devices:
         context.devices.extend(devices)
         yield
 
@@ -45,6 +47,7 @@ def slot(context: NodeContext) -> Iterator[None]:
 def prepare(context: NodeContext) -> Make:
     job = job_of(context)
     require_same(context, job)
+    require_verdict(context, job)
 
     def make(folder: Path) -> Produced:
         work = work_folder(job, context.settings)
@@ -79,6 +82,25 @@ def require_same(context: NodeContext, job: TrainingJob) -> None:
         do="Put it back and resume, or start a new run.",
         code="E-CHECKPOINT-MISMATCH",
     )
+
+
+def require_verdict(context: NodeContext, job: TrainingJob) -> None:
+    """Refuse to train what the chain's gate could not judge on these rows; a training that has begun continues.
+
+    Raises `TrainyardError` (`E-GATE`) with the rows and cases that are needed.
+    """
+    floor = context.run.floor
+    if floor is None or context.node.id not in floor.candidates or work_folder(job, context.settings).exists():
+        return
+    port, folder = next(iter(job.data.items()))
+    rows, held_out = count_rows(Path(folder) / ROWS_FILE), count_held_out(Path(folder), port)
+    if reasons := floor.reasons(trained=rows, held_out=held_out):
+        raise TrainyardError(
+            "There are not enough rows to say whether an adapter is better; nothing was trained.",
+            why=" | ".join(reasons),
+            do="Give more rows, write few_rows: allow (of a template: publish.few_rows), or leave the deployer out.",
+            code="E-GATE",
+        )
 
 
 def job_of(context: NodeContext) -> TrainingJob:

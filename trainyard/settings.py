@@ -258,6 +258,11 @@ class Settings(MachineSettings):
         return self.home / "timings"
 
     @property
+    def choices(self) -> Path:
+        """What this machine has decided for trainings that leave it open (`backends/choices.py`)."""
+        return self.home / "choices"
+
+    @property
     def models(self) -> Path:
         return self.home / "models"
 

@@ -17,6 +17,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows.endings import interruptible, schedule_again, server_state
+from trainyard.api.live.waits import describe_wait
 from trainyard.api.runs.control import wanted_by
 from trainyard.api.runs.slots import device_slots
 from trainyard.backends.results import TrainingStopped, unless_stopped
@@ -29,7 +30,7 @@ from trainyard.backends.sessions.records import (
 from trainyard.backends.sessions.running import ending, error_of, run_session
 from trainyard.compute.child import RUN_VARIABLE
 from trainyard.compute.events import Event
-from trainyard.compute.lease import job_lock
+from trainyard.compute.lease import Wait, job_lock
 from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
@@ -78,8 +79,12 @@ def run_on_device(session_id: str, run_id: str, note: Any) -> Outcome:
     lock = job_lock(own, folder, run=run_id, give_up=lambda: wanted() is not DesiredState.RUN)
     with unless_stopped(lock, wanted, "The run was stopped while another one has the session."):
         write_status(folder, SessionState.PENDING, "waiting for the device", run_id)
+
+        def note_wait(wait: Wait) -> None:
+            write_status(folder, SessionState.PENDING, describe_wait(wait, own, record.tenant).text, run_id)
+
         try:
-            with device_slots(own, 1, run=run_id, wanted=wanted) as devices:
+            with device_slots(own, 1, run=run_id, wanted=wanted, on_wait=note_wait) as devices:
                 base = record.config.base_model or own.default_base_model
                 if resolve_model(base, own).path is None:
                     write_status(folder, SessionState.PENDING, f"downloading {base}", run_id)

@@ -54,7 +54,7 @@ async def ask(config: dict[str, Any], settings: Settings, folder: Path) -> str:
     record = RunRecord(folder / "run")
     record.begin({})
     node = ResolvedNode(id="writer", type="ai_generator", config=AiGeneratorConfig.model_validate(config))
-    run = RunInfo("a-run", "chain", "default", str(folder / "run"), "default/chain")
+    run = RunInfo("a-run", "chain", "default", str(folder / "run"))
     context = NodeContext(node, {}, run, settings, record, logging.getLogger(__name__))
     with completion(context) as complete:
         assert complete is not None

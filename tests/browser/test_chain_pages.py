@@ -114,6 +114,8 @@ def build_and_run(page: Page, service: DashboardService) -> str:
     expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
     node(page, "ai-generator").click()
     page.get_by_role("textbox", name="count").fill("48")
+    node(page, "evaluator").click()
+    page.get_by_role("textbox", name="least rows").fill("8")
     node(page, "trainer").click()
     page.get_by_text("hyperparameters", exact=False).first.click()
     page.get_by_role("textbox", name="max steps").fill(str(STEPS))

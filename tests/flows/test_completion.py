@@ -23,7 +23,7 @@ from trainyard.testing.vllm_program import ENGINE_FILE, vllm_program
 
 
 def context_of(config: AiGeneratorConfig, folder: Path, settings: Settings) -> NodeContext:
-    run = RunInfo("a-run", "chain", "default", str(folder), "default/chain")
+    run = RunInfo("a-run", "chain", "default", str(folder))
     record = RunRecord(folder)
     record.begin({})
     node = ResolvedNode(id="writer", type="ai_generator", config=config)

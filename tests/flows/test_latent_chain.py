@@ -58,7 +58,7 @@ def test_thoughts_after_words_become_a_version_that_is_live(
         {"type": "trainer", "id": "thoughts", "needs": ["trainer", "validator"], "config": trainer},
         {"type": "trainer", "id": "pauses", "needs": ["trainer", "validator"], "config": {**trainer, **control}},
         {"type": "evaluator", "needs": ["thoughts", "pauses"], "config": {"benchmarks": [{"name": "heldout_loss"}]}},
-        {"type": "deployer", "config": {"role": "thinker"}},
+        {"type": "deployer", "config": {"role": "thinker", "few_rows": "allow"}},
     )
     (output,) = result.node("thoughts").outputs.values()
     record = json.loads((output.path / "training.json").read_text())

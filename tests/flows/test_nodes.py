@@ -185,7 +185,7 @@ def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
             documents="docs",
             count=90,
             training=TrainingForm(epochs=8, learning_rate=5e-3, rank=8, max_length=256),
-            publish=PublishForm(role="guide"),
+            publish=PublishForm(role="guide", few_rows="allow"),
             steps=Steps(control=True),
             return_state=True,
         )

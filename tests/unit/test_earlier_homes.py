@@ -123,7 +123,7 @@ def test_a_run_knows_the_job_that_an_earlier_version_named_by_another_digest(ear
     record.begin({})
     record.emit("trainer", "job", digest=work.name, folder=str(work))
     node = ResolvedNode(id="trainer", type="trainer", config=job.config)
-    run = RunInfo("a-run", "chain", "default", str(tmp_path / "run"), "default/chain")
+    run = RunInfo("a-run", "chain", "default", str(tmp_path / "run"))
     context = NodeContext(node, {}, run, settings, record, logging.getLogger(__name__))
     require_same(context, job)
     hyper = job.config.hyperparameters.model_copy(update={"weight_decay": 0.5})

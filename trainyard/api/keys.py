@@ -8,7 +8,7 @@ the act of deploying) is named by the run, so that only a retry or a resume of t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import trainyard
 from trainyard.backends import environments
+from trainyard.backends.choices import MachineChoices, choices_digest, decide_choices
 from trainyard.backends.script.templates import template_digest
 from trainyard.data.formats.converters import converter_digest
 from trainyard.data.functions import ENVIRONMENT
@@ -44,7 +45,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
 
 SOURCES = (".py", ".jinja", ".json")
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "trainer": ("torch", "transformers", "peft", "trl", "bitsandbytes", "schedulefree", "pytorch_optimizer", "torchao"),
+    "trainer": (
+        "torch",
+        "transformers",
+        "peft",
+        "trl",
+        "bitsandbytes",
+        "schedulefree",
+        "pytorch_optimizer",
+        "torchao",
+        "flash_attn",
+        "flash_attn_3",
+        "liger_kernel",
+    ),
     "validator": ("phonenumberslite",),
     "evaluator": ("torch", "transformers", "peft"),
 }
@@ -56,9 +69,21 @@ def content_key(node: ResolvedNode, inputs: Mapping[Port, Sequence[Reference]], 
     digests = {f"{port.value}/{n}": r.sha256 for port, given in inputs.items() for n, r in enumerate(given)}
     config = node.config.model_dump(mode="json")
     digests |= {one.name: one.digest() for one in dependencies(node, settings, run_id)}
+    if isinstance(node.config, EvaluatorConfig) and node.config.baseline != "base":
+        candidates = {one.sha256 for port in (Port.ADAPTER, Port.MODEL) for one in inputs.get(port, ())}
+        digests["live"] = live_digest(node.config.role, settings, candidates)
+    if isinstance(node.config, TrainerConfig):
+        digests["choices"] = choices_digest(choices_of(node.config, inputs, settings))
     if settings.tenant != DEFAULT_TENANT:  # results of tenants are apart; that of the default tenant keeps its key
         digests["tenant"] = settings.tenant
     return node_key(node.type, config, digests, versions(node.type))
+
+
+def choices_of(config: TrainerConfig, inputs: Mapping[Port, Sequence[Reference]], settings: Settings) -> MachineChoices:
+    """Return what this machine decides for a trainer, by the base that the trainer gets."""
+    models = inputs.get(Port.MODEL, ())
+    base = resolve_model(config.base_model or settings.default_base_model, settings).path
+    return decide_choices(config, models[0].path if models else base, settings)
 
 
 class Dependency(NamedTuple):
@@ -107,8 +132,6 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
                 yield Dependency(f"task/{n}", f"config.benchmarks.{n}.path", partial(path_digest, line.path, settings))
         if config.judge is not None:  # what a server answers cannot be pinned
             yield Dependency("judge", "", lambda: run_id)
-        if config.baseline == "live":
-            yield Dependency("live", "", partial(live_digest, settings))
     if node.type == "deployer":
         yield Dependency("run", "", lambda: run_id)
 
@@ -174,10 +197,17 @@ def model_digest(name: str, settings: Settings) -> str:
     return resolve_model(name, settings).sha256
 
 
-def live_digest(settings: Settings) -> str:
-    """Return a digest of what is deployed now: a comparison with the live adapter is repeated when it changes."""
-    live = sorted(AdapterRegistry(settings.adapters).root.glob("*/*/live.json"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in live)).hexdigest()
+def live_digest(role: str | None, settings: Settings, candidates: Collection[str] = ()) -> str:
+    """Return the digest of the version that is live on a role: a comparison with it is repeated when it changes.
+
+    Empty where nothing is live, and where that is a candidate itself: an adapter is not compared with itself, so its
+    evaluation before it went live counts.
+    """
+    registry = AdapterRegistry(settings.adapters)
+    if role is None or registry.live(settings.tenant, role).version is None:
+        return ""
+    version = registry.show(f"{settings.tenant}/{role}")
+    return "" if version.sha256 in candidates else version.sha256
 
 
 @cache

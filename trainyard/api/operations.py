@@ -11,6 +11,7 @@ through `Context.say`. A new operation is a request in `api/requests/`, a functi
 
 from __future__ import annotations
 
+from trainyard.api.table.adapters import ADAPTERS
 from trainyard.api.table.operation import Operation, Scope
 from trainyard.api.table.sessions import SESSIONS
 
@@ -115,10 +116,10 @@ OPERATIONS: dict[str, Operation] = {
         route="POST /api/v1/sweeps/{name}/stop",
     ),
     "compare": Operation(
-        "Two trainings next to each other: settings, metrics, benchmarks with intervals, answers, curves.",
-        "chains:CompareInput", "chains.compare:compare", "chains:comparison_text", READ,
-        example="trainyard compare 59b4dead/trainer 59b4dead/trainer-2 --plot",
-        route="GET /api/v1/compare", heavy=True,
+        "Trainings next to each other: settings; of two that ended also metrics, benchmarks, answers, curves.",
+        "jobs:CompareInput", "monitoring.differing:compare", "chains:comparison_text", READ,
+        example="trainyard compare desk shop/trainer-2 --plot",
+        route="GET /api/v1/jobs/compare", heavy=True, tenants=True,
     ),
     "templates": Operation(
         "The templates with their nodes; with a name, its parameters: type, range, default, meaning.",
@@ -200,7 +201,7 @@ OPERATIONS: dict[str, Operation] = {
     "serve": Operation(
         "Answer over HTTP until stopped: the REST API (role training), models and adapters, or the graph of nights.",
         "serving:ServeInput", "serving.serve:serve", "text:json_text", ADMIN,
-        example="trainyard serve --role model --model starter --adapters assistant",
+        example="trainyard serve --role model --model starter --adapters handbook",
         local="It becomes a server on this machine.", endless=True,
     ),
     "mcp": Operation(
@@ -213,7 +214,7 @@ OPERATIONS: dict[str, Operation] = {
         "Talk to an adapter and its base side by side; questions come from the terminal, a pipe or --question.",
         "serving:ChatInput", "serving.chat:chat", "chat.columns:chat_text", RUN,
         part_renderer="chat.columns:turn_text", reader="chat.reading:read_question",
-        example="trainyard chat assistant",
+        example="trainyard chat handbook",
         local="It asks questions in a terminal; over a network, ask the model server's /v1/chat/completions.",
     ),
     "eject": Operation(
@@ -231,67 +232,7 @@ OPERATIONS: dict[str, Operation] = {
         "chains:ExportConfigInput", "chains.exports:export_chain", "chains:export_text", RUN,
         local="It reads and writes files anywhere on this machine.",
     ),
-    "adapters list": Operation(
-        "Every adapter version, the live one of each role marked.",
-        "adapters:AdaptersInput", "adapters:list_adapters", "adapters:adapters_text", READ,
-        route="GET /api/v1/adapters", tenants=True,
-    ),
-    "adapters show": Operation(
-        "One adapter version's manifest; without a version, the live one's.",
-        "adapters:AdapterName", "adapters:show_adapter", "adapters:record_text", READ,
-        route="GET /api/v1/adapters/show", tenants=True,
-    ),
-    "adapters convert": Operation(
-        "Write an adapter in the layout of PEFT, mlx-lm or llama.cpp (gguf), without changing a bit of its weights.",
-        "adapters:ConvertInput", "adapters:convert_adapter", "adapters:converted_text", RUN,
-        local="It writes a folder anywhere on this machine.",
-    ),
-    "adapters promote": Operation(
-        "Make a version live on the targets of its deployment: all of them, or none.",
-        "adapters:PromoteInput", "versions:promote", "adapters:promotion_text", RUN,
-        example="trainyard adapters promote default/assistant/v3",
-        route="POST /api/v1/adapters/promote", tenants=True, heavy=True,
-    ),
-    "adapters rollback": Operation(
-        "Make the version live again that the live one replaced, on all targets or none.",
-        "adapters:RollbackInput", "versions:rollback", "adapters:promotion_text", RUN,
-        route="POST /api/v1/adapters/rollback", tenants=True, heavy=True,
-    ),
-    "adapters delete-version": Operation(
-        "Remove the files of a version that is not live; its number is never used again.",
-        "adapters:DeleteInput", "versions:delete_version", "adapters:deleted_text", RUN,
-        route="POST /api/v1/adapters/delete-version", tenants=True,
-    ),
-    "adapters merge": Operation(
-        "Write a version and its base as one model, after a comparison of their answers; whole, or not at all.",
-        "adapters:MergeInput", "versions:merge", "adapters:merged_text", RUN,
-        example="trainyard adapters merge default/assistant/v3 --to merged/",
-        local="It writes a folder anywhere on this machine.",
-    ),
-    "adapters card": Operation(
-        "The model card of a version: recipe, data, metrics with intervals, limits, and how to load it.",
-        "adapters:CardInput", "versions:show_card", "adapters:card_text", READ,
-        route="GET /api/v1/adapters/card", tenants=True,
-    ),
-    "adapters ask": Operation(
-        "Ask a version and its base the same question; both answers come back side by side.",
-        "records.asking:AskInput", "records.asking:ask", "records.asking:answer_text", RUN,
-        example="trainyard adapters ask assistant 'How long does the battery last?'",
-        route="POST /api/v1/adapters/ask", tenants=True, heavy=True, only_answers=True,
-        stream="live.answers:follow_answers",
-    ),
-    "adapters push": Operation(
-        "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",
-        "adapters:PushInput", "versions:push", "adapters:published_text", RUN,
-        example="trainyard adapters push default/assistant/v3 acme/assistant",
-        local="It reads a token from this machine's environment and sends files to a server.",
-    ),
-    "adapters pull": Operation(
-        "Fetch a published version, verify every file, and register it here as a new version.",
-        "adapters:PullInput", "versions:pull", "adapters:pulled_text", RUN,
-        example="trainyard adapters pull gs://weights/prod/adapters/acme/assistant",
-        local="It reads a token from this machine's environment and fetches files from a server.",
-    ),
+    **ADAPTERS,
     "backends": Operation(
         "Show every trainer: version, import, device, why it is not available and what fixes it.",
         "trainers:BackendsInput", "backends:show_backends", "trainers:backends_text", READ,
@@ -404,11 +345,6 @@ OPERATIONS: dict[str, Operation] = {
         "What the model answered to held-out prompts at each evaluation of a job.",
         "jobs:SamplesInput", "monitoring.samples:show_samples", "jobs:samples_text", READ,
         route="GET /api/v1/jobs/{job}/samples", tenants=True,
-    ),
-    "jobs compare": Operation(
-        "The settings in which two to five jobs differ, with every default filled in.",
-        "jobs:CompareJobsInput", "monitoring.differing:compare_jobs", "jobs:differing_text", READ,
-        route="GET /api/v1/jobs/compare", tenants=True,
     ),
     "jobs provenance": Operation(
         "Where a job's results come from: data and digests, results of nodes, ledger, versions, lineage.",

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.api import acceptance
 from trainyard.api.keys import content_key
@@ -22,7 +22,7 @@ from trainyard.api.plans.queue import queue_seconds
 from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
 from trainyard.backends.base import probe_all
-from trainyard.backends.precisions import describe_choice
+from trainyard.backends.choices import decide_choices
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import devices_here
 from trainyard.compute.sandbox.service import Confinement, find_confinement
@@ -88,6 +88,8 @@ class PlanNode(Response):
     key: str | None
     """Name of its result; None while an input is not made yet."""
     reused: bool
+    choices: dict[str, str] = Field(default_factory=dict)
+    """What a trainer leaves open and this machine decides, with the reason: a part of the key."""
     problem: str
     """Why it could not run now; empty if nothing is in the way."""
     advice: tuple[str, ...] = ()
@@ -279,10 +281,13 @@ def list_step_advice(config: Any, steps: int | None) -> list[str]:
     return refused + step_advice(config, steps)
 
 
-def list_precision(config: Any, settings: Settings) -> list[str]:
-    """What `precision: auto` of a trainer is on this machine, where a measurement decides that."""
+def list_choices(config: Any, settings: Settings) -> dict[str, str]:
+    """Return what this machine decides for a trainer; {} for other nodes, and for a base that is not here."""
     folder = folder_of(config.base_model, settings) if isinstance(config, TrainerConfig) and config.base_model else None
-    return describe_choice(config, folder, devices_here()[0], settings) if folder is not None else []
+    try:
+        return decide_choices(config, folder, settings).lines() if folder is not None else {}
+    except TrainyardError:
+        return {}  # fp16 on a CPU, which is among the reasons of `examine`
 
 
 # What refuses here and now
@@ -465,8 +470,7 @@ def look_at(node: ResolvedNode, inputs: dict[Port, list[Reference]], settings: S
 def plan_node(
     node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequence[Reason], settings: Settings
 ) -> PlanNode:
-    own = [*list_advice(node.config, settings), *list_precision(node.config, settings)]
-    own += list_step_advice(node.config, estimated.steps)
+    own = [*list_advice(node.config, settings), *list_step_advice(node.config, estimated.steps)]
     return PlanNode(
         id=node.id,
         type=node.type,
@@ -476,6 +480,7 @@ def plan_node(
         config=node.config.model_dump(mode="json"),
         key=look.key,
         reused=look.output is not None,
+        choices=list_choices(node.config, settings),
         problem="\n".join(reason.line() for reason in reasons if reason.node == node.id),
         advice=(*own, *tiny_sets(node.config, estimated.rows)),
         estimate=estimated,

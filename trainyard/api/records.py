@@ -91,6 +91,8 @@ class RunResult(BaseModel):
     nodes: tuple[NodeResult, ...] = ()
     url: str = ""
     seconds: float = 0.0
+    next: tuple[str, ...] = ()
+    """Commands for what comes after it."""
 
     @property
     def succeeded(self) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib
 import math
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
@@ -26,18 +25,16 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.precisions import keep_choice, read_choice
 from trainyard.backends.results import DECISIONS_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
 from trainyard.errors import Refused, TrainyardError
-from trainyard.settings import settings
-from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.devices import Precision
 from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.stores.tensors import has_changed
 from trainyard.stores.whole import write_folder, write_json_durably
-from trainyard.train.precision import PrecisionChoice, choose_precision, native_bf16
+from trainyard.train.precision import PrecisionChoice, accelerator_of, choose_precision, hidden_size, native_bf16
 from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory, unchanged_weights
 
 if TYPE_CHECKING:
@@ -48,8 +45,6 @@ LOCK_WAIT_S = 600
 ADAM_COPIES = 4
 """Weights, two moments and room for the next checkpoint, as multiples of the trained bytes."""
 DEFAULT_EPOCHS = 3.0
-TIMED_STEPS = 4
-"""One to warm up, then three of which the fastest counts."""
 WEIGHT_FILES = {True: ("adapter_config.json", "adapter_model.safetensors"), False: ("config.json",)}
 """Is it an adapter -> files without which it is not a result."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -116,43 +111,30 @@ def require_steps(job: TrainingJob, total: int, events: Events | None = None) ->
 
 
 def decide_precision(
-    job: TrainingJob,
-    device: str,
-    folder: Path,
-    step: Callable[[bool], None],
-    share: Callable[[Any], Any] = lambda value: value,
+    job: TrainingJob, device: str, folder: Path, share: Callable[[Any], Any] = lambda value: value
 ) -> PrecisionChoice:
-    """The precision of a job: that of its first start, of an earlier training of its base on this CPU, or measured.
+    """The precision of a job: that of its first start, else what this machine decided for it.
 
-    `step(bf16)` runs forward and backward once; it is timed where that decides. `share` returns rank 0's value.
+    A job that was made without a decision, or that runs on another device, decides by the same facts here. `share`
+    returns rank 0's value.
     """
-    path, asked = folder / DECISIONS_FILE, job.config.hyperparameters.precision
+    path = folder / DECISIONS_FILE
     known = share(orjson.loads(path.read_bytes()) if path.exists() else {})
     if "precision" not in known:
-        native = native_bf16(device)
-        measured = asked is Precision.AUTO and device == Device.CPU and native is not None
-        choice = read_choice(job.base, settings()) if measured else None
-        if choice is None:
-            choice = choose_precision(asked, device, native=native, seconds_per_step=fastest_of_both(step))
-            choice = keep_choice(job.base, choice, settings()) if measured else choice
+        choice = precision_of(job, device)
         known = share({**known, "precision": choice.precision.value, "why": choice.why})
         write_json_durably(path, known)
     return PrecisionChoice(Precision(known["precision"]), known["why"])
 
 
-def fastest_of_both(step: Callable[[bool], None]) -> Callable[[bool], float]:
-    """Return seconds(bf16): of the fastest of some steps, taken in turn, so that both see the same load."""
-    times: dict[bool, list[float]] = {False: [], True: []}
-
-    def seconds(bf16: bool) -> float:
-        for _ in range(0 if times[bf16] else TIMED_STEPS):
-            for kind, taken in times.items():
-                started = time.perf_counter()
-                step(kind)
-                taken.append(time.perf_counter() - started)
-        return min(times[bf16][1:])
-
-    return seconds
+def precision_of(job: TrainingJob, device: str) -> PrecisionChoice:
+    """Return the precision that the job carries for this device, or that its facts give. Raises `E-DEVICE`."""
+    chosen, requested = job.choices, job.config.hyperparameters.precision
+    if chosen is not None and chosen.device is accelerator_of(device) and chosen.precision is not Precision.AUTO:
+        return PrecisionChoice(chosen.precision, chosen.precision_why)
+    path = Path(job.base) / "config.json"
+    config = orjson.loads(path.read_bytes()) if path.is_file() else {}
+    return choose_precision(requested, device, native=native_bf16(device), hidden=hidden_size(config))
 
 
 # The result

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainyard.backends.choices import MachineChoices, keep_choices
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_folder, device_lock
@@ -61,7 +62,21 @@ class JobData(OtherModels):
     data_sha256: dict[Port, str] = {}
 
 
-class TrainingJob(JobData):
+class JobMachine(BaseModel):
+    """The machine that a training runs on, and what it decides."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    threads: int = 1
+    choices: MachineChoices | None = Field(None, exclude_if=lambda chosen: chosen is None)
+    """What this machine decides for the training; a part of its content key."""
+    locks: str
+    """Folder of the device locks."""
+    devices: tuple[int, ...] = (0,)
+    """The devices of this host that it has, by NVML's numbers; of a machine without a GPU the CPU is 0."""
+
+
+class TrainingJob(JobData, JobMachine):
     """One training execution, resolved: nothing in it needs a lookup any more."""
 
     config: TrainerConfig
@@ -77,11 +92,6 @@ class TrainingJob(JobData):
     environment_sha256: str = Field("", exclude_if=lambda given: not given)
     parents: tuple[str, ...] = ()
     """Digests of the earlier adapter's or model's references."""
-    threads: int = 1
-    locks: str
-    """Folder of the device locks."""
-    devices: tuple[int, ...] = (0,)
-    """The devices of this host that it has, by NVML's numbers; of a machine without a GPU the CPU is 0."""
     run: str = ""
     tenant: str = Field("", exclude_if=lambda given: not given)
     """Whose training it is; empty for one that belongs to no run of a tenant."""
@@ -158,6 +168,7 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any)
         base=model.location,
         base_sha256=model.sha256,
         threads=training_threads(settings.threads),
+        choices=keep_choices(config, model.path, settings),
         locks=str(device_folder(settings)),
         **{"tenant": settings.tenant, **inputs},
     )
@@ -204,6 +215,7 @@ PROBE_RUN = "plan-"
 """Begins the name of the run of a measurement."""
 PLACES = {
     "threads",
+    "choices",
     "locks",
     "devices",
     "run",
@@ -219,7 +231,7 @@ PLACES = {
     "judges",
     "environment",
 }
-"""Where things lie, who runs it and how far for now: no part of what is trained."""
+"""Where things lie, who runs it, on which machine, and how far for now: no part of what is trained."""
 
 
 def changed_since(work: Path, job: TrainingJob) -> list[str]:

@@ -42,8 +42,9 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.callbacks import never
+from trainyard.callbacks import ignore, never
 from trainyard.compute.gpus import GpuReadings, device_numbers, read_gpus
+from trainyard.compute.queue import LIMIT, TURN, Waiter, list_waiters, take_ticket, waiters_before, without_promised
 from trainyard.compute.services import own_services
 from trainyard.errors import Conflict
 from trainyard.settings import Settings
@@ -68,6 +69,8 @@ class Holder:
     pid: int
     create_time: Start
     run: str
+    since: float = 0.0
+    """When it took the lock, in seconds of the epoch; 0 where that is not known."""
 
     def __str__(self) -> str:
         return f"process {self.pid} of run {self.run or 'without a name'}"
@@ -136,7 +139,7 @@ def device_lock(path: Path, *, run: str = "", wait_s: float = 0.0, give_up: Give
                     code="E-DEVICE-BUSY",
                 )
             time.sleep(POLL_S)
-        mine = Holder(os.getpid(), process_start(), run)
+        mine = Holder(os.getpid(), process_start(), run, time.time())
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, orjson.dumps(asdict(mine)), 0)
         yield mine
@@ -145,10 +148,17 @@ def device_lock(path: Path, *, run: str = "", wait_s: float = 0.0, give_up: Give
 
 
 @contextmanager
-def first_lock(paths: Callable[[], Sequence[Path]], *, run: str = "", give_up: GiveUp = never) -> Iterator[Path]:
+def first_lock(
+    paths: Callable[[], Sequence[Path]],
+    *,
+    run: str = "",
+    give_up: GiveUp = never,
+    on_wait: Callable[[], None] = ignore,
+) -> Iterator[Path]:
     """Keep the first of these locks that is free while the block runs; `paths` is called again at every attempt.
 
-    Waits until `give_up()` returns True, then raises `Conflict` (`E-DEVICE-BUSY`).
+    Waits until `give_up()` returns True, then raises `Conflict` (`E-DEVICE-BUSY`). Calls `on_wait` at each attempt
+    that found none free.
     """
     with ExitStack() as locks:
         while True:
@@ -162,7 +172,13 @@ def first_lock(paths: Callable[[], Sequence[Path]], *, run: str = "", give_up: G
                     continue
                 yield path
                 return
-            time.sleep(POLL_S if len(asked) == 1 else LOOK_EVERY_S)
+            if not asked and give_up():
+                raise Conflict(
+                    "Every device is promised to a run that waits longer.", do="Wait for that run, or cancel it.",
+                    code="E-DEVICE-BUSY",
+                )  # fmt: skip
+            on_wait()
+            time.sleep(POLL_S if len(asked) <= 1 else LOOK_EVERY_S)
 
 
 @contextmanager
@@ -176,6 +192,7 @@ def claim_devices(
     limit: Limit = lambda _device, _give_up: nullcontext(),
     wait_s: float = inf,
     give_up: GiveUp = never,
+    on_wait: OnWait = ignore,
 ) -> Iterator[tuple[int, ...]]:
     """Claim `count` of these devices, by default of this host's: steps 1 to 4.
 
@@ -194,25 +211,69 @@ def claim_devices(
     taken: list[int] = []
     with ExitStack() as locks:
         if turn is not None:
-            locks.enter_context(first_lock(lambda: [turn], run=run, give_up=late))
+            with take_ticket(settings, [turn], run=run, reason=TURN) as ticket:
+                note = WaitReport(settings, ticket, on_wait)
+                locks.enter_context(first_lock(lambda: [turn], run=run, give_up=late, on_wait=note))
         for left in range(min(count, len(numbers)), 0, -1):
             above = [number for number in numbers if not taken or number > taken[-1]]
             eligible = above[: len(above) - left + 1]
-            slot = locks.enter_context(first_lock(partial(slots, settings, eligible), run=run, give_up=late))
+            with take_ticket(settings, [slot_lock(settings, one) for one in eligible], run=run) as ticket:
+                note, free = WaitReport(settings, ticket, on_wait), partial(slots, settings, eligible, ticket)
+                slot = locks.enter_context(first_lock(free, run=run, give_up=late, on_wait=note))
             number = next(one for one in eligible if slot_lock(settings, one) == slot)
-            locks.enter_context(limit(number, late))
+            with take_ticket(settings, (), run=run, reason=LIMIT):
+                locks.enter_context(limit(number, late))
             wait_until_empty(number, ours=lambda: own_services(settings), give_up=give_up)
             taken.append(number)
         yield tuple(taken)
 
 
-def slots(settings: Settings, numbers: Sequence[int]) -> list[Path]:
-    """Return the slot files of the devices on which no process computes; of all devices if there are none."""
-    if len(numbers) == 1:
-        return [slot_lock(settings, numbers[0])]
-    readings, ours = read_gpus(), own_services(settings)
-    empty = [number for number in numbers if not occupants(number, readings, ours)]
-    return [slot_lock(settings, number) for number in empty or numbers]
+@dataclass(frozen=True)
+class Wait:
+    """What a process waits for."""
+
+    reason: str
+    """`queue.DEVICE`, `TURN` or `LIMIT`."""
+    since: float
+    holder: Holder | None
+    """Who has it; None where that is not known here."""
+    position: int
+    """Its place in the queue: 1 is the next."""
+
+
+OnWait = Callable[[Wait], None]
+
+
+def find_wait(waiter: Waiter, waiters: Sequence[Waiter]) -> Wait:
+    """Return what one of these waiters waits for."""
+    holders = (holder(Path(lock)) for lock in waiter.locks)
+    position = 1 + len(waiters_before(waiter, waiters))
+    return Wait(waiter.reason, waiter.since, next((one for one in holders if one is not None), None), position)
+
+
+class WaitReport:
+    """Calls `on_wait` whenever what a waiter waits for has changed."""
+
+    def __init__(self, settings: Settings, waiter: Waiter, on_wait: OnWait) -> None:
+        self.settings, self.waiter, self.on_wait = settings, waiter, on_wait
+        self.last: Wait | None = None
+
+    def __call__(self) -> None:
+        wait = find_wait(self.waiter, list_waiters(self.settings))
+        if wait != self.last:
+            self.last = wait
+            self.on_wait(wait)
+
+
+def slots(settings: Settings, numbers: Sequence[int], waiter: Waiter) -> list[Path]:
+    """Return the slot files of the devices on which no process computes, or of all devices if there are none, that are
+    not promised to an earlier waiter."""
+    free = list(numbers)
+    if len(numbers) > 1:
+        readings, ours = read_gpus(), own_services(settings)
+        free = [number for number in numbers if not occupants(number, readings, ours)] or free
+    before = waiters_before(waiter, list_waiters(settings))
+    return without_promised([slot_lock(settings, number) for number in free], before)
 
 
 def job_lock(settings: Settings, work: Path, *, run: str, give_up: GiveUp) -> AbstractContextManager[Holder]:

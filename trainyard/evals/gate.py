@@ -1,18 +1,23 @@
 """The gate: may this candidate replace what answers now?
 
-Better means: on the primary metric the lower bound of the paired improvement's interval is above zero, and no other
-listed metric is worse by more than its margin. Every reason is given, not only the first. Numbers decide, nothing else:
-the same report always gets the same verdict.
+Better means: on the primary metric the lower bound of the paired improvement's interval is above zero, over the
+baseline and over what is live, and no other listed metric is worse by more than its margin. A metric is worse when its
+whole interval is below zero; one whose interval contains zero is not clear, and does not block. With fewer rows or
+cases than a verdict needs, there is none: not enough rows to say. Every reason is given, not only the first. Numbers
+decide, nothing else: the same report always gets the same verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
 from trainyard.data.rows import UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
-from trainyard.evals.statistics import ConfidenceInterval, least_cases
+from trainyard.evals.statistics import ConfidenceInterval
+from trainyard.spec.estimate.verdict import undecidable
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class Measured:
     improvement: ConfidenceInterval
     """Candidate against baseline; positive is better for every metric."""
     margin: float
+    over_live: ConfidenceInterval | None = None
+    """Candidate against the adapter that is live; None without a comparison."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,25 @@ class GateVerdict:
     """Why not; empty when better."""
     passed: list[str]
     """What was looked at and is in order."""
+    few_rows: list[str] = field(default_factory=list)
+    """Why there are not enough rows to say; they are among the reasons, too."""
+    better_on_few: bool = False
+    """Whether it would be better if these rows were enough."""
+
+
+class Word(StrEnum):
+    """A verdict in words."""
+
+    BETTER = "better"
+    NOT_BETTER = "not better"
+    FEW_ROWS = "not enough rows to say"
+
+
+def verdict_word(verdict: Mapping[str, Any]) -> Word:
+    """Return the word of a gate as reports store it; those of earlier releases know no floor of rows."""
+    if verdict.get("few_rows"):
+        return Word.FEW_ROWS
+    return Word.BETTER if verdict["better"] else Word.NOT_BETTER
 
 
 def choose_primary(labels: Sequence[str], wanted: str | None) -> str:
@@ -55,43 +81,59 @@ def choose_primary(labels: Sequence[str], wanted: str | None) -> str:
     )
 
 
-def judge(measured: Sequence[Measured], primary: str, confidence: float) -> GateVerdict:
-    """The verdict over all benchmarks."""
+def judge(
+    measured: Sequence[Measured], primary: str, confidence: float, *, few_rows: Sequence[str] = (), live: str = ""
+) -> GateVerdict:
+    """The verdict over all benchmarks. `few_rows` says where rows are missing, `live` names what is live."""
     reasons: list[str] = []
+    few = list(few_rows)
     passed: list[str] = []
     for one in measured:
-        wrong = primary_fault(one, confidence) if one.label == primary else margin_fault(one)
-        if wrong:
-            reasons.append(wrong)
-        else:
-            passed.append(f"{one.label}: {describe(one)}")
-    return GateVerdict(not reasons, primary, reasons, passed)
+        decides = one.label == primary
+        if decides and (text := undecidable(one.label, one.improvement.cases, confidence)):
+            few.append(text)
+        faults = [primary_fault(one), live_fault(one, live)] if decides else [margin_fault(one)]
+        wrong = [fault for fault in faults if fault]
+        reasons += wrong
+        passed += [] if wrong else [f"{one.label}: {describe(one.improvement, one.metric)}"]
+    return GateVerdict(not (few or reasons), primary, [*few, *reasons], passed, few, not reasons)
 
 
-def primary_fault(one: Measured, confidence: float) -> str | None:
+def is_above_zero(interval: ConfidenceInterval) -> bool:
+    """Whether an interval shows an improvement; of a single case, which has none, its value."""
+    return interval.mean > 0 if interval.low is None else interval.low > 0
+
+
+def primary_fault(one: Measured) -> str | None:
     """Why the primary metric does not show an improvement; None if it does."""
-    cases, needed = one.improvement.cases, least_cases(confidence)
-    if cases < needed:
-        return (
-            f"{one.label}: {cases} independent case{'s' if cases != 1 else ''} cannot support {confidence:.0%} "
-            f"confidence; at least {needed} are needed. Hold out more documents or questions."
-        )
-    if one.improvement.low is None or one.improvement.low <= 0:
-        return f"{one.label}: {describe(one)}; the lower bound has to be above 0."
-    return None
+    if is_above_zero(one.improvement):
+        return None
+    return f"{one.label}: {describe(one.improvement, one.metric)}; the lower bound has to be above 0."
+
+
+def live_fault(one: Measured, live: str) -> str | None:
+    """Why the candidate does not replace what is live; None if it is clearly better, or nothing is compared."""
+    if one.over_live is None or is_above_zero(one.over_live):
+        return None
+    over = describe(one.over_live, one.metric)
+    return f"{one.label}: {over} over {live}, which is live and stays; the lower bound has to be above 0."
 
 
 def margin_fault(one: Measured) -> str | None:
-    """Return why a metric other than the primary one blocks; None if it is not worse by more than its margin."""
-    if one.improvement.mean >= -one.margin:
+    """Return why a metric other than the primary one blocks; None if it is not worse by more than its margin.
+
+    Worse is the word of the tables: the whole interval is below zero. Where it contains zero nothing is clear.
+    """
+    clear = one.improvement.high is not None and one.improvement.high < 0
+    if not clear or one.improvement.mean >= -one.margin:
         return None
-    return f"{one.label}: {describe(one)}; worse by more than its margin of {one.margin:.3g}."
+    over = describe(one.improvement, one.metric)
+    return f"{one.label}: {over}; worse by more than its margin of {one.margin:.3g}."
 
 
-def describe(one: Measured) -> str:
+def describe(interval: ConfidenceInterval, metric: str) -> str:
     """`improvement +0.412 [+0.380, +0.444] nats …`."""
-    interval = one.improvement
     bounds = (
         "no interval" if interval.low is None or interval.high is None else f"{interval.low:+.4f}, {interval.high:+.4f}"
     )
-    return f"improvement {interval.mean:+.4f} [{bounds}] {one.metric}"
+    return f"improvement {interval.mean:+.4f} [{bounds}] {metric}"

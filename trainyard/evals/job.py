@@ -56,6 +56,10 @@ class EvaluationJob(Strict):
     candidate_sha256: str = ""
     baseline: Participant = Participant(name="base")
     control: Participant | None = None
+    live: Participant | None = None
+    """The adapter that is live, where the candidate has to be better than base and live version."""
+    live_note: str = ""
+    """Why it is not compared with what is live, where it should be."""
     heldout: tuple[HeldOutSet, ...] = ()
     config: EvaluatorConfig = Field(default_factory=EvaluatorConfig)
     general_set: str | None = Field(None, description="JSONL of {text}; default: the one in the package.")
@@ -71,6 +75,7 @@ def job_from_inputs(
     *,
     threads: int,
     live: Path | None = None,
+    live_sha256: str = "",
 ) -> EvaluationJob:
     """The job of an evaluator node from its inputs, nearest first; `live` is the adapter deployed now, if any.
 
@@ -91,7 +96,9 @@ def job_from_inputs(
     candidate = candidates[0]
     training = facts[candidate.uri]
     head = Stage(str(training.get("stage") or Stage.SFT.value)).facts.head
-    known = baseline(config, live, str(training.get("base_sha256") or ""))
+    base_sha256 = str(training.get("base_sha256") or "")
+    known = baseline(config, live, base_sha256)
+    second, note = live_participant(config, live, base_sha256, is_candidate=live_sha256 == candidate.sha256)
     return EvaluationJob(
         head=head,
         base_model=str(training.get("base_model", "")),
@@ -100,6 +107,8 @@ def job_from_inputs(
         candidate_sha256=candidate.sha256,
         baseline=known if head == "causal" else Participant(name="chance (a base gives no scores)"),
         control=participant("control", controls[0]) if controls else None,
+        live=second,
+        live_note=note,
         heldout=heldout_sets(inputs),
         config=config,
         threads=max(1, threads),
@@ -118,17 +127,44 @@ def baseline(config: EvaluatorConfig, live: Path | None, base_sha256: str = "") 
     An adapter that is live on another base is not a baseline: on this base its weights mean nothing, any trained
     adapter would seem better, and it can no longer be served.
     """
-    if config.baseline == "base":
+    if config.baseline != "live":
         return Participant(name="base")
     if live is None:
         return Participant(name="base (no adapter is live yet)")
-    name = "/".join(live.parts[-3:])
+    return served(live, base_sha256) or Participant(name=f"base ({other_base(live)})")
+
+
+def live_participant(
+    config: EvaluatorConfig, live: Path | None, base_sha256: str, *, is_candidate: bool
+) -> tuple[Participant | None, str]:
+    """Return the live adapter as a further participant of `baseline: both`, or why it is none."""
+    if config.baseline != "both":
+        return None, ""
+    if live is None:
+        return None, "Nothing is live on this role yet, so the base alone is compared."
+    if is_candidate:
+        return None, f"The candidate is {version_name(live)}, which is live."
+    found = served(live, base_sha256)
+    return found, "" if found else f"The base alone is compared: {other_base(live)}."
+
+
+def served(live: Path, base_sha256: str) -> Participant | None:
+    """Return the live version as a participant; None for an adapter of another base."""
     if (live / "config.json").is_file():
-        return Participant(name=f"live model {name}", path=str(live), kind="model")
+        return Participant(name=f"live model {version_name(live)}", path=str(live), kind="model")
     trained_on = training_facts(live).get("base_sha256")
     if trained_on and base_sha256 and trained_on != base_sha256:
-        return Participant(name=f"base (the live adapter {name} belongs to another base)")
-    return Participant(name=f"live adapter {name}", path=str(live), kind="adapter")
+        return None
+    return Participant(name=f"live adapter {version_name(live)}", path=str(live), kind="adapter")
+
+
+def other_base(live: Path) -> str:
+    return f"the live adapter {version_name(live)} belongs to another base"
+
+
+def version_name(live: Path) -> str:
+    """`<tenant>/<role>/v<N>` by its folder."""
+    return "/".join(live.parts[-3:])
 
 
 def training_facts(folder: Path) -> dict[str, Any]:

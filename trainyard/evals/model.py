@@ -211,14 +211,14 @@ def score_batch(network: Any, batch: list[Tokens]) -> list[AnswerScore]:
 
 
 def load_participants(job: EvaluationJob) -> dict[str, HuggingFaceModel]:
-    """Every participant, ready to be scored, under `baseline`, `candidate` and `control`.
+    """Every participant, ready to be scored, under `baseline`, `candidate`, `control` and `live`.
 
     All are prompted with the candidate's tokenizer and chat template, which are what it will be served with.
     """
     device = pick_device(job.device)
     tokenizer = load_tokenizer(job)
     network = load_network(job.base_path, device)
-    roles = {"baseline": job.baseline, "candidate": job.candidate, "control": job.control}
+    roles = {"baseline": job.baseline, "candidate": job.candidate, "control": job.control, "live": job.live}
     given = {role: participant for role, participant in roles.items() if participant is not None}
     for role, participant in given.items():
         if participant.kind == "adapter":

@@ -14,10 +14,10 @@ import numpy as np
 
 from trainyard.evals.benchmarks.table import Benchmark, benchmark
 from trainyard.evals.gate import Measured, choose_primary, judge
-from trainyard.evals.job import EvaluationJob, training_facts
+from trainyard.evals.job import EvaluationJob, training_facts, version_name
 from trainyard.evals.statistics import ConfidenceInterval, Flips, bootstrap, count_flips, improvements
 from trainyard.spec.axes.latent import Latent
-from trainyard.spec.estimate.heldout import few_rows
+from trainyard.spec.estimate.heldout import few_rows, too_few_rows
 
 Report = dict[str, Any]
 LONGEST_SAMPLE = 300
@@ -31,17 +31,21 @@ def build_report(job: EvaluationJob, scores: Mapping[str, Any]) -> Report:
     """
     lines = [benchmark_entry(job, one) for one in scores["benchmarks"]]
     primary = choose_primary([line_label(line) for line in lines], job.config.primary)
-    verdict = judge([measured(line) for line in lines], primary, job.config.confidence)
+    verdict = judge(
+        [measured(line) for line in lines], primary, job.config.confidence,
+        few_rows=below_floor(job, lines, primary), live=live_name(job),
+    )  # fmt: skip
     return {
         "primary": primary,
         "confidence": job.config.confidence,
         "resamples": job.config.resamples,
         "base_model": job.base_model,
         "baseline": job.baseline.name,
+        "live": live_name(job) or None,
         "adapter_sha256": job.candidate_sha256,
         "benchmarks": lines,
         "gate": {**asdict(verdict), "cautions": cautions(job, lines, primary)},
-        "notes": [*notes(lines, primary, control_of(job)), *missing_control(job)],
+        "notes": [*notes(lines, primary, control_of(job)), *missing_control(job), *filter(None, [job.live_note])],
         "samples": list(scores["samples"]),
         "training": training_summary(job),
         "facts": dict(scores["facts"]),
@@ -50,10 +54,24 @@ def build_report(job: EvaluationJob, scores: Mapping[str, Any]) -> Report:
 
 def cautions(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
     """What makes the verdict rest on little: few rows to train on, few rows in the primary benchmark."""
+    return few_rows(*counted_rows(job, lines, primary))
+
+
+def below_floor(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
+    """Why there are not enough rows for a verdict, by `least_rows`; empty where there are."""
+    return too_few_rows(*counted_rows(job, lines, primary), least=job.config.least_rows)
+
+
+def counted_rows(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: str) -> tuple[int | None, int]:
+    """The rows that the candidate was trained on, None where nothing says it, and those of the primary benchmark."""
     trained = training_facts(Path(job.candidate.path)) if job.candidate.path else {}
     rows = ((trained.get("data") or {}).get("rows") or {}).get("trained")
-    evaluated = next(line["rows"] for line in lines if line_label(line) == primary)
-    return few_rows(rows, evaluated)
+    return rows, next(line["rows"] for line in lines if line_label(line) == primary)
+
+
+def live_name(job: EvaluationJob) -> str:
+    """`default/handbook/v1`, which the candidate has to be better than; empty without one."""
+    return version_name(Path(job.live.path)) if job.live and job.live.path else ""
 
 
 def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
@@ -61,7 +79,8 @@ def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
     row = benchmark(scored["name"])
     values: Mapping[str, Sequence[float]] = scored["values"]
     improvement, flips = compare(job, row, values["baseline"], values["candidate"], scored["clusters"])
-    control = values.get("control")
+    control, live = values.get("control"), values.get("live")
+    over_live = compare(job, row, live, values["candidate"], scored["clusters"])[0] if live else None
     against = compare(job, row, control, values["candidate"], scored["clusters"])[0] if control else None
     return {
         "name": scored["name"],
@@ -79,6 +98,8 @@ def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
         "improvement": asdict(improvement),
         "flips": asdict(flips),
         "vs_control": asdict(against) if against else None,
+        "live": float(np.mean(live)) if live else None,
+        "vs_live": asdict(over_live) if over_live else None,
         **({"judge": scored["judge"]} if "judge" in scored else {}),
         "scores": {"ids": scored["ids"], "clusters": scored["clusters"], "candidate": values["candidate"]},
     }
@@ -99,7 +120,9 @@ def line_label(line: Mapping[str, Any]) -> str:
 
 
 def measured(line: Mapping[str, Any]) -> Measured:
-    return Measured(line_label(line), line["metric"], ConfidenceInterval(**line["improvement"]), line["margin"])
+    over_live = ConfidenceInterval(**line["vs_live"]) if line["vs_live"] else None
+    improvement = ConfidenceInterval(**line["improvement"])
+    return Measured(line_label(line), line["metric"], improvement, line["margin"], over_live)
 
 
 LIKE_CONTROL = {
@@ -208,6 +231,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     intro = (
         f"Candidate: adapter `{report['adapter_sha256'][:12] or 'unnamed'}` on `{report['base_model']}`. "
         f"Baseline: {report['baseline']}. Primary metric: `{report['primary']}`."
+        + (f" Live: `{report['live']}`." if report["live"] else "")
     )
     reading = (
         f"Intervals: {report['confidence']:.0%}, bootstrap over independent cases, {report['resamples']} resamples. "
@@ -233,6 +257,8 @@ def bullets(texts: Sequence[str]) -> str:
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
+    if verdict.get("few_rows"):
+        return "**Not enough rows to say.** The candidate is not deployed unless the deployer has `few_rows: allow`."
     if verdict["better"] and verdict.get("cautions"):
         return f"**Better, on few rows.** The candidate may replace its baseline. {' '.join(verdict['cautions'])}"
     if verdict["better"]:
@@ -243,8 +269,10 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
 
 def results_table(report: Mapping[str, Any]) -> str:
     has_control = any(line["control"] is not None for line in report["benchmarks"])
+    has_live = any(line["live"] is not None for line in report["benchmarks"])
     head = ["benchmark", "rows", "baseline", "candidate", "improvement", "better / worse / equal"]
     head += ["control", "better than control by"] if has_control else []
+    head += ["live", "better than live by"] if has_live else []
     rows = []
     for line in report["benchmarks"]:
         flips = line["flips"]
@@ -254,6 +282,8 @@ def results_table(report: Mapping[str, Any]) -> str:
         if has_control:
             against = line["vs_control"]
             row += [f"{line['control']:.4f}", interval_text(against)] if against else ["", ""]
+        if has_live:
+            row += [f"{line['live']:.4f}", interval_text(line["vs_live"])] if line["vs_live"] else ["", ""]
         rows.append(row)
     return table(head, rows)
 
@@ -328,15 +358,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def headline(report: Report) -> dict[str, Any]:
     """The few facts that travel with the reference: for the plan table, the demo and the deployer."""
-    sets = {
-        line_label(line): {key: line[key] for key in ("baseline", "candidate", "control", "improvement", "vs_control")}
-        for line in report["benchmarks"]
-    }
+    kept = ("baseline", "candidate", "control", "live", "improvement", "vs_control", "vs_live")
+    sets = {line_label(line): {key: line[key] for key in kept} for line in report["benchmarks"]}
     return {
         "better": report["gate"]["better"],
         "primary": report["primary"],
         "reasons": report["gate"]["reasons"],
         "cautions": report["gate"]["cautions"],
+        "few_rows": report["gate"]["few_rows"],
+        "live": report["live"],
         "adapter_sha256": report["adapter_sha256"],
         "benchmarks": sets,
     }

@@ -7,7 +7,6 @@ Cost: resamples x clusters multinomial counts and two matrix products; 2,000 x 2
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,15 +35,6 @@ class Flips:
     better: int
     worse: int
     equal: int
-
-
-def least_cases(confidence: float) -> int:
-    """Fewest independent cases that can support a one-sided bound at this confidence.
-
-    Under no effect all n cases agree by chance with probability 2^-n (sign test); that has to be at most half of
-    1 - confidence, the mass below a two-sided interval's lower bound. 95 % needs 6 cases.
-    """
-    return math.ceil(math.log2(2 / (1 - confidence)))
 
 
 def improvements(

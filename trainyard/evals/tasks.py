@@ -24,8 +24,9 @@ from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.benchmarks.forgetting import GENERAL_SET
 from trainyard.evals.benchmarks.table import benchmark
 from trainyard.evals.cases import Case, Turn, assistant
-from trainyard.evals.job import EvaluationJob, HeldOutSet, label
+from trainyard.evals.job import HELDOUT_FOLDER, SETS, EvaluationJob, HeldOutSet, label
 from trainyard.spec.axes.data import Port
+from trainyard.spec.estimate.verdict import Counted
 from trainyard.spec.nodes import BenchmarkSpec
 
 TASK_LINE_CHARS = 1_000_000
@@ -84,6 +85,19 @@ def gold_of(line: BenchmarkSpec, job: EvaluationJob) -> str:
     if line.set:
         return next((one.gold for one in job.heldout if one.name == line.set), "unknown")
     return "fixed general text of this package" if line.name == "forgetting" else f"task {line.name}"
+
+
+def count_held_out(folder: Path, port: Port) -> Counted | None:
+    """Return the rows and independent cases of the set that decides, below the folder of a validated set of rows.
+
+    None where nothing is held out there.
+    """
+    for name in SETS:
+        path = folder / HELDOUT_FOLDER / f"{name}.arrow"
+        if path.is_file():
+            cases = list(rows_of(HeldOutSet(name=name, port=port, path=str(path))))
+            return Counted(len(cases), len({case.cluster or case.id for case in cases}))
+    return None
 
 
 def rows_of(given: HeldOutSet) -> Iterator[Case]:

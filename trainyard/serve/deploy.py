@@ -25,6 +25,7 @@ from typing import Any
 import httpx
 
 from trainyard.errors import Reason, Refused, TrainyardError, Unavailable
+from trainyard.serve.card import keep_card
 from trainyard.serve.embedded import find_running
 from trainyard.serve.targets import merged
 from trainyard.serve.targets.calling import http_client
@@ -35,9 +36,10 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
+from trainyard.spec.roles import DEFAULT_ROLE
 from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import Produced, Reference, open_reference
-from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256, resolve_model
+from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256, resolve_model, template_dirs
 from trainyard.stores.whole import write_json_durably
 
 DEPLOYMENT_FILE = "deployment.json"
@@ -61,6 +63,11 @@ class DeployRequest:
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The means and intervals of its benchmarks, for a model card."""
 
+    @property
+    def role(self) -> str:
+        """The role of the config, which a resolved chain names."""
+        return self.config.role or DEFAULT_ROLE
+
 
 def deploy(
     config: DeployerConfig,
@@ -82,12 +89,14 @@ def deploy(
     place, owner = open_reference(adapter), config.tenant or tenant
     wanted = DeployRequest(config, place, adapter, verdict, owner, run_key, summarize(report))
     registry = AdapterRegistry(settings.adapters)
-    with registry.deploying(wanted.tenant, config.role), ExitStack() as open_clients:
+    with registry.deploying(wanted.tenant, wanted.role), ExitStack() as open_clients:
+        if (facts := keep_newer(wanted, registry)) is not None:
+            write_json_durably(folder / DEPLOYMENT_FILE, facts)
+            return Produced(outputs={}, facts=facts)
         sites = open_sites(wanted, registry, settings, clients, open_clients)
         refuse(check_files(wanted, sites[0].candidate, settings))
         refuse(check_sites(sites))
-        run = run_before(wanted, settings)
-        version = register(wanted, registry, sites[0].candidate, run)
+        version = register(wanted, registry, sites[0].candidate, settings)
         facts = roll_out(version, sites, registry)
     write_json_durably(folder / DEPLOYMENT_FILE, facts)
     return Produced(outputs={}, facts=facts)
@@ -107,6 +116,15 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
         instead = "connect the deployer to the adapter that was evaluated."
         raise Refused([Reason("R-EVALUATION", None, "needs", because, instead)])
     verdict: Mapping[str, Any] = value["gate"]
+    if verdict.get("few_rows") and config.few_rows == "allow" and verdict.get("better_on_few"):
+        return verdict
+    if verdict.get("few_rows"):
+        raise TrainyardError(
+            "There are not enough rows to say whether the adapter is better; nothing was deployed.",
+            why=" | ".join(verdict["reasons"]),
+            do="Give more rows, or write few_rows: allow to deploy what is better on these.",
+            code="E-GATE",
+        )
     if not verdict["better"]:
         raise TrainyardError(
             "The adapter is not better than its baseline; nothing was deployed.",
@@ -115,6 +133,26 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
             code="E-GATE",
         )
     return verdict
+
+
+def keep_newer(wanted: DeployRequest, registry: AdapterRegistry) -> dict[str, Any] | None:
+    """Return the facts of a deployment that leaves what is live as it is; None for one that continues.
+
+    A run that reuses its results brings a version that is registered already. Where another one has replaced it, or is
+    newer, that one stays: only a promotion or a rollback makes an earlier version live again.
+    """
+    live = registry.live(wanted.tenant, wanted.role)
+    same = [one for one in registry.list(wanted.tenant, wanted.role) if one.sha256 == wanted.adapter.sha256]
+    if live.version is None or live.version in [one.version for one in same]:
+        return None
+    earlier = [one for one in same if one.version < live.version or live.has_been(one.version)]
+    if not earlier:
+        return None  # it is new here, or its own deployment has not succeeded yet
+    version = max(earlier, key=lambda one: one.version)
+    name = f"{version.alias}/v{live.version}"
+    kept = f"{name} stays live: this adapter is {version.name}, which was registered before"
+    return {"deployed": False, "version": version.name, "alias": version.alias, "live": name, "kept": kept,
+            "targets": [], "warnings": []}  # fmt: skip
 
 
 def summarize(report: Reference | None) -> dict[str, Any]:
@@ -134,8 +172,8 @@ def open_sites(
     """A site for each target; the registry comes last, because its pointer is what everybody else follows."""
     candidate = find_base(describe(wanted), settings)
     listed = [(index, one) for index, one in enumerate(wanted.config.targets) if one.type.facts.server != "none"]
-    live = registry.live(wanted.tenant, wanted.config.role).version
-    previous = registry.show(f"{wanted.tenant}/{wanted.config.role}/v{live}") if live else None
+    live = registry.live(wanted.tenant, wanted.role).version
+    previous = registry.show(f"{wanted.tenant}/{wanted.role}/v{live}") if live else None
     sites = []
     registries = [one for one in enumerate(wanted.config.targets) if one[1].type is TargetType.REGISTRY]
     for index, target in [*listed, *(registries[-1:] or [(len(listed), Target(type=TargetType.REGISTRY))])]:
@@ -187,11 +225,6 @@ def find_base(candidate: AdapterCandidate, settings: Settings) -> AdapterCandida
     return dataclasses.replace(candidate, base_path=str(found.path)) if here else candidate
 
 
-def template_dirs(path: Path) -> list[Path]:
-    """Return the folders of an adapter or a model that may contain its chat template."""
-    return [folder for folder in (path / "tokenizer", path) if folder.is_dir()]
-
-
 def check_sites(sites: Sequence[TargetDeployment]) -> list[Reason]:
     """What any target has against the version, and against what it is to become for it."""
     return [one for site in sites for one in (*TARGETS[site.target.type].check(site), *merged.check(site))]
@@ -236,9 +269,10 @@ def run_before(wanted: DeployRequest, settings: Settings) -> dict[str, Any]:
 
 
 def register(
-    wanted: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate, run: Mapping[str, Any]
+    wanted: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate, settings: Settings
 ) -> AdapterVersion:
-    """Store the version with what a list shows of it; `run` are its facts about having been run."""
+    """Store the version with what a list shows of it, after it was run. Raises as `run_before`."""
+    run = run_before(wanted, settings)
     facts = {
         **run,
         "base_model": candidate.base_model,
@@ -252,10 +286,11 @@ def register(
         "deployment": wanted.config.model_dump(mode="json", include=set(DEPLOYMENT_FIELDS), exclude_defaults=True),
     }
     version = registry.register(
-        wanted.tenant, wanted.config.role, wanted.path, kind=candidate.kind, facts=facts, run_key=wanted.run_key
+        wanted.tenant, wanted.role, wanted.path, kind=candidate.kind, facts=facts, run_key=wanted.run_key
     )
     # A version of the same key may be there already.
-    return version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
+    version = version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
+    return keep_card(version, registry, settings)
 
 
 def roll_out(version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry) -> dict[str, Any]:

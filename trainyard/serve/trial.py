@@ -11,7 +11,6 @@ deployed, promoted or served. A version keeps the outcome in its facts:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -127,7 +126,7 @@ def head_of(folder: Path) -> str:
     return "reward" if config.get("task_type") == "SEQ_CLS" else "causal"
 
 
-def read_object(path: Path) -> Mapping[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file; empty where there is no file. Raises `Corrupt` (`E-CORRUPT`)."""
     try:
         value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -24,8 +24,15 @@ from trainyard.spec.compat.table import spec_reasons
 from trainyard.spec.load.files import read_chain
 from trainyard.spec.load.limits import MAX_REASONS
 from trainyard.spec.load.parse import ParsedNode, cap_reasons, check_crowded, number, parse_nodes, suggest
-from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, ValidatorConfig
+from trainyard.spec.nodes import (
+    AiGeneratorConfig,
+    DataSourceConfig,
+    DeployerConfig,
+    EvaluatorConfig,
+    ValidatorConfig,
+)
 from trainyard.spec.ports import PortNode, Wiring, wire
+from trainyard.spec.roles import role_of_chain
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 __all__ = ["ResolvedChain", "ResolvedNode", "Source", "check", "resolve"]
@@ -272,6 +279,7 @@ def complete(ordered: Sequence[PortNode], wiring: Wiring, tenant: str, base_mode
     for one in ordered:
         configs[one.id] = complete_config(one.config, wiring.inputs[one.id], configs, tenant, base_model)
     fill_tokenizers(ordered, wiring, configs, base_model)
+    name_roles(ordered, configs)
     name_holdouts(ordered, wiring, configs)
     limit_refusals(ordered, wiring, configs)
     return {
@@ -314,6 +322,20 @@ def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, base_m
     if config.adapter == "continue" and adapters and method == method.type.settings():
         config = config.model_copy(update={"method": with_type(before.method, method.type)})
     return resolve_trainer(config, before.base_model or base_model)
+
+
+def name_roles(ordered: Sequence[PortNode], configs: dict[str, Strict]) -> None:
+    """A deployer without a role has that of the chain's data; an evaluator compares with the deployer's."""
+    own = role_of_chain(configs.values())
+    for one in ordered:
+        config = configs[one.id]
+        if isinstance(config, DeployerConfig) and config.role is None:
+            configs[one.id] = config.model_copy(update={"role": own})
+    roles = [config.role for config in configs.values() if isinstance(config, DeployerConfig)]
+    for one in ordered:
+        config = configs[one.id]
+        if isinstance(config, EvaluatorConfig) and config.baseline != "base" and config.role is None:
+            configs[one.id] = config.model_copy(update={"role": roles[0] if roles else own})
 
 
 def name_holdouts(ordered: Sequence[PortNode], wiring: Wiring, configs: dict[str, Strict]) -> None:

@@ -67,7 +67,10 @@ class SessionSpec(TrainingSettings):
 
     name: Name = Field("session", description="Of the session, in lists.")
     tenant: Name = Field("default", description="Owner of the session.")
-    idle_s: int = Field(900, ge=1, le=86_400, description="Seconds after the last call at which it saves and ends.")
+    idle_s: int = Field(
+        120, ge=1, le=86_400,
+        description="Seconds after the last call or heartbeat at which it saves, ends and gives its device back.",
+    )  # fmt: skip
     autosave_s: int = Field(
         60, ge=1, le=3600, description="Seconds between its own checkpoints; more where one takes over 5 % of that."
     )

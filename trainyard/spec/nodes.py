@@ -297,6 +297,8 @@ class ValidatorConfig(Strict):
     ] = Field(SensitiveRules(), description="Personal data and secrets: one word for all kinds, or one for each.")
 
 
+LEAST_ROWS = 30
+"""Rows to train on, and rows to evaluate on, below which an evaluator gives no verdict by default."""
 REWARD_BENCHMARKS = ("reward_accuracy", "mean_reward")
 """The benchmarks of reward models, which give scores and no text; by default the first one decides."""
 
@@ -357,7 +359,16 @@ class EvaluatorConfig(Strict):
         (), description="Default: loss and token accuracy on all held-out sets."
     )
     primary: str | None = Field(None, description="`benchmark/set` that decides the gate; default: the chain's kind.")
-    baseline: Literal["base", "live"] = Field("base", description="The base model, or the adapter now deployed.")
+    baseline: Literal["base", "live", "both"] = Field(
+        "base", description="The base model, the adapter now live, or both: then it has to be better than either."
+    )
+    role: Name | None = Field(
+        None, description="Whose live version it is compared with; default: the deployer's role.", exclude_if=is_unset
+    )
+    least_rows: int = Field(
+        LEAST_ROWS, ge=0, description="Rows trained on, and of the primary benchmark, below which there is no verdict.",
+        exclude_if=lambda least: least == LEAST_ROWS,
+    )  # fmt: skip
     tolerance: float | None = Field(
         None, ge=0, le=1, description="Share of the baseline by which the other default metrics may be worse."
     )
@@ -391,9 +402,13 @@ class DeployerConfig(Strict):
     """Registers `<tenant>/<role>/v<N>` and switches the targets, all or none, if the gate says better."""
 
     tenant: Name | None = Field(None, description="Default: the chain's tenant.")
-    role: Name = Field("assistant", description="What the adapter is for; part of its name.")
+    role: Name | None = Field(None, description="What the adapter is for; part of its name. Default: the data's name.")
     targets: tuple[Target, ...] = Field(default_factory=lambda: (Target(),))
     unevaluated: bool = Field(False, description="Deploy without an evaluator upstream.")
+    few_rows: Literal["stop", "allow"] = Field(
+        "stop", description="Where there are not enough rows to say; allow: deploy what is better on these rows.",
+        exclude_if=lambda given: given == "stop",
+    )  # fmt: skip
     canary: str = Field(
         "What is this about?", min_length=1, max_length=4000, description="Asked before a target is switched."
     )

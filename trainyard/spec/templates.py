@@ -20,6 +20,7 @@ from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage, StageSettings
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.nodes import DataSourceConfig, Name, Path, SourceSet, Url
+from trainyard.spec.roles import role_of_place
 from trainyard.spec.training import EngineSettings, Hyperparameters, Tracker, TrainerConfig
 
 CODE_FILES = ("**/*.py", "**/*.js", "**/*.ts", "**/*.go", "**/*.rs", "**/*.java", "**/*.c", "**/*.h", "**/*.cpp")
@@ -119,9 +120,19 @@ class PublishForm(Form):
     """Under which name the adapter is registered, and where it has to answer."""
 
     tenant: Name = Field("default", title="Tenant")
-    role: Name = Field("assistant", title="Role", description="The adapter becomes TENANT/ROLE/vN.")
+    role: Name | None = Field(
+        None, title="Role", description="The adapter becomes TENANT/ROLE/vN; empty: named after the data."
+    )
     targets: tuple[TargetForm, ...] = Field((TargetForm(),), title="Targets")
     unevaluated: bool = Field(False, title="Without evaluation", description="Deploy even if `evaluate` is off.")
+    baseline: Literal["base", "live", "both"] = Field(
+        "both",
+        title="Compared with",
+        description="The base model, the version that is live, or both.",
+    )
+    few_rows: Literal["stop", "allow"] = Field(
+        "stop", title="Few rows", description="allow: deploy what is better on fewer rows than a verdict needs."
+    )
     tolerance: float | None = Field(
         None, ge=0, le=1, title="Tolerance", description="Share by which metrics besides the primary may be worse."
     )
@@ -412,7 +423,7 @@ def place(config: Strict, node_id: str = "", needs: tuple[str, ...] | None = Non
 
 def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
     """The chain with the nodes that its switches ask for."""
-    publish, steps = form.publish, form.steps
+    publish, steps, role = form.publish, form.steps, form.publish.role or own_role(form)
     trainers = [at for at, config in enumerate(configs) if isinstance(config, TrainerConfig)]
     names = {at: f"trainer-{number}" for number, at in enumerate(trainers, 1) if number > 1}
     made = [place(config, names.get(at, "")) for at, config in enumerate(configs)]
@@ -420,16 +431,42 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
     if together:  # the last trainer's twin on shuffled answers, parallel to it and not after it
         made.append(place(configs[-1].model_copy(update={"control": "shuffled_answers"}), "control", (made[-2].id,)))
     if not isinstance(steps, EvaluateSteps | Steps | PolicySteps) or steps.evaluate:
-        judging = nodes.EvaluatorConfig(tolerance=publish.tolerance, quotes=publish.quotes)
+        judging = nodes.EvaluatorConfig(
+            tolerance=publish.tolerance,
+            quotes=publish.quotes,
+            baseline=publish.baseline,
+            role=None if publish.baseline == "base" else role,
+        )
         made.append(place(judging, needs=(last, "control") if together else None))
         last = "evaluator"
     if steps.deploy:
         targets = tuple(nodes.Target.model_validate(target.model_dump()) for target in publish.targets)
         config = nodes.DeployerConfig(
-            tenant=publish.tenant, role=publish.role, targets=targets, unevaluated=publish.unevaluated
+            tenant=publish.tenant,
+            role=role,
+            targets=targets,
+            unevaluated=publish.unevaluated,
+            few_rows=publish.few_rows,
         )
         made.append(place(config, needs=(last,) if together else None))
     return ChainSpec(name=name, tenant=publish.tenant, nodes=tuple(made))
+
+
+def own_role(form: TemplateForm) -> str:
+    """The role where none is given: that of the data, with a word for what the template makes of it."""
+    match form:
+        case QaPipeline():
+            return role_of_place(form.documents)
+        case RagTuning():
+            return role_of_place(form.documents, word="rag")
+        case AlignmentPipeline():
+            return role_of_place(form.sft, word="aligned")
+        case Rlhf():
+            return role_of_place(form.sft, word="rlhf")
+        case Grpo():
+            return role_of_place(form.rows, word="grpo")
+        case CodeTuning():
+            return role_of_place(form.repository, default="coder")
 
 
 class Template(NamedTuple):

@@ -114,7 +114,7 @@ class EngineSettings(Strict):
         None, ge=8, le=16_777_216, description="Most positions of a micro-batch; default batch_size x max_length / 2."
     )
     autotune: bool = Field(
-        False, description="Fit what memory is free by the knobs that leave length, rank and rows of a step alone."
+        False, description="Fit the device's memory by the knobs that leave length, rank and rows of a step alone."
     )
     attention: Literal["auto", "fa3", "fa2", "sdpa", "eager"] = Field(
         "auto", description="The kernel; auto: the best here."

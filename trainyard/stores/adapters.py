@@ -36,6 +36,8 @@ from trainyard.stores.whole import MANIFEST, describe, files_below, remove_folde
 
 LIVE_FILE = "live.json"
 LOCK_FILE = ".lock"
+CARD_FILE = "README.md"
+"""The card of a version, next to its manifest; not one of the files that the manifest describes."""
 RUN, RUN_BECAUSE = "adapter_run", "adapter_run_because"
 """Facts of a version: whether it was loaded and run once on its base here, and why not."""
 GOING_BACK = frozenset({"rollback", "undo"})
@@ -86,6 +88,10 @@ class Live:
 
     version: int | None
     history: tuple[dict[str, Any], ...]
+
+    def has_been(self, number: int) -> bool:
+        """Whether a version has been live before."""
+        return any(entry["version"] == number for entry in self.history)
 
     def replaced(self) -> list[int]:
         """The versions below the live one, oldest first: what was rolled back or undone is not among them."""
@@ -243,7 +249,10 @@ class AdapterRegistry:
 
     def verify(self, version: AdapterVersion) -> AdapterVersion:
         """The same version after a check that every byte is what the manifest says; raises `Corrupt` otherwise."""
-        if describe(self.files, self.path(version)) != version.files:
+        found = describe(self.files, self.path(version))
+        if CARD_FILE not in version.files:
+            found.pop(CARD_FILE, None)
+        if found != version.files:
             raise Corrupt(
                 f"The files of {version.name} are not what its manifest says.",
                 why="A file was changed, added or removed after registration.",

@@ -157,6 +157,11 @@ def check_adapter_folder(folder: Path, modules: Iterable[str] = ()) -> dict[str,
     return config
 
 
+def template_dirs(path: Path) -> list[Path]:
+    """Return the folders of an adapter or a model that may contain its chat template."""
+    return [folder for folder in (path / "tokenizer", path) if folder.is_dir()]
+
+
 def module_names(tensors: Iterable[str]) -> set[str]:
     """The modules that contain these tensors, and the modules that contain those."""
     parts = (name.removeprefix("base_model.model.").split(".") for name in tensors)

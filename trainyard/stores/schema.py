@@ -37,6 +37,7 @@ KINDS: Mapping[str, StoredKind] = {
     "adapter": StoredKind(("adapters/*/*/v*/manifest.json",)),
     "artifact": StoredKind(("artifacts/*/*/manifest.json",)),
     "chain": StoredKind(("chains/*/chain-*/*.json",)),
+    "choices": StoredKind(("choices/*.json",)),
     "document": StoredKind(("tenants/*/documents.jsonl",)),
     "exposure": StoredKind(("services/exposure.json",)),
     "intent": StoredKind(("tenants/*/intent.json",)),

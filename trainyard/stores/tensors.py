@@ -67,7 +67,7 @@ def differ(path: Path, other: Path) -> bool:
 
 
 EXPONENTS = {"F64": ("<u8", 0x7FF0 << 48), "F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
-"""Number format -> its bits as an integer, and those of its exponent: all of them are set in NaN and infinity."""
+"""Dtype -> its bits as an integer, and those of its exponent: all of them are set in NaN and infinity."""
 
 
 def find_nonfinite(path: Path) -> str | None:

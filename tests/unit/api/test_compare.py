@@ -10,11 +10,12 @@ import pytest
 from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, scored, scores
 from trainyard.api.context import Context
 from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult, read_result
-from trainyard.api.requests.chains import CompareInput
+from trainyard.api.requests.jobs import CompareInput
 from trainyard.api.terminal.chains import comparison_text
 from trainyard.api.terminal.text import draw_curves
 from trainyard.api.training_logs import draw_run
-from trainyard.api.verbs.chains.compare import Comparison, compare
+from trainyard.api.verbs.chains.compare import Comparison
+from trainyard.api.verbs.monitoring.differing import compare
 from trainyard.compute.events import EventWriter
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.evals.report import build_report
@@ -84,14 +85,14 @@ def context() -> Context:
 
 
 def compared(context: Context, first: str, second: str, **fields: Any) -> Comparison:
-    return compare(CompareInput(first=first, second=second, **fields), context)
+    return compare(CompareInput(job=(first, second), **fields), context)
 
 
 def test_settings_metrics_paired_benchmarks_and_answers(context: Context) -> None:
     run(context.settings, "aaaa1111", "slow")
     run(context.settings, "bbbb2222", "fast", rate=2e-3, values=BETTER)
     found = compared(context, "aaaa", "fast")
-    assert [(one.name, one.first, one.second) for one in found.settings] == [("trainer.learning_rate", 1e-3, 2e-3)]
+    assert [(one.name, one.values) for one in found.settings] == [("trainer.learning_rate", (1e-3, 2e-3))]
     metrics = {one.name: (one.first, one.second) for one in found.metrics}
     assert metrics["loss_at_end"] == pytest.approx((4.7, 4.4))
     assert metrics["tokens trained"] == (30, 30)
@@ -148,10 +149,10 @@ def test_runs_are_found_by_one_name_only(context: Context) -> None:
     (context.settings.runs / "cccc3333").mkdir()
     RunRecord(context.settings.runs / "cccc3333").begin({"nodes": []})
     for name in ("same", "aaaa"):
-        with pytest.raises(Conflict, match="means 2 runs"):
+        with pytest.raises(Conflict, match="means several jobs"):
             compared(context, name, "aaaa1111")
     for name in ("nobody", "cccc", "../aaaa1111"):
-        with pytest.raises(NotFound, match="no ended run"):
+        with pytest.raises(NotFound, match="no ended job"):
             compared(context, name, "aaaa1111")
 
 

@@ -111,11 +111,44 @@ def test_a_validator_depends_on_its_tokenizer_and_its_evaluation_sets(here: Sett
     assert {one.name for one in found if one.digest()} == {"tokenizer", "evaluation/0"}
 
 
-def test_a_comparison_with_the_live_adapter_is_made_anew_when_that_changes(here: Settings, tmp_path: Path) -> None:
-    judge = node(EvaluatorConfig(baseline="live"), "evaluator")
+def live_adapter(here: Settings, folder: Path, role: str) -> str:
+    """Register an adapter, make it live, and return its digest."""
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(folder.name.encode())
+    registry = AdapterRegistry(here.adapters)
+    version = registry.register("default", role, folder)
+    registry.promote(version.name)
+    return version.sha256
+
+
+@pytest.mark.parametrize("baseline", ["live", "both"])
+def test_a_comparison_with_what_is_live_is_made_anew_when_that_changes(
+    here: Settings, tmp_path: Path, baseline: str
+) -> None:
+    judge = node(EvaluatorConfig.model_validate({"baseline": baseline, "role": "desk"}), "evaluator")
     before = keys.content_key(judge, data(), here, "r")
-    AdapterRegistry(here.adapters).point("default", "assistant", None, "test")
+    live_adapter(here, tmp_path / "other", "other-role")
+    assert keys.content_key(judge, data(), here, "r") == before
+    sha256 = live_adapter(here, tmp_path / "one", "desk")
     assert keys.content_key(judge, data(), here, "r") != before
+    candidate = Reference(uri="file:///x", sha256=sha256, kind=Port.ADAPTER)
+    is_live = keys.content_key(judge, {**data(), Port.ADAPTER: [candidate]}, here, "r")
+    live_adapter(here, tmp_path / "two", "desk")
+    assert keys.content_key(judge, {**data(), Port.ADAPTER: [candidate]}, here, "r") != is_live
+    alone = node(EvaluatorConfig(), "evaluator")
+    assert keys.live_digest(None, here) == ""
+    assert keys.content_key(alone, data(), here, "one") == keys.content_key(alone, data(), here, "two")
+
+
+def test_what_a_machine_decides_is_part_of_a_trainers_key(here: Settings, tiny_model: Path) -> None:
+    def key(threads: int = 1, **config: object) -> str:
+        given = {"base_model": str(tiny_model), "device": "cpu", **config}
+        settings = here.model_copy(update={"threads": threads})
+        return keys.content_key(node(TrainerConfig.model_validate(given), "trainer"), data(), settings, "r")
+
+    assert key() == key()
+    assert key() != key(threads=2)
+    assert key() != key(hyperparameters={"precision": "bf16"})
 
 
 def test_deploying_is_an_act_and_never_found_in_the_store(here: Settings) -> None:
@@ -127,4 +160,5 @@ def test_every_node_type_names_the_rooms_that_make_its_result() -> None:
     from_types = {kind: keys.versions(kind) for kind in keys.ROOMS}
     assert all(len(found["code"]) == 64 for found in from_types.values())
     packages = {"torch", "transformers", "peft", "trl", "bitsandbytes", "schedulefree", "pytorch_optimizer", "torchao"}
+    packages |= {"flash_attn", "flash_attn_3", "liger_kernel"}
     assert set(from_types["trainer"]) == {"trainyard", "code", *packages}

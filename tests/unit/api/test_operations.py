@@ -28,9 +28,7 @@ CHAINS = {f"chains {verb}" for verb in ("list", "create", "show", "update", "del
 CHAINS |= {f"chains {verb}" for verb in ("palette", "expand", "links", "diff")}
 SCRIPTS = ("list", "show", "save", "draft")
 JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
-JOBS |= {
-    f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node", "compare", "provenance")
-}
+JOBS |= {f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node", "provenance")}
 CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
 
 
@@ -52,7 +50,19 @@ def adapter(folder: Path, here: Settings) -> None:
 def test_the_verbs_are_the_promised_ones() -> None:
     stack = {"up", "down", "env", "dashboard", "doctor", "demo", "migrate", "gc", "backup", "restore"}
     work = {"check", "plan", "run", "starter build"}
-    adapters = {"list", "show", "convert", "promote", "rollback", "delete-version", "card", "merge", "push", "pull"}
+    adapters = {
+        "list",
+        "show",
+        "convert",
+        "promote",
+        "rollback",
+        "delete-version",
+        "card",
+        "merge",
+        "push",
+        "pull",
+        "register",
+    }
     proofs = {"prove-resume", "renderers verify", "gpus"}
     graph = {"graph query", "graph stats", "graph export", "serve", "chat", "mcp"}
     records = {"artifacts list", "artifacts show", "artifacts rows", "evaluations list", "evaluations show"}

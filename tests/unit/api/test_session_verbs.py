@@ -72,7 +72,7 @@ def test_without_steps_the_rate_is_constant(here: Settings) -> None:
     record = accept_session({}, here, OWNER)
     hyper = record.config.hyperparameters
     assert (hyper.schedule, record.idle_s, record.config.base_model) == (
-        Schedule.CONSTANT, 900, here.default_base_model,
+        Schedule.CONSTANT, 120, here.default_base_model,
     )  # fmt: skip
     record = accept_session({"hyperparameters": {"max_steps": 10}, "idle_s": 30}, here, OWNER)
     assert (record.config.hyperparameters.schedule, record.idle_s) == (Schedule.LINEAR, 30)

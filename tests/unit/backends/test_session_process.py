@@ -225,6 +225,15 @@ def test_a_session_that_is_asked_to_stop_saves_first(here: Settings, tiny_model:
 # What it keeps
 
 
+@pytest.mark.slow
+def test_a_heartbeat_keeps_a_session_that_nobody_calls(tmp_path: Path, tiny_model: Path) -> None:
+    with hosted(load_settings(home=tmp_path / "home", threads=1), record_of(tiny_model, idle_s=4)) as session:
+        for _ in range(10):
+            time.sleep(0.6)
+            assert ask(session.place(), {"call": "heartbeat"}, timeout_s=10)["op_seq"] == 0
+        assert session.wait(30).status is Status.STOPPED
+
+
 def test_everything_that_a_session_writes_is_its_users_alone(left: Left) -> None:
     assert (left.socket_mode, left.socket_folder_mode) == (0o600, 0o700)
     folder = left.session.folder

@@ -15,7 +15,7 @@ from tests.unit.evals.train_small import train_small
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, write_rows
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
-from trainyard.evals.job import EvaluationJob, HeldOutSet, Participant, baseline, job_from_inputs
+from trainyard.evals.job import EvaluationJob, HeldOutSet, Participant, baseline, job_from_inputs, live_participant
 from trainyard.evals.runner import evaluate
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import EvaluatorConfig
@@ -60,7 +60,7 @@ def job(trained: Path, base: Path, adapter: str = "candidate", **fields: Any) ->
         "candidate": Participant(name="candidate", path=str(trained / adapter), kind="adapter"),
         "candidate_sha256": "ab" * 32,
         "heldout": (held,),
-        "config": EvaluatorConfig(resamples=200, samples=1),
+        "config": EvaluatorConfig(resamples=200, samples=1, least_rows=0),
     }
     return EvaluationJob(**{**given, **fields})
 
@@ -82,12 +82,14 @@ def test_a_trained_adapter_is_better_than_its_base_and_its_control(
                 {"name": "forgetting", "margin": 20.0, "max_rows": 10},
             ],
             "resamples": 200,
+            "least_rows": 8,
         }
     )
     wording = job(trained, tiny_model).heldout[0]
     control = Participant(name="control", path=str(trained / "control"), kind="adapter")
     events: list[dict[str, Any]] = []
-    given = job(trained, tiny_model, heldout=(wording, pairs), config=config, control=control)
+    live = Participant(name="live adapter acme/bot/v1", path=str(trained / "control"), kind="adapter")
+    given = job(trained, tiny_model, heldout=(wording, pairs), config=config, control=control, live=live)
     produced = evaluate(given, tmp_path, on_event=events.append)
 
     report = json.loads((tmp_path / "report" / "report.json").read_text())
@@ -95,6 +97,7 @@ def test_a_trained_adapter_is_better_than_its_base_and_its_control(
     assert report["gate"] == {**report["gate"], "better": True, "primary": "heldout_loss/unseen_wording"}
     assert lines["heldout_loss"]["control"] == pytest.approx(lines["heldout_loss"]["baseline"], abs=1e-4)
     assert lines["heldout_loss"]["vs_control"]["low"] > 0
+    assert lines["heldout_loss"]["vs_live"] == lines["heldout_loss"]["vs_control"]  # the same adapter
     assert lines["token_accuracy"]["candidate"] > 0.2 > lines["token_accuracy"]["baseline"]
     assert lines["pairwise_reward_accuracy"]["baseline"] == 0.5
     assert lines["pairwise_reward_accuracy"]["candidate"] == 1.0
@@ -211,6 +214,22 @@ def test_a_live_adapter_of_another_base_is_no_baseline(
     found = baseline(EvaluatorConfig(baseline="live"), live, "ab")
     assert (found.kind, found.name) == (kind, name)
     assert found.path == (None if kind == "base" else str(live))
+
+
+def test_what_is_live_is_compared_next_to_the_base_unless_it_is_the_candidate(tmp_path: Path) -> None:
+    live = tmp_path / "acme" / "bot" / "v3"
+    live.mkdir(parents=True)
+    (live / "training.json").write_text(json.dumps({"base_sha256": "ab"}))
+    both = EvaluatorConfig(baseline="both")
+    found, note = live_participant(both, live, "ab", is_candidate=False)
+    assert (found and found.name, note) == ("live adapter acme/bot/v3", "")
+    assert live_participant(both, live, "ab", is_candidate=True)[1] == "The candidate is acme/bot/v3, which is live."
+    assert live_participant(both, live, "cd", is_candidate=False)[1] == (
+        "The base alone is compared: the live adapter acme/bot/v3 belongs to another base."
+    )
+    assert "Nothing is live" in live_participant(both, None, "ab", is_candidate=False)[1]
+    assert live_participant(EvaluatorConfig(), live, "ab", is_candidate=False) == (None, "")
+    assert baseline(both, live, "ab").name == "base"
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ TUNED = [4.0, 4.3, 3.7, 4.2, 4.2, 4.0, 5.1, 5.2]
 SHUFFLED = [4.1, 4.2, 3.9, 4.1, 4.3, 3.9, 5.2, 5.1]
 
 
-def report(tmp_path: Path, **fields: Any) -> dict[str, Any]:
-    values = {"baseline": BASE, "candidate": TUNED, "control": SHUFFLED}
+def report(tmp_path: Path, times: int = 1, **fields: Any) -> dict[str, Any]:
+    values = {"baseline": BASE * times, "candidate": TUNED * times, "control": SHUFFLED * times}
     return build_report(job(tmp_path), scores(scored("heldout_loss", "unseen_wording", values, **fields)))
 
 
@@ -108,7 +108,7 @@ def test_the_larger_of_both_margins_counts(tmp_path: Path, margin: float, relati
 
 
 def test_the_verdict_and_the_adapter_stand_in_the_report(tmp_path: Path) -> None:
-    found = report(tmp_path)
+    found = report(tmp_path, times=4)
     assert found["gate"]["better"]
     assert found["adapter_sha256"] == "ab" * 32
     assert found["primary"] == "heldout_loss/unseen_wording"
@@ -128,8 +128,8 @@ def test_a_candidate_like_its_control_synthetic_gold_and_skipped_rows_are_noted(
 def test_the_page_says_the_verdict_first_and_shows_the_ledger(tmp_path: Path) -> None:
     page = markdown(report(tmp_path))
     assert page.startswith(
-        "# Evaluation report\n\n**Better, on few rows.** The candidate may replace its baseline. "
-        "Fewer than 30 rows to evaluate on (8): a verdict rests on little."
+        "# Evaluation report\n\n**Not enough rows to say.** The candidate is not deployed unless the deployer has "
+        "`few_rows: allow`.\n\n- 8 rows to evaluate on are not enough to say; at least 30 are needed.\n"
     )
     assert "| unseen_wording | synthetic (extractive) |" in page
     assert "| tokens trained | 300 | 300 |" in page
@@ -147,6 +147,21 @@ def test_better_on_few_rows_says_so_and_on_many_does_not(tmp_path: Path) -> None
         given, scores(scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
     )
     assert found["gate"]["cautions"] == headline(found)["cautions"] == few_rows(14, 8)
+    assert (found["gate"]["better"], found["gate"]["better_on_few"]) == (False, True)
+    assert found["gate"]["few_rows"] == [
+        "14 rows to train on are not enough to say; at least 30 are needed.",
+        "8 rows to evaluate on are not enough to say; at least 30 are needed.",
+    ]
+    shown = summary("evaluator", NodeOutput(key="k", outputs={}, facts=headline(found)))
+    assert shown.startswith("not enough rows to say on heldout_loss/unseen_wording (5.062 to 4.338): 14 rows")
+    lower = given.model_copy(update={"config": EvaluatorConfig(resamples=500, least_rows=8)})
+    facts["data"]["rows"]["trained"] = 40
+    (tmp_path / "candidate" / "training.json").write_text(json.dumps(facts))
+    found = build_report(
+        lower, scores(scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
+    )
+    assert found["gate"]["better"]
+    assert markdown(found).startswith("# Evaluation report\n\n**Better, on few rows.** The candidate may replace")
     many = {"baseline": BASE * 5, "candidate": TUNED * 5}
     (tmp_path / "candidate" / "training.json").write_text(json.dumps(TRAINING))
     found = build_report(given, scores(scored("heldout_loss", "unseen_wording", many)))
@@ -155,8 +170,8 @@ def test_better_on_few_rows_says_so_and_on_many_does_not(tmp_path: Path) -> None
 
 
 def test_not_better_lists_every_reason(tmp_path: Path) -> None:
-    loss = scored("heldout_loss", "unseen_wording", {"baseline": TUNED, "candidate": BASE})
-    right = scored("exact_match", "unseen_wording", {"baseline": [1.0] * 8, "candidate": [0.5] * 8})
+    loss = scored("heldout_loss", "unseen_wording", {"baseline": TUNED * 4, "candidate": BASE * 4})
+    right = scored("exact_match", "unseen_wording", {"baseline": [1.0] * 32, "candidate": [0.5] * 32})
     found = build_report(job(tmp_path, control=False), scores(loss, right))
     assert len(found["gate"]["reasons"]) == 2
     assert "**Not better**, for 2 reasons. The candidate is not deployed." in markdown(found)
@@ -223,3 +238,19 @@ def test_what_the_rollouts_of_a_training_reported_is_in_the_table_and_in_its_lin
     assert "the best of 3 answers, mean reward 0.500 to 1.250" in summary(
         "ai_generator", NodeOutput(key="k", outputs={}, facts=chosen)
     )
+
+
+def test_a_candidate_has_to_be_better_than_base_and_live(tmp_path: Path) -> None:
+    values = {"baseline": BASE * 4, "candidate": TUNED * 4, "live": SHUFFLED * 4}
+    live = Participant(name="live adapter acme/desk/v1", path="/home/adapters/acme/desk/v1", kind="adapter")
+    given = job(tmp_path, control=False).model_copy(update={"live": live})
+    found = build_report(given, scores(scored("heldout_loss", "unseen_wording", values)))
+    assert not found["gate"]["better"]
+    (reason,) = found["gate"]["reasons"]
+    assert "over acme/desk/v1, which is live and stays" in reason
+    assert (found["live"], found["benchmarks"][0]["live"]) == ("acme/desk/v1", pytest.approx(4.35))
+    assert "| live | better than live by |" in markdown(found)
+    values["live"] = BASE * 4
+    found = build_report(given, scores(scored("heldout_loss", "unseen_wording", values)))
+    assert found["gate"]["better"]
+    assert headline(found)["live"] == "acme/desk/v1"

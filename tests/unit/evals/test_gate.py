@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.errors import InvalidInput
-from trainyard.evals.gate import Measured, choose_primary, judge
+from trainyard.evals.gate import Measured, Word, choose_primary, judge, verdict_word
 from trainyard.evals.statistics import ConfidenceInterval
 
 PRIMARY = "heldout_loss/unseen_wording"
@@ -71,6 +73,40 @@ def test_the_primary_metric_is_unseen_wording_then_unseen_documents_then_the_fir
 def test_a_primary_that_does_not_run_is_refused_with_the_ones_that_do() -> None:
     with pytest.raises(InvalidInput, match=r"E-BENCHMARK: The primary metric 'f1/y' .* They are f1/x, f1/z\."):
         choose_primary(["f1/x", "f1/z"], "f1/y")
+
+
+def test_a_metric_whose_interval_contains_zero_is_not_clear_and_does_not_block() -> None:
+    """The case of the tables: mean below the margin, interval around zero."""
+    accuracy = Measured("token_accuracy/x", "share", ConfidenceInterval(-0.0336, -0.1127, 0.0238, 40), 0.02)
+    assert judge([measured(PRIMARY, 0.1, 0.2), accuracy], PRIMARY, 0.95).better
+    worse = Measured("token_accuracy/x", "share", ConfidenceInterval(-0.0336, -0.0627, -0.0038, 40), 0.02)
+    assert judge([measured(PRIMARY, 0.1, 0.2), worse], PRIMARY, 0.95).reasons == [
+        "token_accuracy/x: improvement -0.0336 [-0.0627, -0.0038] share; worse by more than its margin of 0.02."
+    ]
+
+
+@pytest.mark.parametrize(("low", "word"), [(0.1, Word.BETTER), (-0.1, Word.NOT_BETTER)])
+def test_few_rows_leave_no_verdict_however_they_look(low: float, word: Word) -> None:
+    primary = [measured(PRIMARY, low, low + 0.3)]
+    assert verdict_word(asdict(judge(primary, PRIMARY, 0.95))) is word
+    few = judge(primary, PRIMARY, 0.95, few_rows=["16 rows."])
+    assert (few.better, few.better_on_few, few.reasons[0]) == (False, low > 0, "16 rows.")
+    assert verdict_word(asdict(few)) is Word.FEW_ROWS
+    cases = judge([measured(PRIMARY, low, low + 0.3, cases=2)], PRIMARY, 0.95)
+    assert verdict_word(asdict(cases)) is Word.FEW_ROWS
+
+
+def test_what_is_live_has_to_be_beaten_clearly() -> None:
+    def against(low: float, high: float) -> list[Measured]:
+        return [replace(measured(PRIMARY, 0.1, 0.3), over_live=ConfidenceInterval((low + high) / 2, low, high, 50))]
+
+    assert judge(against(0.01, 0.1), PRIMARY, 0.95, live="acme/desk/v1").better
+    for low, high in ((-0.1, 0.1), (0.0, 0.0), (-0.3, -0.1)):
+        verdict = judge(against(low, high), PRIMARY, 0.95, live="acme/desk/v1")
+        assert (verdict.better, len(verdict.reasons)) == (False, 1)
+        assert verdict.reasons[0].endswith(
+            "over acme/desk/v1, which is live and stays; the lower bound has to be above 0."
+        )
 
 
 BOUND = st.floats(-2, 2, allow_nan=False)

@@ -15,9 +15,9 @@ from trainyard.evals.statistics import (
     bootstrap,
     count_flips,
     improvements,
-    least_cases,
     resampled_means,
 )
+from trainyard.spec.estimate.verdict import least_cases
 
 
 def test_improvement_is_positive_when_a_loss_falls_and_when_an_accuracy_rises() -> None:

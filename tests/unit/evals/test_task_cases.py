@@ -20,7 +20,7 @@ from trainyard.data.rows import (
 )
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.job import EvaluationJob, HeldOutSet, Participant, label, listed_benchmarks
-from trainyard.evals.tasks import case_of_row, cases_of, gold_of, read_task_file, spread
+from trainyard.evals.tasks import case_of_row, cases_of, count_held_out, gold_of, read_task_file, spread
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import BenchmarkSpec, EvaluatorConfig
 
@@ -167,3 +167,16 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: object, why: str) -> None:
 def test_a_missing_task_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"E-BENCHMARK: The task file .*no\.jsonl does not exist"):
         list(read_task_file(tmp_path / "no.jsonl"))
+
+
+def test_held_out_rows_and_cases_are_counted_of_the_set_that_decides(tmp_path: Path) -> None:
+    def row(question: str, document: str) -> SftRow:
+        messages = [Message("user", question), Message("assistant", "Yes.")]
+        return SftRow(messages, source=f"{document}:{question}", doc_id=document)
+
+    assert count_held_out(tmp_path, Port.SFT) is None
+    rows = [row(f"Is it {n}?", f"page-{n % 3}") for n in range(9)]
+    write_rows(tmp_path / "heldout" / "unseen_documents.arrow", Port.SFT, rows)
+    assert count_held_out(tmp_path, Port.SFT) == (9, 3)
+    write_rows(tmp_path / "heldout" / "unseen_wording.arrow", Port.SFT, rows[:4])
+    assert count_held_out(tmp_path, Port.SFT) == (4, 4)

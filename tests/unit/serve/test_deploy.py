@@ -51,10 +51,10 @@ def make_adapter(folder: Path, config: dict[str, Any] | None = None, **training:
     return reference(folder, Port.ADAPTER)
 
 
-def make_report(folder: Path, adapter: Reference, *, better: bool = True) -> Reference:
+def make_report(folder: Path, adapter: Reference, *, better: bool = True, **gate_fields: Any) -> Reference:
     folder.mkdir(parents=True)
     reasons = [] if better else ["heldout_loss/x: improvement -0.1", "forgetting/general: worse"]
-    gate = {"better": better, "primary": "heldout_loss/x", "reasons": reasons, "passed": []}
+    gate = {"better": better, "primary": "heldout_loss/x", "reasons": reasons, "passed": [], **gate_fields}
     (folder / "report.json").write_text(json.dumps({"adapter_sha256": adapter.sha256, "gate": gate}))
     return reference(folder, Port.REPORT)
 
@@ -118,6 +118,55 @@ def test_a_better_adapter_becomes_the_live_version(yard: Yard) -> None:
     assert version.sha256 == yard.adapter.sha256
     assert version.facts["gate"]["better"] is True
     assert json.loads((yard.folder / "out1" / "deployment.json").read_text()) == produced.facts
+
+
+def test_an_adapter_that_was_replaced_never_goes_live_again_by_a_run(yard: Yard, embedded: VllmDouble) -> None:
+    target = at("embedded", embedded)
+    first = yard.adapter
+    yard.deploy(target, run_key="one")
+    yard.adapter = make_adapter(yard.folder / "second")
+    yard.report = make_report(yard.folder / "report-2", yard.adapter)
+    yard.deploy(target, run_key="two")
+    assert (yard.live(), embedded.alias["acme/bot"]) == (2, "acme/bot/v2")
+    yard.adapter, yard.report = first, make_report(yard.folder / "report-3", first)
+    for settings in ({}, {"canary": "Are you there?"}):  # the same deployment, and another one of the same adapter
+        again = yard.deploy(target, run_key="one" if not settings else "three", **settings)
+        assert (again.facts["deployed"], again.facts["version"]) == (False, "acme/bot/v1")
+        assert again.facts["kept"] == (
+            "acme/bot/v2 stays live: this adapter is acme/bot/v1, which was registered before"
+        )
+        assert (yard.live(), embedded.alias["acme/bot"]) == (2, "acme/bot/v2")
+    assert [one.version for one in yard.registry.list("acme", "bot")] == [1, 2]
+    yard.registry.rollback("acme", "bot")
+    assert yard.deploy(target, run_key="one").facts["deployed"] is True  # it is live
+    yard.adapter = reference(yard.folder / "second", Port.ADAPTER)
+    yard.report = make_report(yard.folder / "report-4", yard.adapter)
+    assert yard.deploy(target, run_key="two").facts["deployed"] is False  # it was rolled back
+    assert yard.live() == 1
+
+
+def test_a_version_whose_deployment_failed_is_deployed_by_the_next_try(yard: Yard, vllm: VllmDouble) -> None:
+    yard.deploy(at("vllm", vllm))
+    yard.adapter = make_adapter(yard.folder / "second")
+    yard.report = make_report(yard.folder / "report-2", yard.adapter)
+    vllm.mute.add("acme/bot/v2")
+    with pytest.raises(TrainyardError, match="E-CANARY"):
+        yard.deploy(at("vllm", vllm), run_key="two")
+    vllm.mute.clear()
+    assert yard.deploy(at("vllm", vllm), run_key="two").facts["version"] == "acme/bot/v2"
+    assert yard.live() == 2
+
+
+def test_few_rows_go_live_only_when_that_is_allowed(yard: Yard) -> None:
+    few = {"few_rows": ["16 rows are not enough to say."], "reasons": ["16 rows are not enough to say."]}
+    yard.report = make_report(yard.folder / "few", yard.adapter, better=False, better_on_few=True, **few)
+    with pytest.raises(TrainyardError, match=r"E-GATE: There are not enough rows to say .*few_rows: allow"):
+        yard.deploy()
+    assert yard.registry.list() == []
+    assert yard.deploy(few_rows="allow").facts["version"] == "acme/bot/v1"
+    yard.report = make_report(yard.folder / "worse", yard.adapter, better=False, better_on_few=False, **few)
+    with pytest.raises(TrainyardError, match="E-GATE: There are not enough rows to say"):
+        yard.deploy(few_rows="allow")
 
 
 def test_every_target_answers_and_the_old_version_is_dropped(

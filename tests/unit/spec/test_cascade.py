@@ -187,14 +187,14 @@ def test_more_memory_never_gives_a_lower_rung(shape: ModelShape, free: int, more
     found = choose(shape, config, free + more, Device.CUDA)
     place = (order.index(found.rung), len(found.knobs))
     assert place <= (order.index(less.rung), len(less.knobs))
-    assert found.needed_bytes <= found.free_bytes
+    assert found.needed_bytes <= found.memory_bytes
 
 
 @given(st.integers(8, 300))
 @settings(max_examples=40, deadline=None)
 def test_what_was_rejected_really_did_not_fit(free_gb: int) -> None:
     found = on_gpu(LLAMA_2_7B, long_rows(), free_gb)
-    assert all(one.needed_bytes - found.free_bytes == one.missing_bytes > 0 for one in found.rejected)
+    assert all(one.needed_bytes - found.memory_bytes == one.missing_bytes > 0 for one in found.rejected)
 
 
 def test_every_change_is_told() -> None:

@@ -474,6 +474,8 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("primary", "not said", [("3.config.primary", DROP)]),
     ("primary", "by default", [("3.config.benchmarks", DROP)]),
     ("unevaluated", "said", [("2.config", {"unevaluated": True})]),
+    ("role-unused", "compared with what is live", [("3.config.baseline", "both")]),
+    ("few-rows-unused", "nothing about few rows", [("2.config.few_rows", DROP)]),
     ("report-mismatch", "beside", [("4.needs", ["validator"]), ("5.needs", ["evaluator"])]),
     ("reward-deploy", "dpo", [("1.config.stage", "dpo")]),
     ("full-hotload", "registry", [("4.config.targets.0.type", "registry")]),

@@ -1,4 +1,4 @@
-"""Autotune on a real machine: what is free, and estimates held against the resident memory of real trainings."""
+"""Autotune on a real machine: what it takes, and estimates held against the resident memory of real trainings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.unit.train.memory_child import build
+from trainyard.compute.gpus import device_memory
 from trainyard.errors import LimitExceeded
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
@@ -22,7 +23,8 @@ from trainyard.spec.estimate.memory import CHUNKED_ABOVE, GIB, LOGITS_PER_CHUNK,
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train import head
-from trainyard.train.autotune import container_bytes, free_bytes
+
+MEMORY = device_memory(Device.CPU) or 0
 
 TINY = ModelShape(hidden=64, layers=2, feed_forward=128, vocabulary=600, heads=4, key_value_heads=4, head_size=16)
 HUGE = ModelShape(
@@ -39,36 +41,20 @@ def native(**config: Any) -> TrainerConfig:
     return resolve_trainer(TrainerConfig.model_validate({"backend": "native", **config}), "starter")
 
 
-# What is free
-
-
-def test_what_is_free_on_this_machine() -> None:
-    assert 0 < free_bytes(Device.CPU) <= psutil.virtual_memory().total
-
-
-def test_a_container_leaves_what_is_below_its_limit(tmp_path: Path) -> None:
-    assert container_bytes(tmp_path) is None
-    (tmp_path / "memory.current").write_text("300\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert container_bytes(tmp_path) is None
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert container_bytes(tmp_path) == 700
-    assert free_bytes(Device.CPU, tmp_path) == 700
-    (tmp_path / "memory.max").write_text("200\n")
-    assert container_bytes(tmp_path) == 0
+# What is chosen here
 
 
 def test_a_small_model_trains_in_full_here() -> None:
-    found = choose(TINY, native(hyperparameters={"max_length": 64}), free_bytes(Device.CPU), Device.CPU)
+    found = choose(TINY, native(hyperparameters={"max_length": 64}), MEMORY, Device.CPU)
     assert (found.rung, found.knobs) == (Method.FULL, ())
-    assert found.free_bytes > found.needed_bytes
+    assert found.memory_bytes > found.needed_bytes
 
 
 def test_a_huge_model_does_not_fit_anywhere_here() -> None:
     if psutil.virtual_memory().total > 200 * 2**30:
         pytest.skip("this machine is large")
     with pytest.raises(LimitExceeded, match="GiB are missing"):
-        choose(HUGE, native(), free_bytes(Device.CPU), Device.CPU)
+        choose(HUGE, native(), MEMORY, Device.CPU)
 
 
 def test_the_estimate_knows_the_size_of_a_chunk() -> None:

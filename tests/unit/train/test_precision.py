@@ -18,41 +18,44 @@ from trainyard.train.precision import (
     choose_precision,
     cpu_bf16,
     fits_fp8,
+    hidden_size,
 )
 
 
-def unmeasured(_: bool) -> float:
-    raise AssertionError("nothing had to be measured")
-
-
 @pytest.mark.parametrize(
-    ("device", "native", "seconds", "precision", "why"),
+    ("device", "native", "hidden", "precision", "why"),
     [
-        ("cpu", None, None, Precision.FP32, "this cpu has no native bf16"),
-        ("cpu", "amx_bf16", (2.0, 1.0), Precision.BF16, r"2\.00 times as fast as fp32 here \(amx_bf16\)"),
-        ("cpu", "avx512_bf16", (1.0, 1.0), Precision.FP32, r"bf16 was only 1\.00 times as fast"),
+        ("cpu", None, 4096, Precision.FP32, "this cpu has no native bf16"),
+        ("cpu", "amx_bf16", 896, Precision.BF16, r"1\.5 times as fast as fp32 at width 896 with amx_bf16"),
+        ("cpu", "avx512_bf16", 384, Precision.BF16, r"1\.3 times as fast as fp32 at width 384"),
+        ("cpu", "avx512_bf16", 256, Precision.FP32, r"bf16 is 1\.2 times as fast at width 256 with avx512_bf16"),
+        ("cpu", "avx512_bf16", 16, Precision.FP32, r"bf16 is 0\.6 times as fast at width 16"),
+        ("cpu", "avx512_bf16", None, Precision.FP32, "the width of the model is not known"),
         ("cuda", "cuda", None, Precision.BF16, "native on this device"),
         ("cuda", None, None, Precision.FP16, "no native bf16; fp16 with a loss scale"),
         ("mps", None, None, Precision.FP32, "this mps has no native bf16"),
     ],
 )
-def test_automatic_choice(
-    device: str, native: str | None, seconds: tuple[float, float] | None, precision: Precision, why: str
-) -> None:
-    measure = (lambda bf16: seconds[bf16]) if seconds else unmeasured
-    choice = choose_precision(Precision.AUTO, device, native=native, seconds_per_step=measure)
+def test_automatic_choice(device: str, native: str | None, hidden: int | None, precision: Precision, why: str) -> None:
+    choice = choose_precision(Precision.AUTO, device, native=native, hidden=hidden)
     assert choice.precision is precision
     assert re.search(why, choice.why)
 
 
+def test_width_is_read_from_a_config() -> None:
+    assert hidden_size({"hidden_size": 64}) == hidden_size({"n_embd": 64}) == 64
+    assert hidden_size({"text_config": {"hidden_size": 128}}) == 128
+    assert hidden_size({"model_type": "resnet"}) is None
+
+
 def test_what_was_asked_for_is_taken() -> None:
-    choice = choose_precision(Precision.BF16, "cpu", native=None, seconds_per_step=unmeasured)
+    choice = choose_precision(Precision.BF16, "cpu", native=None)
     assert (choice.precision, choice.why) == (Precision.BF16, "asked for")
 
 
 def test_fp16_on_a_cpu_is_refused() -> None:
     with pytest.raises(InvalidInput, match="E-DEVICE: precision fp16 was asked for on a CPU"):
-        choose_precision(Precision.FP16, "cpu", native=None, seconds_per_step=unmeasured)
+        choose_precision(Precision.FP16, "cpu", native=None)
 
 
 @pytest.mark.parametrize(

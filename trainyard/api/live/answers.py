@@ -20,7 +20,7 @@ from trainyard.api.context import Context
 from trainyard.api.invocation import carry_out
 from trainyard.api.live.sse import HEARTBEAT, ServerEvent
 from trainyard.api.requests.records.asking import AskInput
-from trainyard.api.verbs.records.asking import find_own
+from trainyard.api.verbs.records.trained import find_served
 from trainyard.cancellation import CallerLeft
 from trainyard.errors import TrainyardError
 
@@ -29,8 +29,8 @@ OPERATION = "adapters ask"
 
 
 async def follow_answers(request: AskInput, context: Context, _last: str | None) -> AsyncIterator[ServerEvent]:
-    """Both answers, one after the other. Raises what `find_own` raises, before the first event."""
-    await asyncio.to_thread(find_own, request.adapter, context)
+    """Both answers, one after the other. Raises what `find_served` raises, before the first event."""
+    await asyncio.to_thread(find_served, request.adapter, context)
     loop, events = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
 
     def report(event: dict[str, Any]) -> None:

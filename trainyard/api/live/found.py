@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from trainyard.api.context import Context
 from trainyard.api.live.recorded import find_recorded, merge_recorded
 from trainyard.api.live.trainings import with_files
+from trainyard.api.live.waits import with_waits
 from trainyard.api.records import RunResult
 from trainyard.api.stack import import_prefect_client
 from trainyard.errors import Conflict, NotFound, Unavailable
@@ -42,6 +43,16 @@ def open_index(settings: Settings) -> JobIndex:
 
 
 def find_job(word: str, context: Context) -> FoundJob:
+    """The one job that a word names, with the part of its files, and with what it waits for.
+
+    Raises as `look_up_job`.
+    """
+    row, as_of = look_up_job(word, context)
+    (row,) = with_waits([row], context.settings, context.caller.tenant)
+    return FoundJob(row, as_of)
+
+
+def look_up_job(word: str, context: Context) -> FoundJob:
     """The one job that a word names, with the part of its files.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`), `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates, and `Unavailable` if
@@ -64,6 +75,12 @@ def find_job(word: str, context: Context) -> FoundJob:
 
 
 def list_jobs(query: JobQuery, context: Context) -> FoundJobs:
+    """A page of the jobs of a query, with what they wait for. Raises as `select_page`."""
+    page, as_of = select_page(query, context)
+    return FoundJobs(JobPage(with_waits(page.rows, context.settings, context.caller.tenant), page.next), as_of)
+
+
+def select_page(query: JobQuery, context: Context) -> FoundJobs:
     """A page of the jobs of a query. Raises `Unavailable` if neither Prefect nor the index can say."""
     settings, index = context.settings, open_index(context.settings)
     now, fresh = time.time(), index.freshness()

@@ -22,7 +22,7 @@ class AdapterName(Request):
 
 class ConvertInput(Request):
     source: Annotated[str, Argument("SOURCE", is_file=True, completes="adapter")] = Field(
-        description="A folder, a .gguf file, or TENANT/ROLE[/vN]."
+        description="A folder, a .gguf file, TENANT/ROLE[/vN], or an ended job: JOB[/TRAINER]."
     )
     target: Annotated[Path, Argument("TARGET")] = Field(description="Folder or file to write; it must not exist.")
     to: Layout = Field(description="Layout to write.")
@@ -30,6 +30,20 @@ class ConvertInput(Request):
 
 
 Targets = Annotated[tuple[str, ...], Option("--target", local=True)]
+
+
+class RegisterInput(Request):
+    job: Annotated[str, Argument("JOB[/TRAINER]", completes="run")] = Field(
+        min_length=1, description="An ended job: the name that it was given, its id, or the beginning of one."
+    )
+    role: Annotated[str, Option("--role")] = Field(
+        min_length=1, max_length=63, description="What the adapter is for: it becomes TENANT/ROLE/vN."
+    )
+    promote: bool = Field(False, description="Make it live, too.")
+    targets: Targets = Field(
+        (),
+        description="With --promote: TYPE, TYPE=URL or TYPE=ENDPOINT; default: embedded if it runs, and registry.",
+    )
 
 
 class PromoteInput(Request):
@@ -85,7 +99,11 @@ class PullInput(Request):
 
 
 class MergeInput(Request):
-    name: Annotated[str, Argument("TENANT/ROLE[/vN]", completes="adapter")]
-    to: Path = Field(description="Folder to write; it must not exist.")
-    format: Literal["safetensors", "gguf"] = Field("safetensors", description="gguf needs the llamacpp environment.")
+    name: Annotated[str, Argument("NAME", completes="adapter")] = Field(
+        description="TENANT/ROLE[/vN], or an ended job: JOB[/TRAINER]."
+    )
+    target: Annotated[Path | None, Argument("TARGET")] = Field(None, description="Folder to write; it must not exist.")
+    to: Annotated[str, Option("--to", "--format")] = Field(
+        "safetensors", description="Format: safetensors, or gguf, which needs the llamacpp environment."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: that of the base.")

@@ -58,16 +58,6 @@ class EjectInput(Request):
     into: Path | None = Field(None, description="Folder to write; default: <trainer>-script here.")
 
 
-class CompareInput(Request):
-    first: Annotated[str, Argument("RUN[/TRAINER]", completes="run")] = Field(
-        description="Id of an ended run, the beginning of one, or its name."
-    )
-    second: Annotated[str, Argument("RUN[/TRAINER]", completes="run")] = Field(
-        description="The other one; may be of the same run."
-    )
-    plot: Annotated[bool, Option(local=True)] = Field(False, description="Draw both loss curves.")
-
-
 class TemplatesInput(Request):
     name: Annotated[str | None, Argument("NAME", completes="template")] = Field(
         None, description="Only this one, with its parameters."

@@ -50,10 +50,11 @@ class RetryInput(JobInput):
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 
-class CompareJobsInput(Request):
-    job: Annotated[tuple[str, ...], Argument("JOB", completes="run")] = Field(
-        min_length=2, max_length=5, description="Two to five jobs: ids, beginnings of them, or names."
+class CompareInput(Request):
+    job: Annotated[tuple[str, ...], Argument("JOB[/TRAINER]", completes="run")] = Field(
+        min_length=2, max_length=5, description="Two to five jobs: names, ids, or beginnings of them."
     )
+    plot: Annotated[bool, Option(local=True)] = Field(False, description="Draw the loss curves of two.")
 
 
 class CheckpointsInput(JobInput):

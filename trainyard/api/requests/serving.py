@@ -13,8 +13,13 @@ from trainyard.api.requests.graph import ADDRESS
 
 
 class ServeInput(Request):
-    role: Literal["training", "graph", "model"] = Field(
-        "training", description="What to serve: the REST API, the graph that nights write, or models."
+    job: Annotated[str | None, Argument("JOB", completes="run")] = Field(
+        None, min_length=1, description="Serve the adapter of this ended job on its base, or its model."
+    )
+    role: Literal["training", "graph", "model"] | None = Field(
+        None,
+        description="What to serve: the REST API (training), the graph that nights write, or models. "
+        "Default: training; model for a JOB.",
     )
     host: str = Field(
         "127.0.0.1", description="Another one than loopback needs TLS (training), or TRAINYARD_TOKEN (graph, model)."
@@ -36,7 +41,8 @@ class ServeInput(Request):
         (), description="Role model: `starter`, a folder or a Hub name; may repeat. Default: the setting serve_models."
     )
     adapters: Annotated[tuple[str, ...], Option("--adapters", completes="adapter")] = Field(
-        (), description="Role model: ROLE or TENANT/ROLE, whose live version is loaded on its base; may repeat."
+        (),
+        description="Role model: ROLE or TENANT/ROLE, whose live version is loaded, or an ended job; may repeat.",
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="Role model: dtype of the weights. Default: float32."
@@ -52,7 +58,8 @@ class McpInput(Request):
 
 class ChatInput(Request):
     adapter: Annotated[str, Argument("ADAPTER", completes="adapter")] = Field(
-        min_length=1, description="ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN."
+        min_length=1,
+        description="ROLE, TENANT/ROLE, TENANT/ROLE/vN, or an ended job: JOB[/TRAINER].",
     )
     questions: Annotated[tuple[str, ...], Option("-q", "--question")] = Field(
         (), description="Ask this instead of reading questions; may repeat."

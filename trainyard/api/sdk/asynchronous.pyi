@@ -33,7 +33,6 @@ from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
 from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
 from trainyard.api.verbs.machine.settings import MachineSettingList
 from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
-from trainyard.api.verbs.monitoring.differing import ComparedJobs
 from trainyard.api.verbs.monitoring.gpus import GpuList
 from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
 from trainyard.api.verbs.monitoring.provenance import Provenance
@@ -45,6 +44,7 @@ from trainyard.api.verbs.records.asking import AskedAnswer
 from trainyard.api.verbs.records.evaluations import Evaluation, EvaluationList
 from trainyard.api.verbs.records.neighbors import EntityList, Neighbors
 from trainyard.api.verbs.records.nights import NightDetail, NightList
+from trainyard.api.verbs.registering import Registered
 from trainyard.api.verbs.serving.chat import ChatOutput
 from trainyard.api.verbs.serving.dashboard import DashboardLink
 from trainyard.api.verbs.serving.mcp import McpEnded
@@ -86,11 +86,12 @@ class AsyncChainsOperations:
 class AsyncAdaptersOperations:
     async def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
     async def show(self, *, name: str) -> Record: ...  # read
+    async def register(self, *, job: str, role: str, promote: bool = ..., targets: tuple[str, ...] = ...) -> Registered: ...  # run
     async def convert(self, *, source: str, target: Path, to: Layout, base: str | None = ...) -> Converted: ...  # run
     async def promote(self, *, name: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # run
     async def rollback(self, *, role: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # run
     async def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # run
-    async def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
+    async def merge(self, *, name: str, target: Path | None = ..., to: str = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
     async def card(self, *, name: str, out: Path | None = ...) -> Card: ...  # read
     async def ask(self, *, adapter: str, question: str, turns: tuple[EarlierTurn, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> AskedAnswer: ...  # run
     async def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # run
@@ -123,13 +124,13 @@ class AsyncJobsOperations:
     async def checkpoints(self, *, job: str, node: str | None = ...) -> CheckpointList: ...  # read
     async def verify(self, *, job: str, node: str | None = ..., checkpoint: str | None = ...) -> VerifiedCheckpoints: ...  # read
     async def samples(self, *, job: str, node: str | None = ..., step: int | None = ..., limit: int = ...) -> JobSamples: ...  # read
-    async def compare(self, *, job: tuple[str, ...]) -> ComparedJobs: ...  # read
     async def provenance(self, *, job: str) -> Provenance: ...  # read
 
 class AsyncSessionsOperations:
     async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
     async def list(self, *, limit: int = ...) -> SessionList: ...  # read
     async def show(self, *, session: str) -> SessionInfo: ...  # read
+    async def heartbeat(self, *, session: str) -> SessionInfo: ...  # run
     async def close(self, *, session: str) -> SessionInfo: ...  # run
     async def resume(self, *, session: str, wait: bool = ...) -> SessionInfo: ...  # run
     async def forward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | dict[str, Any], ...] = ..., batch: dict[str, Any] = ..., tensors: bytes | None = ..., normalizer: float | None = ..., outputs: tuple[Literal['logits', 'hidden_states'], ...] = ...) -> ForwardReply: ...  # run
@@ -207,13 +208,13 @@ class AsyncOperations:
     async def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> AsyncSweepOperations: ...
-    async def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read
+    async def compare(self, *, job: tuple[str, ...], plot: bool = ...) -> Comparison: ...  # read
     async def templates(self, *, name: str | None = ...) -> TemplateRows: ...  # read
     @property
     def chains(self) -> AsyncChainsOperations: ...
     async def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
     async def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # run
-    async def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ..., no_auth: bool = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    async def serve(self, *, job: str | None = ..., role: Literal['training', 'graph', 'model'] | None = ..., host: str = ..., port: int | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ..., no_auth: bool = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
     async def mcp(self, *, scope: Literal['read', 'run', 'admin'] = ...) -> McpEnded: ...  # admin
     async def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # run
     async def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # run

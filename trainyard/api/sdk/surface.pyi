@@ -33,7 +33,6 @@ from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
 from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
 from trainyard.api.verbs.machine.settings import MachineSettingList
 from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
-from trainyard.api.verbs.monitoring.differing import ComparedJobs
 from trainyard.api.verbs.monitoring.gpus import GpuList
 from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
 from trainyard.api.verbs.monitoring.provenance import Provenance
@@ -45,6 +44,7 @@ from trainyard.api.verbs.records.asking import AskedAnswer
 from trainyard.api.verbs.records.evaluations import Evaluation, EvaluationList
 from trainyard.api.verbs.records.neighbors import EntityList, Neighbors
 from trainyard.api.verbs.records.nights import NightDetail, NightList
+from trainyard.api.verbs.registering import Registered
 from trainyard.api.verbs.serving.chat import ChatOutput
 from trainyard.api.verbs.serving.dashboard import DashboardLink
 from trainyard.api.verbs.serving.mcp import McpEnded
@@ -85,11 +85,12 @@ class ChainsOperations:
 class AdaptersOperations:
     def list(self, *, tenant: str | None = ...) -> AdapterRows: ...  # read
     def show(self, *, name: str) -> Record: ...  # read
+    def register(self, *, job: str, role: str, promote: bool = ..., targets: tuple[str, ...] = ...) -> Registered: ...  # run
     def convert(self, *, source: str, target: Path, to: Layout, base: str | None = ...) -> Converted: ...  # run
     def promote(self, *, name: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # run
     def rollback(self, *, role: str, targets: tuple[str, ...] = ...) -> Promotion: ...  # run
     def delete_version(self, *, name: str, force: bool = ...) -> DeletedVersion: ...  # run
-    def merge(self, *, name: str, to: Path, format: Literal['safetensors', 'gguf'] = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
+    def merge(self, *, name: str, target: Path | None = ..., to: str = ..., dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = ...) -> Merged: ...  # run
     def card(self, *, name: str, out: Path | None = ...) -> Card: ...  # read
     def ask(self, *, adapter: str, question: str, turns: tuple[EarlierTurn, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> AskedAnswer: ...  # run
     def push(self, *, name: str, to: str = ..., public: bool = ..., revision: str | None = ..., token_env: str = ...) -> Published: ...  # run
@@ -122,13 +123,13 @@ class JobsOperations:
     def checkpoints(self, *, job: str, node: str | None = ...) -> CheckpointList: ...  # read
     def verify(self, *, job: str, node: str | None = ..., checkpoint: str | None = ...) -> VerifiedCheckpoints: ...  # read
     def samples(self, *, job: str, node: str | None = ..., step: int | None = ..., limit: int = ...) -> JobSamples: ...  # read
-    def compare(self, *, job: tuple[str, ...]) -> ComparedJobs: ...  # read
     def provenance(self, *, job: str) -> Provenance: ...  # read
 
 class SessionsOperations:
     def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., wait: bool = ...) -> SessionInfo: ...  # run
     def list(self, *, limit: int = ...) -> SessionList: ...  # read
     def show(self, *, session: str) -> SessionInfo: ...  # read
+    def heartbeat(self, *, session: str) -> SessionInfo: ...  # run
     def close(self, *, session: str) -> SessionInfo: ...  # run
     def resume(self, *, session: str, wait: bool = ...) -> SessionInfo: ...  # run
     def forward(self, *, session: str, op_seq: int | None = ..., wait: bool = ..., rows: tuple[str | dict[str, Any], ...] = ..., batch: dict[str, Any] = ..., tensors: bytes | None = ..., normalizer: float | None = ..., outputs: tuple[Literal['logits', 'hidden_states'], ...] = ...) -> ForwardReply: ...  # run
@@ -206,13 +207,13 @@ class Operations:
     def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> SweepOperations: ...
-    def compare(self, *, first: str, second: str, plot: bool = ...) -> Comparison: ...  # read
+    def compare(self, *, job: tuple[str, ...], plot: bool = ...) -> Comparison: ...  # read
     def templates(self, *, name: str | None = ...) -> TemplateRows: ...  # read
     @property
     def chains(self) -> ChainsOperations: ...
     def schema(self, *, name: str | None = ...) -> ShownSchema: ...  # read
     def prove_resume(self, *, everything: bool = ..., stages: tuple[Stage, ...] = ..., methods: tuple[Method, ...] = ..., jobs: int = ...) -> Proof: ...  # run
-    def serve(self, *, role: Literal['training', 'graph', 'model'] = ..., host: str = ..., port: int | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ..., no_auth: bool = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
+    def serve(self, *, job: str | None = ..., role: Literal['training', 'graph', 'model'] | None = ..., host: str = ..., port: int | None = ..., tls_cert: Path | None = ..., tls_key: Path | None = ..., behind_proxy: str | None = ..., allow_host: tuple[str, ...] = ..., no_auth: bool = ..., graph: str = ..., model: tuple[str, ...] = ..., adapters: tuple[str, ...] = ..., dtype: Literal['float32', 'bfloat16'] | None = ..., threads: int | None = ...) -> Served: ...  # admin
     def mcp(self, *, scope: Literal['read', 'run', 'admin'] = ...) -> McpEnded: ...  # admin
     def chat(self, *, adapter: str, questions: tuple[str, ...] = ..., system: str = ..., max_tokens: int = ..., temperature: float = ..., seed: int = ...) -> ChatOutput: ...  # run
     def eject(self, *, target: str, node: str | None = ..., into: Path | None = ...) -> EjectOutput: ...  # run

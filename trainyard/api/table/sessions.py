@@ -24,6 +24,11 @@ SESSIONS: dict[str, Operation] = {
         "sessions.life:SessionInput", "sessions.life:show_session", "sessions.lines:session_text", READ,
         route="GET /api/v1/sessions/{session}", tenants=True,
     ),
+    "sessions heartbeat": Operation(
+        "Keep an open session while its client computes: its idle time begins again.",
+        "sessions.life:SessionInput", "sessions.life:touch_session", "sessions.lines:session_text", RUN,
+        route="POST /api/v1/sessions/{session}/heartbeat", tenants=True,
+    ),
     "sessions close": Operation(
         "End a session with a checkpoint; its device is free then.",
         "sessions.life:SessionInput", "sessions.life:close_session", "sessions.lines:session_text", RUN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.text import next_lines, table
 
 
 def adapters_text(result: Any) -> str:
@@ -13,6 +13,15 @@ def adapters_text(result: Any) -> str:
         return "no adapters yet"
     header = list(result.rows[0])
     return table([[str(row[key]) for key in header] for row in result.rows], header)
+
+
+def registered_text(result: Any) -> str:
+    verdict = {True: "better", False: "not better", None: "not evaluated"}[result.better]
+    state = "live" if result.live else "registered, not live"
+    lines = [f"{result.version} is {state}: the adapter of {result.job}, {verdict}{run_line(result)}"]
+    lines += [f"  {one['type']}{' at ' + one['url'] if one['url'] else ''}" for one in result.targets]
+    lines += [f"warning: {one}" for one in result.warnings]
+    return "\n".join([*lines, *next_lines(result.next)])
 
 
 def converted_text(result: Any) -> str:

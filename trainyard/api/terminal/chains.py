@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainyard.api.terminal.text import draw_curves, table
+from trainyard.api.terminal.text import draw_curves, next_lines, table
 from trainyard.loading import load
 
 LONGEST = 44
@@ -30,7 +30,8 @@ def node_table(nodes: Sequence[Any]) -> list[str]:
 
 
 def run_text(result: Any) -> str:
-    return "\n".join([*node_table(result.nodes), f"{result.name}: {result.state.value}. {result.message}", result.url])
+    lines = [*node_table(result.nodes), f"{result.name}: {result.state.value}. {result.message}", result.url]
+    return "\n".join([*lines, *next_lines(result.next)])
 
 
 def plan_text(result: Any) -> str:
@@ -40,8 +41,27 @@ def plan_text(result: Any) -> str:
     lines.append(table([plan_row(node) for node in result.nodes], header))
     lines += [f"{one.node}: {line}" for one in result.decisions for line in one.lines()]
     lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
+    lines += [f"{node.id}: {choices_line(node.choices)}" for node in result.nodes if node.choices]
+    lines += [f"{node.id}: {text}" for node in result.nodes for text in role_lines(node)]
     lines += [f"{node.id}: note: {text}" for node in result.nodes for text in node.advice]
     return "\n".join([*lines, *(refusal["line"] for refusal in result.refusals)])
+
+
+def choices_line(choices: dict[str, str]) -> str:
+    """`decided on this machine: device cpu, precision fp32 (…), threads 2`."""
+    return f"decided on this machine: {', '.join(f'{name} {value}' for name, value in choices.items())}"
+
+
+def role_lines(node: Any) -> list[str]:
+    """What a deployer makes, and what an evaluator compares the candidate with."""
+    config = node.config
+    if node.type == "deployer":
+        few = "; few rows are allowed" if config.get("few_rows") == "allow" else ""
+        return [f"makes the next version of {config['tenant']}/{config['role']}, live if it is better{few}"]
+    if node.type == "evaluator" and config["baseline"] != "base":
+        also = "the base and " if config["baseline"] == "both" else ""
+        return [f"compares with {also}what is live on role {config['role']}"]
+    return []
 
 
 def plan_row(node: Any) -> list[str]:
@@ -111,11 +131,15 @@ def export_text(result: Any) -> str:
 
 
 def comparison_text(result: Any) -> str:
-    """Settings that differ, then metrics, benchmarks, answers and, if wanted, the curves."""
+    """Settings that differ, then of two trainings metrics, benchmarks, answers and, if wanted, the curves."""
+    if not result.sides:
+        rows = [[one.name, *map(cell, one.values)] for one in result.settings]
+        settings = table(rows, ("setting", *result.jobs)) if rows else "their settings are the same"
+        return f"{settings}\n\n{result.left_out}"
     first, second = names = [f"{side.run[:8]}/{side.trainer}" for side in result.sides]
     sides = [[name, one.name, one.state, one.adapter_sha256] for name, one in zip(names, result.sides, strict=True)]
     parts = [table(sides, ("training", "run", "state", "adapter"))]
-    rows = [[one.name, cell(one.first), cell(one.second)] for one in result.settings]
+    rows = [[one.name, *map(cell, one.values)] for one in result.settings]
     parts.append(table(rows, ("setting", first, second)) if rows else "No setting differs.")
     parts.append(table([[one.name, cell(one.first), cell(one.second)] for one in result.metrics],
                        ("metric", first, second)))  # fmt: skip

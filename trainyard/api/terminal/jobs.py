@@ -7,7 +7,7 @@ from typing import Any
 
 from trainyard.api.records import RunResult
 from trainyard.api.terminal.chains import node_table, run_text
-from trainyard.api.terminal.text import draw_curves, draw_lines, table
+from trainyard.api.terminal.text import draw_curves, draw_lines, next_lines, table
 from trainyard.stores.metrics import in_time
 
 
@@ -52,7 +52,7 @@ def job_detail_text(result: Any) -> str:
         lines.append(f"{one.node}: step {one.step} of {one.total_steps or '?'}{loss}{rate}{kept}")
         lines.append(f"{one.node}: {one.folder}")
     lines += [left_text(one) for one in result.left]
-    return "\n".join([*lines, *node_table(result.nodes), *age_line(result.as_of)])
+    return "\n".join([*lines, *node_table(result.nodes), *next_lines(result.next), *age_line(result.as_of)])
 
 
 def left_text(left: Any) -> str:
@@ -113,12 +113,6 @@ def samples_text(result: Any) -> str:
         for one in result.rounds
     ]
     return "\n\n".join(parts) or "no samples: set eval.samples of a trainer"
-
-
-def differing_text(result: Any) -> str:
-    """The settings that differ as a table with a column for each job."""
-    rows = [[one.name, *map(str, one.values)] for one in result.settings]
-    return table(rows, ("setting", *result.jobs)) if rows else "their settings are the same"
 
 
 def provenance_text(result: Any) -> str:

@@ -50,7 +50,7 @@ class Progress:
             self.say(f"run {event.get('name', '')}: {event['text']}")
         elif what in ENDS:
             self.end(node, what, event)
-        elif what in ("note", "warning"):
+        elif what in ("note", "warning", "waiting"):
             self.say(f"{node}: {event['text']}")
         elif self.console.is_terminal:
             self.bar(node, float(event.get("fraction", 0.0)), str(event.get("text", "")))

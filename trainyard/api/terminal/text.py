@@ -87,3 +87,8 @@ def print_error(error: TrainyardError, *, as_json: bool) -> None:
     lines += [f"  {line}" for line in error.why.splitlines()]
     lines += [f"  Do: {error.do}"] if error.do and error.do not in error.why else []
     print("\n".join(lines), file=sys.stderr)
+
+
+def next_lines(commands: Sequence[str]) -> list[str]:
+    """The commands that come after this one, a line each; none for none."""
+    return ["next:", *(f"  {command}" for command in commands)] if commands else []

@@ -67,8 +67,9 @@ def draft_text(result: Any) -> str:
 
 def gpus_text(result: Any) -> str:
     """One line per GPU, then the memory of each job on it."""
+    used = [f"device {one.device}: {one.text}" for one in result.devices if one.text]
     if not result.gpus:
-        return str(result.state)
+        return "\n".join([str(result.state), *used])
     rows = [
         (
             str(gpu.index),
@@ -88,7 +89,7 @@ def gpus_text(result: Any) -> str:
                 f"gpu {gpu.index}: {one.job or 'no job'}, {shown(one.memory_mb, ' MiB')}, pids {list(one.pids)}"
             )
     versions = {"driver": result.driver_version, "CUDA": result.cuda_version}
-    return "\n".join([*lines, *(f"{name} {version}" for name, version in versions.items() if version)])
+    return "\n".join([*lines, *used, *(f"{name} {version}" for name, version in versions.items() if version)])
 
 
 def shown(value: float | None, unit: str) -> str:

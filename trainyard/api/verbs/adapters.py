@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,19 @@ from typing import Any
 from trainyard.api.context import Context
 from trainyard.api.requests.adapters import AdapterName, AdaptersInput, ConvertInput
 from trainyard.api.responses import Record, Response
+from trainyard.api.verbs.records.trained import find_version_or_job
+from trainyard.serve.card import write_card
 from trainyard.serve.conversion.adapters import CONFIG_FILE
 from trainyard.serve.conversion.architectures import Layout
-from trainyard.serve.conversion.between import convert, layout_of
+from trainyard.serve.conversion.between import TOKENIZER_FOLDER, convert, layout_of
 from trainyard.serve.trial import try_adapter_folder
+from trainyard.serve.version_facts import base_facts
 from trainyard.settings import Settings
-from trainyard.stores.adapters import RUN, AdapterRegistry, AdapterVersion, parse_name
-from trainyard.stores.models import resolve_model
+from trainyard.stores.adapters import CARD_FILE, RUN, AdapterRegistry, AdapterVersion, parse_name
+from trainyard.stores.models import TOKENIZER_FILES, resolve_model
 
+TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+                     "merges.txt")  # fmt: skip
 OTHERS = ".others"
 """A folder of the registry that is never there."""
 
@@ -67,7 +73,7 @@ def run_word(version: AdapterVersion) -> str:
     """Whether a version was run once on its base here, in a word; a whole model has none."""
     if version.kind != "adapter":
         return ""
-    return {True: "yes", False: "no"}.get(version.facts.get(RUN), "not recorded")
+    return "not recorded" if RUN not in version.facts else "yes" if version.facts[RUN] else "no"
 
 
 def show_adapter(given: AdapterName, context: Context) -> Record:
@@ -79,17 +85,48 @@ def show_adapter(given: AdapterName, context: Context) -> Record:
 
 
 def convert_adapter(given: ConvertInput, context: Context) -> Converted:
-    source, target = Path(given.source).expanduser().absolute(), given.target.absolute()
+    """Write an adapter in another layout: of a folder, else of the registry, else of a job; it is run once before.
+
+    Raises what `find_version_or_job`, `convert` and `try_adapter_folder` raise.
+    """
+    source, target, settings = Path(given.source).expanduser().absolute(), given.target.absolute(), context.settings
+    version, origin = unregistered_version(source), f"written from `{source.name}`"
     if not source.exists():  # what is there under this name comes before a version of the registry
-        registry = AdapterRegistry(context.settings.adapters)
-        source = registry.path(registry.show(given.source))
-    base, runs = base_of(given, source, context.settings), []
+        found = find_version_or_job(given.source, context)
+        if isinstance(found, AdapterVersion):
+            source, version, origin = AdapterRegistry(settings.adapters).path(found), found, ""
+        else:
+            source, version, origin = found.folder, found.as_version(), f"trained by the job `{found.name}`"
+    base, runs = base_of(given, source, settings), []
 
     def try_run(folder: Path) -> None:
-        runs.append(try_adapter_folder(folder, context.settings, base))
+        runs.append(try_adapter_folder(folder, settings, base))
 
-    was = convert(source, target, given.to, base, try_run)
+    def complete(folder: Path) -> None:
+        if given.to is Layout.PEFT:
+            complete_folder(folder, source, base)
+            card = write_card(version, folder, repository=str(target), base=str(base or ""), origin=origin)
+            (folder / CARD_FILE).write_text(card, encoding="utf-8")
+
+    was = convert(source, target, given.to, base, try_run=try_run, complete=complete)
     return Converted(source=source, target=target, was=was, to=given.to, **runs[0].facts)
+
+
+def unregistered_version(source: Path) -> AdapterVersion:
+    """What a card says of an adapter outside the registry: what its own files say."""
+    return AdapterVersion(tenant="none", role="adapter", version=0, sha256="", facts=base_facts(source))
+
+
+def complete_folder(folder: Path, source: Path, base: Path | None) -> None:
+    """Add what a PEFT adapter is used with: the tokenizer with its chat template, and the record of its training."""
+    record, tokenizer = source / "training.json", folder / TOKENIZER_FOLDER
+    if record.is_file():
+        shutil.copyfile(record, folder / record.name)
+    if not tokenizer.is_dir() and base is not None:
+        tokenizer.mkdir()
+        for name in (*TOKENIZER_FILES, *TOKENIZER_CONFIGS):
+            if (base / name).is_file():
+                shutil.copyfile(base / name, tokenizer / name)
 
 
 def base_of(given: ConvertInput, source: Path, settings: Settings) -> Path | None:

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 import trainyard
 from trainyard.api import stack
 from trainyard.api.context import Context
+from trainyard.api.live.waits import read_devices
 from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
 from trainyard.api.verbs.backends import backend_table
@@ -67,6 +68,12 @@ class Diagnosis(BaseModel):
 def examine(_: Nothing, context: Context) -> Diagnosis:
     """Run all checks; one that fails hides no other."""
     return Diagnosis(checks=tuple(check for look in while_caller_waits(LOOKS) for check in look(context.settings)))
+
+
+def look_at_queue(settings: Settings) -> list[Check]:
+    """Say who has each device, and who waits for it."""
+    used = [one for one in read_devices(settings) if one.text]
+    return [Check(name=f"device {one.device}", ok=True, note=True, detail=one.text) for one in used]
 
 
 def look_at_python(_: Settings) -> list[Check]:
@@ -297,6 +304,7 @@ LOOKS: tuple[Callable[[Settings], list[Check]], ...] = (
     look_at_night,
     look_at_targets,
     look_at_devices,
+    look_at_queue,
     look_at_confinement,
     look_at_backends,
 )

@@ -19,6 +19,7 @@ from trainyard.api.live import found
 from trainyard.api.live.recorded import NODE, find_recorded, refuse_steering
 from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_lines_before, read_rest
 from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
+from trainyard.api.live.waits import DeviceWait
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import NodeResult, RunResult, read_result
 from trainyard.api.requests import jobs as requests
@@ -27,7 +28,8 @@ from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, TrainingLogs, training_logs_of
 from trainyard.api.verbs.chains.missing_backend import require_trainer
-from trainyard.api.verbs.chains.run import run
+from trainyard.api.verbs.chains.run import run, with_next
+from trainyard.api.verbs.monitoring.next_commands import next_commands
 from trainyard.api.verbs.monitoring.remaining import TimeLeft, time_left
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
@@ -76,7 +78,7 @@ class Job(JobTraining):
     tenant: str = ""
     state: JobState
     detail: str
-    """starting, pausing, cancelling, preempted, budget exceeded, crashed …"""
+    """starting, waiting for the device …, pausing, cancelling, preempted, budget exceeded, crashed …"""
     message: str
     created: float | None = None
     started: float | None = None
@@ -86,6 +88,8 @@ class Job(JobTraining):
     pid: int | None = None
     """The run's process on this machine."""
     url: str = ""
+    waiting: DeviceWait | None = None
+    """What it waits for now: who has the device, since when, and its place in the queue."""
 
     def _repr_svg_(self) -> str | None:
         """The loss as it is when a notebook shows it; None where the run is on another machine."""
@@ -126,6 +130,8 @@ class JobDetail(Job):
     trainings: tuple[Training, ...]
     nodes: tuple[NodeResult, ...]
     """How its nodes ended, at its last end."""
+    next: tuple[str, ...] = ()
+    """Commands for what comes after it."""
     left: tuple[TimeLeft, ...] = ()
     """The time that each training has left, while the job waits or runs."""
     as_of: float | None = None
@@ -208,8 +214,15 @@ def show_job(given: requests.JobInput, context: Context) -> JobDetail:
     )
     return JobDetail(
         **job_of(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
-        nodes=result.nodes if result else (), left=time_left(row, context),
+        nodes=result.nodes if result else (), left=time_left(row, context), next=list_next(row, result, context),
     )  # fmt: skip
+
+
+def list_next(row: dict[str, Any], result: RunResult | None, context: Context) -> tuple[str, ...]:
+    """The commands for what comes after a job, in the state that it has now."""
+    now = {name: row[name] for name in ("id", "run_id", "name", "state")}
+    nodes = {"nodes": result.nodes, "chain": result.chain} if result else {}
+    return next_commands(RunResult(message="", **now, **nodes), context.settings.runs / row["run_id"])
 
 
 def progress_of(training: dict[str, Any]) -> dict[str, Any]:
@@ -270,7 +283,7 @@ def resume_job(given: requests.ResumeInput, context: Context) -> Resumed:
         return job
     watching = import_prefect_client(settings, "watching")
     watched: RunResult = watching.watch(job.run_id, settings=settings, on_progress=context.on_progress, since=since)
-    return watched
+    return with_next(watched, context)
 
 
 def body(given: requests.CreateInput) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trainyard.api.context import Context
@@ -19,14 +20,16 @@ from trainyard.api.requests.adapters import (
 )
 from trainyard.api.responses import Response
 from trainyard.api.verbs.adapters import registry_of
+from trainyard.api.verbs.records.trained import find_version_or_job
 from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, InvalidInput
+from trainyard.serve.card import write_card
+from trainyard.serve.conversion.merged import Format
 from trainyard.serve.targets.merged import remove_models
 from trainyard.serve.trial import find_base_folder, try_adapter_folder, try_version
 from trainyard.serve.versions.bucket import is_address, pull_from_store, push_to_store
-from trainyard.serve.versions.card import write_card
 from trainyard.serve.versions.hub import HubAddress, pull_from_hub, push_to_hub
-from trainyard.serve.versions.merging import merge_version
+from trainyard.serve.versions.merging import merge_adapter, merge_version
 from trainyard.serve.versions.promotion import newest, parse_target, roll_out_version
 from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion, parse_name
 from trainyard.stores.files import DISK, make_folders
@@ -218,9 +221,33 @@ class Merged(Response):
     """The same of the model as written in its dtype."""
 
 
+def merge_place(given: MergeInput) -> tuple[Path, Format]:
+    """The folder and the format of a merge. Raises `InvalidInput` (`E-PARAMETER`).
+
+    In an earlier version `--to` named the folder, and `--format` the format.
+    """
+    formats: dict[str, Format] = {"safetensors": "safetensors", "gguf": "gguf"}
+    if given.target is not None and given.to in formats:
+        return given.target.expanduser().absolute(), formats[given.to]
+    folder = given.target or ("FOLDER" if given.to in formats else given.to)
+    raise InvalidInput(
+        "No folder is named." if given.to in formats else f"{given.to!r} is not a format: safetensors or gguf.",
+        why="The folder is given by its place, and --to names the format.",
+        do=f"Write: trainyard adapters merge {given.name} {folder}"
+        + (f" --to {given.to}" if given.to == "gguf" else ""),
+        code="E-PARAMETER",
+    )
+
+
 def merge(given: MergeInput, context: Context) -> Merged:
-    target = given.to.expanduser().absolute()
-    version = AdapterRegistry(context.settings.adapters).show(given.name)
-    facts = merge_version(version, target, context.settings, format=given.format, dtype=given.dtype)
+    """Write a version, or the adapter of a job, as one model. Raises what `find_version_or_job` raises."""
+    target, to = merge_place(given)
+    settings = context.settings
+    found = find_version_or_job(given.name, context)
+    if isinstance(found, AdapterVersion):
+        facts = merge_version(found, target, settings, format=to, dtype=given.dtype)
+    else:
+        own = {"version": found.label, "sha256": found.reference.sha256}
+        facts = merge_adapter(found.reference, found.name, target, settings, own, format=to, dtype=given.dtype)
     kept = ("version", "format", "dtype", "divergence", "saved_divergence")
     return Merged(target=str(target), **{name: facts[name] for name in kept})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,7 @@ from trainyard.train.served_teacher import ServedTeacher
 from trainyard.train.session.determinism import prefer_deterministic, refusal_of
 from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import AUTOCAST, Session, TrainState
-from trainyard.train.stages.contract import Batch, Scores, StageSpec
+from trainyard.train.stages.contract import Scores, StageSpec
 from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded, TokenLedger, require_accepted, require_targets
 
@@ -158,9 +158,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     plan = feed.plan
     total = frame.total_steps(config.hyperparameters, plan.steps_per_epoch)
     frame.require_steps(job, total, events)
-    precision = frame.decide_precision(
-        job, device, folder, first_step(policy, feed.batch(feed.plan.steps(0)[0][0]), device)
-    )
+    precision = frame.decide_precision(job, device, folder)
     if team is None and config.stage.technique is None and (device == Device.CUDA or cut.mode == "packed"):
         dtype = AUTOCAST.get(precision.precision, torch.float32)
         policy.facts["row_attention"] = choose_row_attention(policy.model, device, dtype)
@@ -471,20 +469,3 @@ def reference_scores(session: Session, feed: Feed) -> list[dict[str, float]]:
             for row, value in zip(rows, values.float().tolist(), strict=True):
                 found[row][name] = value
     return found
-
-
-def first_step(policy: Policy, batch: Batch, device: str) -> Callable[[bool], None]:
-    """Forward and backward over a batch, in bf16 or not."""
-    batch = {name: value.to(device) for name, value in batch.items()}
-    given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
-
-    def step(bf16: bool) -> None:
-        if policy.rotation is not None:
-            policy.rotation.show(0)
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
-            policy.model(**given, use_cache=False).logits.float().mean().backward()
-        policy.model.zero_grad(set_to_none=True)
-        if policy.rotation is not None:
-            policy.rotation.open()
-
-    return step

@@ -32,6 +32,7 @@ from trainyard.backends.native.assembly import (
 from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, RUNG, log_restart
 from trainyard.backends.trl.loading import pick_device, template_sha256
 from trainyard.compute.child import Events, Stopped, faultpoint
+from trainyard.compute.gpus import device_memory
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import Corrupt
 from trainyard.loading import load
@@ -42,7 +43,6 @@ from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.autotune import free_bytes
 from trainyard.train.checkpoints import require_space
 from trainyard.train.evaluation.history import choose_by
 from trainyard.train.evaluation.rounds import PeriodicEvaluation
@@ -104,6 +104,8 @@ def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[Any]
 def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str) -> TrainingJob:
     """The job with the knobs that make it fit, where `engine.autotune` asks for that; a restart takes the same ones.
 
+    What decides is the memory of the device, not what happens to be free: a training has its device alone.
+
     Raises `LimitExceeded` (`E-MEMORY-FIT`) with the deficit when nothing of the asked method fits.
     """
     if not job.config.engine.autotune:
@@ -111,13 +113,15 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
     path = folder / FITTED_FILE
     if not path.exists():
         shape = ModelShape.from_config(AutoConfig.from_pretrained(job.base, trust_remote_code=False).to_dict())
-        if shape is None:
-            events.emit("warning", text="The memory was not fitted: this model's layout is not one that is estimated.")
+        memory = device_memory(accelerator_of(device))
+        if shape is None or memory is None:
+            why = "this model's layout is not one that is estimated" if memory else f"that of {device} is not known"
+            events.emit("warning", text=f"The memory was not fitted: {why}.")
             return job
         choice = choose_knobs(
             shape,
             job.config,
-            free_bytes(accelerator_of(device)),
+            memory,
             accelerator_of(device),
             rungs=(job.config.method.type,),
             teacher=teacher_shape(job),

@@ -6,17 +6,12 @@ or that a newer version wrote, counts as no measurement, with the reason; the ne
 
 from __future__ import annotations
 
-import json
-import platform
-from contextlib import suppress
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from trainyard.compute.gpus import read_gpus, training_threads
+from trainyard.backends.machine import device_name, read_architecture, versions
+from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_lock
 from trainyard.errors import Conflict
 from trainyard.settings import Settings
@@ -30,9 +25,6 @@ from trainyard.stores.whole import write_json_durably
 KEPT = 50
 """Measurements in a file, the newest ones."""
 LOCK_WAIT_S = 10.0
-PACKAGES = ("torch", "transformers", "peft", "trainyard")
-UNLIKE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures"})
-"""Keys of a `config.json` that say nothing about the sizes."""
 
 
 def timing_key(config: TrainerConfig, base: Path | None, device: Device, settings: Settings) -> str:
@@ -55,39 +47,6 @@ def timing_key(config: TrainerConfig, base: Path | None, device: Device, setting
         "versions": versions(),
     }
     return digest(facts)[:32]
-
-
-def read_architecture(base: Path | None) -> dict[str, Any]:
-    """The sizes of a model, from its `config.json`; {} without one."""
-    path = base / "config.json" if base else None
-    if path is None or not path.is_file():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return {name: value for name, value in found.items() if name not in UNLIKE}
-
-
-def device_name(device: Device) -> str:
-    """The device and its kind, that of the first GPU or of the processor: two machines may share a home."""
-    gpus = read_gpus().gpus if device is Device.CUDA else ()
-    return f"{device} {gpus[0].name}" if gpus else f"{device} {processor_name()}"
-
-
-@cache
-def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The model of the processor; its architecture where the system does not name it."""
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Versions of the packages that a training computes with."""
-    found = {}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def read_timings(key: str, settings: Settings) -> Timings:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -77,8 +76,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     if job.config.method.facts.adapter and not is_sharded(job):
         frame.report_coverage(events, measure_coverage(model, NEW))
     initial = initialize_adapter(model, policy_request(job, device)) if job.adapter is None else None
-    step = middle_step(prepared, model)
-    choice = frame.decide_precision(job, device, folder, step, partial(sync_value, team))
+    choice = frame.decide_precision(job, device, folder, partial(sync_value, team))
     trainer = build_trainer(prepared, model, folder, choice.precision)
     began_with = frame.sum_bits(trainer.model)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(trainer.model))
@@ -110,22 +108,6 @@ def start_of(folder: Path, events: Events, team: Team | None) -> tuple[FoundChec
         place, step = str(found.path or ""), found.step
     place, step = sync_value(team, (place, step))
     return FoundCheckpoint(Path(place) if place else None, step), restarted_from
-
-
-def middle_step(prepared: PreparedRun, model: torch.nn.Module) -> Callable[[bool], None]:
-    """Forward and backward over a batch of middling length, in bf16 or not."""
-    sequences = sorted((sequence(example) for example in prepared.examples), key=len)
-    middle = sequences[len(sequences) // 2]
-    ids_BT = torch.tensor([middle] * prepared.job.config.hyperparameters.batch_size, device=prepared.device)
-    given = {"input_ids": ids_BT} if head_of(prepared.job) == "reward" else {"input_ids": ids_BT, "labels": ids_BT}
-
-    def step(bf16: bool) -> None:
-        with torch.autocast(prepared.device, dtype=torch.bfloat16, enabled=bf16):
-            output = model(**given)
-            (output.logits.mean() if output.loss is None else output.loss).backward()
-        model.zero_grad(set_to_none=True)
-
-    return step
 
 
 def build_trainer(

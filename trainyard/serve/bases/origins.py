@@ -15,7 +15,7 @@ from typing import Any
 
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
-from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, parse_name
+from trainyard.stores.adapters import AdapterRegistry, parse_name
 from trainyard.stores.models import ModelSource, chat_template_sha256, read_json
 
 VERSION = re.compile(r"v\d+")
@@ -92,13 +92,13 @@ def check_origin(folder: Path, base: ModelSource) -> None:
 
 
 @dataclass(frozen=True)
-class RegisteredAdapter:
-    """A verified version of the registry, as a server loads it."""
+class NamedAdapter:
+    """A verified adapter, as a server loads it: a version of the registry, or what a job has trained."""
 
-    version: AdapterVersion
+    name: str
     folder: Path
     alias: str | None
-    """The role's name, where its live version was asked for."""
+    """The role's name where its live version was asked for, the job's where a job was."""
 
 
 def full_name(name: str, settings: Settings) -> str:
@@ -108,7 +108,7 @@ def full_name(name: str, settings: Settings) -> str:
     return f"{settings.tenant}/{name}" if own else name
 
 
-def find_adapter(name: str, settings: Settings) -> RegisteredAdapter:
+def find_adapter(name: str, settings: Settings) -> NamedAdapter:
     """The version that a name means, each byte verified.
 
     Raises `NotFound` (`E-ADAPTER-NOT-FOUND`) for an unknown version or a role without a live one, `InvalidInput`
@@ -123,16 +123,14 @@ def find_adapter(name: str, settings: Settings) -> RegisteredAdapter:
             code="E-ADAPTER-INVALID",
         )
     alias = version.alias if parse_name(wanted)[2] is None else None
-    return RegisteredAdapter(version, registry.path(version), alias)
+    return NamedAdapter(version.name, registry.path(version), alias)
 
 
-def find_adapters(names: Sequence[str], bases: Sequence[ModelSource], settings: Settings) -> list[RegisteredAdapter]:
-    """The versions of the names, each compared with the bases. Raises as `find_adapter` and `choose_base`."""
-    found = [find_adapter(name, settings) for name in dict.fromkeys(names)]
-    for one in found:
+def require_bases(adapters: Sequence[NamedAdapter], bases: Sequence[ModelSource]) -> None:
+    """Compare each adapter with the bases. Raises as `choose_base`."""
+    for one in adapters:
         try:
             choose_base(one.folder, bases)
         except InvalidInput as error:
-            what = f"{one.version.name} cannot be served: {error.what}"
+            what = f"{one.name} cannot be served: {error.what}"
             raise InvalidInput(what, why=error.why, do=error.do, code=error.code) from error
-    return found

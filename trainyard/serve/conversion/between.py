@@ -78,12 +78,19 @@ def layout_of(source: Path) -> Layout:
 
 
 def convert(
-    source: Path, target: Path, to: Layout, base: Path | None = None, try_run: Callable[[Path], object] = ignore
+    source: Path,
+    target: Path,
+    to: Layout,
+    base: Path | None = None,
+    *,
+    try_run: Callable[[Path], object] = ignore,
+    complete: Callable[[Path], object] = ignore,
 ) -> Layout:
     """Write the adapter `source` in another layout as `target`, whole or not at all; returns the layout it was in.
 
     `base` is the folder of its base model, which only GGUF needs. `try_run` gets the written adapter, read back into
-    PEFT's layout, and raises for one that does not run. Raises `Conflict` (`E-FILE-EXISTS`),
+    PEFT's layout, and raises for one that does not run; `complete` adds files to a written folder.
+    Raises `Conflict` (`E-FILE-EXISTS`),
     `NotFound` (`E-ADAPTER-NOT-FOUND`), `InvalidInput` (`E-CONVERT`, `E-ADAPTER-INVALID`) and `Corrupt`.
     """
     found = layout_of(source)
@@ -103,6 +110,8 @@ def convert(
         LAYOUTS[to].to_peft(made, Path(place) / "again", base)
         require_same_adapter(read_adapter(peft), read_adapter(Path(place) / "again"), target)
         try_run(Path(place) / "again")
+        if made.is_dir():
+            complete(made)
         flush_tree(DISK, Path(place))
         move_folder(DISK, made, target)
     return found

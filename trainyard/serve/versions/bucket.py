@@ -12,7 +12,6 @@ from pathlib import Path
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.serve.versions.publication import (
-    CARD_FILE,
     Destination,
     new_version,
     read_publication,
@@ -20,7 +19,7 @@ from trainyard.serve.versions.publication import (
 )
 from trainyard.settings import Settings
 from trainyard.spec.chain import canonical_json
-from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, checked
+from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion, checked
 from trainyard.stores.objects.store import ObjectStore, open_store
 from trainyard.stores.objects.versions import (
     RESERVED,

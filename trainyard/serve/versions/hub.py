@@ -21,7 +21,6 @@ from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.serve.versions.bucket import Sent
 from trainyard.serve.versions.publication import (
-    CARD_FILE,
     new_version,
     read_publication,
     refuse_pickled,
@@ -29,7 +28,7 @@ from trainyard.serve.versions.publication import (
     stage,
 )
 from trainyard.settings import Settings
-from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion
 from trainyard.stores.base_models.hub import load
 from trainyard.stores.models import HUB_NAME
 from trainyard.stores.whole import MANIFEST

@@ -11,8 +11,10 @@ from trainyard.serve.deploy import DeployRequest, check_files, describe, find_ba
 from trainyard.serve.targets.merged import facts_of
 from trainyard.serve.versions.promotion import reference
 from trainyard.settings import Settings
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.artifacts import Reference
 
 
 def merge_version(
@@ -24,6 +26,23 @@ def merge_version(
     `Refused` (`R-BASE-MISMATCH`), `Unavailable` (`E-PACKAGE-MISSING`, `E-CONVERT`) and what the child reports; nothing
     is left then.
     """
+    registry = AdapterRegistry(settings.adapters)
+    adapter = reference(registry.verify(version), registry)
+    facts = facts_of(version)
+    return merge_adapter(adapter, version.name, target, settings, facts, format=format, dtype=dtype)
+
+
+def merge_adapter(
+    adapter: Reference,
+    name: str,
+    target: Path,
+    settings: Settings,
+    facts: dict[str, Any],
+    *,
+    format: Format = "safetensors",
+    dtype: DType = "auto",
+) -> dict[str, Any]:
+    """Write the merged model of an adapter, registered or not; `name` is what messages call it. Raises as above."""
     if format == "gguf":
         require_converter(settings, dtype)
     if target.exists():
@@ -32,25 +51,23 @@ def merge_version(
             do="Name a folder that is not there; nothing is overwritten.",
             code="E-FILE-EXISTS",
         )
-    registry = AdapterRegistry(settings.adapters)
-    adapter, base = registry.path(registry.verify(version)), require_base_folder(version, registry, settings)
-    return merge_files(adapter, base, target, settings, facts_of(version), format=format, dtype=dtype)
+    base = require_base_folder(adapter, name, settings)
+    return merge_files(adapter.path, base, target, settings, facts, format=format, dtype=dtype)
 
 
-def require_base_folder(version: AdapterVersion, registry: AdapterRegistry, settings: Settings) -> Path:
+def require_base_folder(adapter: Reference, name: str, settings: Settings) -> Path:
     """The folder of the base, whose files are those of the training."""
-    if version.kind != "adapter":
+    if adapter.kind is not Port.ADAPTER:
         raise InvalidInput(
-            f"{version.name} is a whole model.",
-            do=f"Use its folder as it is: {registry.path(version)}.",
+            f"{name} is a whole model.",
+            do=f"Use its folder as it is: {adapter.path}.",
             code="E-MERGE",
         )
-    config = DeployerConfig(tenant=version.tenant, role=version.role)
-    wanted = DeployRequest(config, registry.path(version), reference(version, registry), {}, version.tenant, "")
+    wanted = DeployRequest(DeployerConfig(), adapter.path, adapter, {}, "", "")
     candidate = find_base(describe(wanted), settings)
     if not (Path(candidate.base_path) / "config.json").is_file():
         raise NotFound(
-            f"The base {candidate.base_model!r} of {version.name} is not on this machine.",
+            f"The base {candidate.base_model!r} of {name} is not on this machine.",
             do="Download it, or bring its folder back; its digest is compared.",
             code="E-MODEL-NOT-FOUND",
         )

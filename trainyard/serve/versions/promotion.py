@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.serve.card import keep_card
 from trainyard.serve.deploy import Clients, DeployRequest, check_files, check_sites, open_sites, refuse, roll_out
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.trial import try_version
@@ -50,7 +51,7 @@ def roll_out_version(
         sites = open_sites(wanted, registry, settings, clients, open_clients)
         refuse(check_files(wanted, sites[0].candidate, settings))
         refuse(check_sites(sites))
-        version = try_version(registry.verify(version), registry, settings)
+        version = keep_card(try_version(registry.verify(version), registry, settings), registry, settings)
         sites[-1].action = action  # the registry's own pointer is the last one
         return roll_out(version, sites, registry)
 

@@ -16,20 +16,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput, Reason, Refused, TrainyardError
+from trainyard.serve.card import keep_card
 from trainyard.serve.trial import TrialRun, read_object, try_adapter_folder
+from trainyard.serve.version_facts import base_facts, check_facts, public_base
 from trainyard.settings import Settings
 from trainyard.spec.chain import canonical_json
-from trainyard.stores.adapters import PICKLED, AdapterRegistry, AdapterVersion, files_digest, parse_name, take
+from trainyard.stores.adapters import (
+    CARD_FILE,
+    PICKLED,
+    AdapterRegistry,
+    AdapterVersion,
+    files_digest,
+    parse_name,
+    take,
+)
 from trainyard.stores.files import DISK
-from trainyard.stores.models import HUB_NAME, check_adapter_folder, check_model_folder, resolve_model
+from trainyard.stores.models import check_adapter_folder, check_model_folder, resolve_model
 from trainyard.stores.objects.store import checked_name
 from trainyard.stores.whole import MANIFEST, describe_files
 
-CARD_FILE = "README.md"
 TRAVELLING_FACTS = ("base_model", "base_sha256", "chat_template_sha256", "evaluated", "gate", "data", "report")
 """Facts of a version that are true on any machine."""
 OF_THIS_MACHINE = ("base_path", "log_head")
@@ -41,68 +50,6 @@ class PublishedFile(BaseModel):
 
     sha256: str
     bytes: int
-
-
-class Improvement(BaseModel):
-    """The mean of an improvement, with its interval where one was computed."""
-
-    mean: float
-    low: float | None = None
-    high: float | None = None
-
-    @model_validator(mode="after")
-    def has_both_ends(self) -> Improvement:
-        if (self.low is None) != (self.high is None):
-            raise ValueError("an interval has low and high")
-        return self
-
-
-class BenchmarkLine(BaseModel):
-    """What of one benchmark stays with a version."""
-
-    rows: int
-    baseline: float
-    candidate: float
-    improvement: Improvement
-
-
-class VersionReport(BaseModel):
-    """The report on a version: a card shows it, so a pull takes none that cannot be shown."""
-
-    baseline: str | None = None
-    confidence: float | None = None
-    benchmarks: dict[str, BenchmarkLine] = {}
-
-    @model_validator(mode="after")
-    def has_confidence(self) -> VersionReport:
-        if self.benchmarks and self.confidence is None:
-            raise ValueError("benchmarks have a confidence")
-        return self
-
-
-class VersionFacts(BaseModel):
-    """The facts of a version that a card reads, as `TRAVELLING_FACTS` names them."""
-
-    base_model: str | None = None
-    base_sha256: str | None = None
-    chat_template_sha256: str | None = None
-    evaluated: bool = False
-    gate: dict[str, Any] = {}
-    data: list[dict[str, Any]] = []
-    report: VersionReport | None = None
-
-
-def check_facts(facts: Mapping[str, Any], name: str) -> VersionFacts:
-    """The facts of a version, as a card needs them. Raises `Corrupt` (`E-CORRUPT`) naming the first that is wrong."""
-    try:
-        return VersionFacts.model_validate({**facts, "report": facts.get("report") or None})
-    except ValidationError as error:
-        raise Corrupt(
-            f"The facts of {name} are not those of an adapter version.",
-            why="; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3]),
-            do="Publish the version again with `trainyard adapters push`, and pull that.",
-            code="E-CORRUPT",
-        ) from error
 
 
 class Publication(BaseModel):
@@ -211,6 +158,8 @@ class Destination:
     number: int | None = None
     require_base: Callable[[Mapping[str, str]], None] = ignore
     """Raises for a base that is another one here. A night leaves that to its deployment."""
+    keep_card: Callable[[AdapterVersion], AdapterVersion] = lambda version: version
+    """Writes the card of a registered version into its folder."""
     try_run: Callable[[Path], TrialRun] = lambda _: TrialRun("it is run when it is deployed")
     """Runs the adapter of a folder once on its base, before it is registered. A night leaves that, too."""
 
@@ -249,9 +198,10 @@ def register_pulled(
         facts["origin"] = {"source": source, "name": publication.name, "sha256": publication.sha256, **origin}
         pulled = f"pulled:{source}:{publication.sha256}"
         run_key = pulled if to.number is None else publication.run_key
-        return to.registry.register(
+        version = to.registry.register(
             tenant, role, folder, kind=publication.kind, facts=facts, run_key=run_key, number=to.number
         )
+    return to.keep_card(version)
 
 
 def require_same(publication: Publication, folder: Path, source: str) -> None:
@@ -266,21 +216,13 @@ def require_same(publication: Publication, folder: Path, source: str) -> None:
         )
 
 
-def base_facts(folder: Path) -> dict[str, str]:
-    """What the files themselves say about the base."""
-    training, config = read_object(folder / "training.json"), read_object(folder / "adapter_config.json")
-    return {
-        "base_model": str(training.get("base_model") or config.get("base_model_name_or_path") or ""),
-        "base_sha256": str(training.get("base_sha256") or ""),
-        "chat_template_sha256": str(training.get("chat_template_sha256") or ""),
-    }
-
-
 def new_version(settings: Settings, alias: str | None = None) -> Destination:
     """The destination of a pull by hand: the next number in this home's registry, with a base that fits."""
     check = partial(require_base, settings=settings)
+    registry = AdapterRegistry(settings.adapters)
     return Destination(
-        AdapterRegistry(settings.adapters), settings.home, alias, require_base=check,
+        registry, settings.home, alias, require_base=check,
+        keep_card=partial(keep_card, registry=registry, settings=settings),
         try_run=partial(try_adapter_folder, settings=settings),
     )  # fmt: skip
 
@@ -298,15 +240,3 @@ def require_base(base: Mapping[str, str], settings: Settings) -> None:
         )
         instead = "bring the same base to this machine, then pull it again."
         raise Refused([Reason("R-BASE-MISMATCH", None, "base_model", because, instead)], what="It was not pulled.")
-
-
-def public_base(version: AdapterVersion) -> str:
-    """The name of a version's base, without the folders of this machine."""
-    name = str(version.facts.get("base_model") or "")
-    return name if hub_base(version) else Path(name).name
-
-
-def hub_base(version: AdapterVersion) -> str | None:
-    """The Hub's name of a version's base; None for a base that the Hub does not have under this name."""
-    name = str(version.facts.get("base_model") or "")
-    return name if HUB_NAME.fullmatch(name) and not Path(name).is_dir() else None

@@ -206,7 +206,7 @@ def reads_text(config: EvaluatorConfig, at: NodeView) -> Match:
     found = [(f"benchmarks.{index}.name", f"benchmark {line.name}") for index, line in enumerate(config.benchmarks)
              if line.name not in REWARD_BENCHMARKS]  # fmt: skip
     found += [("quotes", "quotes")] if config.quotes else []
-    found += [("baseline", "baseline live")] if config.baseline == "live" else []
+    found += [("baseline", f"baseline {config.baseline}")] if config.baseline != "base" else []
     return [{"where": where, "what": what} for where, what in found]
 
 
@@ -250,6 +250,12 @@ EVALUATOR_ROWS = (
         "Add it to the benchmarks, or name one of them.",
     ),
     Row(
+        "role-unused", "R-SETTING-UNUSED", "evaluator", "config.role",
+        lambda config, _: config.baseline == "base" and config.role is not None,
+        "The evaluator compares with the base alone, so it does not read role {config.role!r}.",
+        "Write `baseline: both` to compare with what is live on that role too, or remove role.",
+    ),
+    Row(
         "judge-missing", "R-EVALUATION", "evaluator", "config.{needs}", judged_by_nobody,
         "The benchmark {name} needs {needs}, which is not given.",
         "Add it, such as `judge: {{endpoint: NAME, rubric: What a good answer has}}`, or remove the benchmark.",
@@ -271,6 +277,12 @@ DEPLOYER_ROWS = (
         lambda config, at: not config.unevaluated and not at.sources(Port.REPORT),
         "No evaluator is before the deployer, so nobody would know whether the adapter is better.",
         "Put an evaluator before it, or write `unevaluated: true`.", chained=True,
+    ),
+    Row(
+        "few-rows-unused", "R-SETTING-UNUSED", "deployer", "config.few_rows",
+        lambda config, at: config.few_rows == "allow" and not at.sources(Port.REPORT),
+        "No evaluator is before the deployer, so there is no verdict that few rows could stop.",
+        "Remove few_rows, or put an evaluator before the deployer.", chained=True,
     ),
     Row(
         "report-mismatch", "R-EVALUATION", "deployer", "needs", other_report,

@@ -1,4 +1,4 @@
-"""The first way of training that fits the free memory: the method as far up as it goes, then its knobs, in one order.
+"""The first way of training that fits the memory: the method as far up as it goes, then its knobs, in one order.
 
     rungs   full → freeze (only if it is asked for) → lora (or the kind of adapter that is asked for) → qlora
     knobs   as asked → gradient checkpointing → 8-bit optimizer states → smaller micro-batches → chunked output layer
@@ -59,7 +59,7 @@ class FitResult(Strict):
     """`field: before → after` for everything in which `config` differs from what was asked."""
     memory: Memory
     device: Device
-    free_bytes: int
+    memory_bytes: int
     rejected: tuple[Rejected, ...]
 
     @property
@@ -70,7 +70,7 @@ class FitResult(Strict):
         """The whole breakdown, for people."""
         return [
             f"{self.rung} on {self.device}: {self.memory.total / GIB:.2f} GiB and the reserve make "
-            f"{self.needed_bytes / GIB:.2f} of {self.free_bytes / GIB:.2f} GiB that are free",
+            f"{self.needed_bytes / GIB:.2f} of {self.memory_bytes / GIB:.2f} GiB",
             f"in GiB: {self.memory.in_words()}",
             *(f"changed: {change}" for change in self.changes),
             *(f"does not fit: {one.line()}" for one in self.rejected),
@@ -80,13 +80,13 @@ class FitResult(Strict):
 def choose(
     shape: ModelShape,
     config: TrainerConfig,
-    free_bytes: int,
+    memory_bytes: int,
     device: Device,
     *,
     rungs: Sequence[Method] | None = None,
     teacher: ModelShape | None = None,
 ) -> FitResult:
-    """The first rung and knobs whose estimate, with a reserve of a tenth, fits in `free_bytes`.
+    """The first rung and knobs whose estimate, with a reserve of a tenth, fits in `memory_bytes`.
 
     `rungs` replaces the usual ones, in the order given; `teacher` is a frozen model that the stage loads
     too. Raises `LimitExceeded` (`E-MEMORY-FIT`) with the deficit when
@@ -104,7 +104,7 @@ def choose(
     for rung in tried:
         for knobs, candidate in variants(on_rung(config, rung), device):
             memory = memory_of(shape, candidate, device, teacher)
-            missing = needed(memory) - free_bytes
+            missing = needed(memory) - memory_bytes
             if missing <= 0:
                 return FitResult(
                     config=candidate,
@@ -113,20 +113,22 @@ def choose(
                     changes=differences(config, candidate),
                     memory=memory,
                     device=device,
-                    free_bytes=free_bytes,
+                    memory_bytes=memory_bytes,
                     rejected=tuple(rejected),
                 )
             rejected.append(Rejected(method=rung, knobs=knobs, needed_bytes=needed(memory), missing_bytes=missing))
-    raise nothing_fits(rejected, config, free_bytes, device)
+    raise nothing_fits(rejected, config, memory_bytes, device)
 
 
-def nothing_fits(rejected: Sequence[Rejected], config: TrainerConfig, free_bytes: int, device: Device) -> LimitExceeded:
+def nothing_fits(
+    rejected: Sequence[Rejected], config: TrainerConfig, memory_bytes: int, device: Device
+) -> LimitExceeded:
     least = min(rejected, key=lambda one: one.needed_bytes)
     return LimitExceeded(
         f"No way of training {config.base_model} on rows of {config.hyperparameters.max_length:,} tokens fits: "
         f"{least.missing_bytes / GIB:.2f} GiB are missing.",
-        why=f"{free_bytes / GIB:.2f} GiB are free on {device}, and the least is {least.line()}.",
-        do="Shorten max_length, lower method.rank, take a smaller base_model, or free memory.",
+        why=f"{memory_bytes / GIB:.2f} GiB are there on {device}, and the least is {least.line()}.",
+        do="Shorten max_length, lower method.rank, take a smaller base_model, or a machine with more memory.",
         code="E-MEMORY-FIT",
     )
 

@@ -4,7 +4,7 @@ Every number comes with its basis in words, because it is a bound or an assumpti
 known (the rows of a file that nobody has read, the shape of a model that is not here) stays None, with the reason.
 
     shape.py     the sizes of a model          memory.py    bytes at the peak of a training step
-    heldout.py   rows that are held out        cascade.py   the first method and knobs that fit the free memory
+    heldout.py   rows that are held out        cascade.py   the first method and knobs that fit the memory
     timing.py    seconds, from measured ones
 """
 

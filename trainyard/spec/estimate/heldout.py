@@ -72,6 +72,16 @@ def few_rows(trained: int | None, evaluated: int | None) -> list[str]:
     return found
 
 
+def too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> list[str]:
+    """Why there is no verdict on so many rows, by the floor of an evaluator; what is not known is not judged."""
+    found = []
+    if trained is not None and trained < least:
+        found.append(f"{trained} rows to train on are not enough to say; at least {least} are needed.")
+    if evaluated is not None and evaluated < least:
+        found.append(f"{evaluated} rows to evaluate on are not enough to say; at least {least} are needed.")
+    return found
+
+
 def tiny_sets(config: Strict, rows: int | None) -> list[str]:
     """What a plan warns of: a trainer with few rows, a generator that leaves few rows for the evaluator."""
     if isinstance(config, TrainerConfig):

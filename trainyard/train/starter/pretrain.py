@@ -16,7 +16,7 @@ import os
 import platform
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def pretrain(folder: Path, spec: dict[str, Any]) -> None:
     tokenizer = train_tokenizer(trained_on, recipe)
     rows = packed_rows(trained_on, tokenizer, recipe)
     model = new_model(tokenizer, recipe)
-    choice = choose_precision(Precision.AUTO, "cpu", native=cpu_bf16(), seconds_per_step=step_timer(model, recipe))
+    choice = choose_precision(Precision.AUTO, "cpu", native=cpu_bf16(), hidden=recipe.hidden)
     losses = train(model, rows, recipe, folder, choice.precision)
     target = folder / "model"
     save(model, tokenizer, target)
@@ -241,23 +241,6 @@ def learning_rate_multiplier(step: int, recipe: StarterRecipe) -> float:
         return (step + 1) / recipe.warmup_steps
     left = (recipe.steps - step) / (recipe.steps * 0.5)
     return max(0.01, min(1.0, left))
-
-
-def step_timer(model: LlamaForCausalLM, recipe: StarterRecipe) -> Callable[[bool], float]:
-    """Seconds of a forward and backward pass, the fastest of three after one to warm up; on a quarter of a batch."""
-    ids_BT = torch.zeros((max(1, recipe.batch_rows // 4), recipe.row_tokens), dtype=torch.long)
-
-    def seconds(bf16: bool) -> float:
-        times = []
-        for _ in range(4):
-            started = time.perf_counter()
-            with mixed_precision(bf16=bf16):
-                torch.autograd.backward(model(input_ids=ids_BT, use_cache=False).logits.float().mean())
-            times.append(time.perf_counter() - started)
-            model.zero_grad(set_to_none=True)
-        return min(times[1:])
-
-    return seconds
 
 
 def mixed_precision(*, bf16: bool) -> AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unit.serve.conversion.adapter_files import make_adapter, make_base
 from trainyard.data.renderers.choice import choose_template
-from trainyard.serve.versions.card import write_card
+from trainyard.serve.card import write_card
 from trainyard.stores.adapters import AdapterRegistry
 
 

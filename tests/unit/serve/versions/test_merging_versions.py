@@ -92,7 +92,7 @@ def context(home: Path, trained: Path) -> Context:
 def test_merged_folder_says_what_both_say_and_how_far_it_is(
     context: Context, tmp_path: Path, tiny_model: Path, trained: Path
 ) -> None:
-    done = merge(MergeInput(name="acme/bot/v1", to=tmp_path / "merged", dtype="float32"), context)
+    done = merge(MergeInput(name="acme/bot/v1", target=tmp_path / "merged", dtype="float32"), context)
     assert 0 < done.divergence < 1e-3
     assert done.saved_divergence == done.divergence
     kept = json.loads((tmp_path / "merged" / "merged.json").read_text())
@@ -100,7 +100,7 @@ def test_merged_folder_says_what_both_say_and_how_far_it_is(
     assert "largest difference of a logit from base plus adapter: " in render("adapters merge", done)
     require_same_model(tiny_model, trained, tmp_path / "merged")
     with pytest.raises(Conflict, match="E-FILE-EXISTS"):
-        merge(MergeInput(name="acme/bot/v1", to=tmp_path / "merged"), context)
+        merge(MergeInput(name="acme/bot/v1", target=tmp_path / "merged"), context)
 
 
 @pytest.mark.slow
@@ -112,34 +112,34 @@ def test_adapter_with_nan_is_not_merged_and_nothing_is_left(context: Context, tm
     weights.write_bytes(bytes(data))
     AdapterRegistry(context.settings.adapters).register("acme", "broken", broken)
     with pytest.raises(TrainyardError, match="E-MERGE: The adapter contains values that are not finite"):
-        merge(MergeInput(name="acme/broken/v1", to=tmp_path / "out" / "merged"), context)
+        merge(MergeInput(name="acme/broken/v1", target=tmp_path / "out" / "merged"), context)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_wrong_merges_are_refused_before_anything_is_loaded(context: Context, tmp_path: Path, trained: Path) -> None:
     target = tmp_path / "merged"
     with pytest.raises(Unavailable, match=r"E-PACKAGE-MISSING: .*trainyard backends install llamacpp"):
-        merge(MergeInput(name="acme/bot/v1", to=target, format="gguf"), context)
+        merge(MergeInput(name="acme/bot/v1", target=target, to="gguf"), context)
     with pytest.raises(InvalidInput, match="E-PARAMETER: A GGUF file is written in float32, not in bfloat16"):
-        merge(MergeInput(name="acme/bot/v1", to=target, format="gguf", dtype="bfloat16"), context)
+        merge(MergeInput(name="acme/bot/v1", target=target, to="gguf", dtype="bfloat16"), context)
     registry = AdapterRegistry(context.settings.adapters)
     other = shutil.copytree(trained, tmp_path / "other")
     training = json.loads((other / "training.json").read_text())
     (other / "training.json").write_text(json.dumps({**training, "base_sha256": "0" * 64}))
     registry.register("acme", "other", other)
     with pytest.raises(Refused, match="R-BASE-MISMATCH"):
-        merge(MergeInput(name="acme/other/v1", to=target), context)
+        merge(MergeInput(name="acme/other/v1", target=target), context)
     (other / "training.json").write_text(json.dumps({**training, "base_path": "gone", "base_model": "org/gone"}))
     registry.register("acme", "other", other)
     with pytest.raises(NotFound, match="E-MODEL-NOT-FOUND: The base 'org/gone' of acme/other/v2"):
-        merge(MergeInput(name="acme/other/v2", to=target), context)
+        merge(MergeInput(name="acme/other/v2", target=target), context)
     registry.register("acme", "whole", other, kind="model")
     with pytest.raises(InvalidInput, match="E-MERGE: acme/whole/v1 is a whole model"):
-        merge(MergeInput(name="acme/whole/v1", to=target), context)
+        merge(MergeInput(name="acme/whole/v1", target=target), context)
     assert not target.exists()
     target.mkdir()
     with pytest.raises(Conflict, match="E-FILE-EXISTS"):
-        merge(MergeInput(name="acme/bot/v1", to=target), context)
+        merge(MergeInput(name="acme/bot/v1", target=target), context)
 
 
 @pytest.mark.slow

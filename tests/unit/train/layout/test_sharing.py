@@ -135,6 +135,6 @@ def test_a_run_of_an_earlier_release_continues_without(tmp_path: Path) -> None:
 def test_precision_and_layout_are_kept_together(tmp_path: Path) -> None:
     cut = keep_layout(tmp_path, Cut("padded", "", 4, 4, 64, 0, shared=True, shared_why="it pays"))
     config = TrainerConfig.model_validate({"hyperparameters": {"precision": "fp32"}})
-    job: Any = type("Job", (), {"config": config})
-    assert decide_precision(job, "cpu", tmp_path, lambda bf16: None).precision == "fp32"
+    job: Any = type("Job", (), {"config": config, "choices": None, "base": ""})
+    assert decide_precision(job, "cpu", tmp_path).precision == "fp32"
     assert keep_layout(tmp_path, cut) == cut

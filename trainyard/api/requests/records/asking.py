@@ -23,7 +23,7 @@ class EarlierTurn(Request):
 
 class AskInput(Request):
     adapter: Annotated[str, Argument("ADAPTER", completes="adapter")] = Field(
-        min_length=1, max_length=200, description="ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN."
+        min_length=1, max_length=200, description="ROLE, TENANT/ROLE, a version of it, or an ended job."
     )
     question: Annotated[Text, Argument("QUESTION")] = Field(min_length=1, description="What both are asked.")
     turns: Annotated[tuple[EarlierTurn, ...], Option("--turn", local=False)] = Field(

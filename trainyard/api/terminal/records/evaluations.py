@@ -24,6 +24,8 @@ def evaluations_text(result: Any) -> str:
 def verdict_of(one: Any) -> str:
     if one.better is None:
         return "removed"
+    if one.few_rows:
+        return "not enough rows to say"
     return "better" if one.better else "not better"
 
 
@@ -40,6 +42,7 @@ def number_of(value: float | None) -> str:
 def evaluation_text(result: Any) -> str:
     """The verdict, then a line for each benchmark, then the notes."""
     head = f"{verdict_of(result)}: adapter {result.adapter_sha256[:12]} on {result.base_model}, by {result.primary}"
+    head += f", compared with {result.baseline}" + (f" and {result.live}, which is live" if result.live else "")
     rows = [
         (f"{one.name}/{one.set}", f"{one.rows:,}", number_of(one.baseline), number_of(one.candidate),
          interval_words(one.improvement), f"{one.flips.better} / {one.flips.worse} / {one.flips.equal}")

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from trainyard.api.context import Context
-from trainyard.api.records import NodeResult, RunResult, read_result
-from trainyard.api.requests.chains import CompareInput
+from trainyard.api.records import NodeResult, RunResult
 from trainyard.api.responses import Response
 from trainyard.api.training_logs import training_logs_of
+from trainyard.api.verbs.records.trained import find_ended
 from trainyard.cancellation import require_caller
-from trainyard.errors import Conflict, InvalidInput, NotFound
+from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.statistics import bootstrap, count_flips, improvements
-from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.load.changes import list_changes
 from trainyard.stores.metrics import Point
@@ -72,17 +71,29 @@ class Side(Response):
     curve: tuple[Point, ...]
 
 
-class Comparison(Response):
-    """Two trainings next to each other."""
+class DifferingSetting(Response):
+    name: str
+    """Node and path: `trainer.hyperparameters.learning_rate`; of variants of several types their types."""
+    values: tuple[Any, ...]
+    """One for each job, in their order; null where a job has no such setting, or it is null."""
 
-    sides: tuple[Side, Side]
-    settings: tuple[Compared, ...]
-    """Only what differs."""
-    metrics: tuple[Compared, ...]
-    benchmarks: tuple[ComparedBenchmark, ...]
-    samples: tuple[ComparedSample, ...]
+
+class Comparison(Response):
+    """Two to five jobs next to each other."""
+
+    jobs: tuple[str, ...]
+    """Their ids, in the order of the question."""
+    settings: tuple[DifferingSetting, ...]
+    """Only what differs, by name."""
+    sides: tuple[Side, ...] = ()
+    """Of two trainings that have ended; what follows is empty without them."""
+    metrics: tuple[Compared, ...] = ()
+    benchmarks: tuple[ComparedBenchmark, ...] = ()
+    samples: tuple[ComparedSample, ...] = ()
     plot: bool = False
     """Draw both loss curves."""
+    left_out: str = ""
+    """Why nothing but settings is compared."""
 
 
 @dataclass(frozen=True)
@@ -133,35 +144,37 @@ class TrainedNode:
         )  # fmt: skip
 
 
-def compare(given: CompareInput, context: Context) -> Comparison:
-    """Compare two trainings.
+def compare_trainings(words: tuple[str, str], context: Context, *, plot: bool) -> Comparison:
+    """Compare two trainings that have ended, from the folders of their runs.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`, `E-NODE`), `Conflict` (`E-JOB-NOT-FOUND`), `InvalidInput` (`E-NODE`).
     """
-    first, second = (find_trained(name, context.settings) for name in (given.first, given.second))
+    first, second = (find_trained_node(word, context) for word in words)
     if first.result.run_id == second.result.run_id and first.node.id == second.node.id:
         raise InvalidInput(
-            f"{given.first} and {given.second} are the same training.",
+            f"{' and '.join(words)} are the same training.",
             why="A comparison needs two.",
-            do="Name another run, or another trainer of this run: RUN/TRAINER.",
+            do="Name another job, or another trainer of this one: JOB/TRAINER.",
             code="E-NODE",
         )
     before, after = first.report(), second.report()
     changes = sorted(list_setting_changes(first.settings(), second.settings()), key=lambda change: change[0])
     return Comparison(
+        jobs=tuple(one.result.id or one.result.run_id for one in (first, second)),
         sides=(first.side(), second.side()),
-        settings=tuple(Compared(name=name, first=old, second=new) for name, old, new in changes),
+        settings=tuple(DifferingSetting(name=name, values=(old, new)) for name, old, new in changes),
         metrics=tuple(compare_facts(first.node.facts, second.node.facts)),
         benchmarks=tuple(compare_benchmarks(before, after)) if before and after else (),
         samples=tuple(compare_samples(before, after)) if before and after else (),
-        plot=given.plot,
+        plot=plot,
     )
 
 
-def find_trained(name: str, settings: Settings) -> TrainedNode:
-    """The trainer of `RUN/TRAINER`; a run's name alone will do if all but one are controls."""
+def find_trained_node(name: str, context: Context) -> TrainedNode:
+    """The trainer of `JOB/TRAINER`; a job's name alone will do if all but one are controls."""
     run, _, wanted = name.partition("/")
-    folder, result = find_run(run, settings)
+    found_run, result = find_ended(run, context)
+    folder = found_run.path
     nodes = {node["id"]: node for node in json.loads((folder / "chain.json").read_bytes())["nodes"]}
     trainers = [node for node in result.nodes if node.type == "trainer"]
     controls = {one for one, node in nodes.items() if node["config"].get("control")}
@@ -180,26 +193,6 @@ def find_trained(name: str, settings: Settings) -> TrainedNode:
         raise NotFound(f"The run {run} has no trainer.", do="Compare runs that train.", code="E-NODE")
     problem = f"no trainer {wanted!r}" if wanted else f"{len(found)} trainers"
     raise NotFound(f"The run {run} has {problem}.", do=f"Name one of {names}.", code="E-NODE")
-
-
-def find_run(name: str, settings: Settings) -> tuple[Path, RunResult]:
-    """The ended run of that id, beginning of a run's id, or name."""
-    folders = [path for path in sorted(settings.runs.glob("*")) if (path / "chain.json").is_file()]
-    found = [path for path in folders if name and path.name.startswith(name.lower())]
-    ended = {path: result for path in found or folders if (result := read_result(path)) is not None}
-    matching = [path for path in ended if found or name in (ended[path].name, ended[path].id)]
-    if len(matching) == 1:
-        return matching[0], ended[matching[0]]
-    if matching:
-        raise Conflict(
-            f"{name!r} means {len(matching)} runs: {', '.join(path.name for path in matching[:5])}.",
-            do="Give the id, or enough of its beginning.",
-            code="E-JOB-NOT-FOUND",
-        )
-    why = "It has not ended yet; a comparison needs its result." if found else ""
-    raise NotFound(
-        f"There is no ended run {name!r}.", why=why, do="List them by `trainyard jobs list`.", code="E-JOB-NOT-FOUND"
-    )
 
 
 def list_setting_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

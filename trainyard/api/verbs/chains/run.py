@@ -14,6 +14,7 @@ from trainyard.api.requests.chains import RunInput
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.chains import missing_backend
 from trainyard.api.verbs.chains.tenancy import keep_to_tenant, require_free_tags
+from trainyard.api.verbs.monitoring.next_commands import next_commands
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.chain import ResolvedChain
 from trainyard.stores.live.job_ids import DIGEST_LENGTH, JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
@@ -41,10 +42,16 @@ def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> 
         note_started(started, context)
     context.say(f"run {started.name}: {started.url}")
     if not given.watch:
-        return started
+        return with_next(started, context)
     watching = import_prefect_client(settings, "watching")
     result: RunResult = watching.watch(started.run_id, settings=settings, on_progress=context.on_progress, since=since)
-    return result
+    return with_next(result, context)
+
+
+def with_next(result: RunResult, context: Context) -> RunResult:
+    """The same with the commands for what comes after it."""
+    folder = context.settings.runs / result.run_id
+    return result.model_copy(update={"next": next_commands(result, folder)})
 
 
 def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunResult:

@@ -1,4 +1,7 @@
-"""The settings in which jobs differ, on their resolved chains: what was not written has its default there."""
+"""Jobs next to each other: two trainings that have ended in everything, any others in their settings.
+
+Settings are those of resolved chains: what was not written has its default there.
+"""
 
 from __future__ import annotations
 
@@ -10,46 +13,62 @@ from trainyard.api import planning
 from trainyard.api.context import Context
 from trainyard.api.live import found
 from trainyard.api.requests import jobs as requests
-from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
-from trainyard.api.verbs.chains.compare import list_setting_changes
+from trainyard.api.verbs.chains.compare import Comparison, DifferingSetting, compare_trainings, list_setting_changes
 from trainyard.api.verbs.monitoring.retrying import asked_by
 from trainyard.api.verbs.records.contents import damaged
-from trainyard.errors import InvalidInput, Refused
+from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
 from trainyard.spec.load.changes import flatten_settings
 from trainyard.stores.live.job_index import Row
 
+PAIR = 2
 Nodes = dict[str, Any]
 """Node id -> its complete settings."""
 
 
-class DifferingSetting(Response):
-    name: str
-    """Node and path: `trainer.hyperparameters.learning_rate`; of variants of several types their types."""
-    values: tuple[Any, ...]
-    """One for each job, in their order; null where a job has no such setting, or it is null."""
+def compare(given: requests.CompareInput, context: Context) -> Comparison:
+    """Compare jobs: two trainings that have ended in everything, any others in their settings.
+
+    Raises what `compare_trainings` and `find_job` raise, and `InvalidInput` (`E-PARAMETER`) for jobs that are the same.
+    """
+    words = given.job
+    named_trainer = any("/" in word for word in words)
+    left_out, missing = "Metrics, benchmarks and answers are compared of two jobs.", None
+    if len(words) == PAIR:
+        try:
+            return compare_trainings((words[0], words[1]), context, plot=given.plot)
+        except NotFound as error:
+            if named_trainer:
+                raise
+            left_out, missing = f"Only settings are compared. {error.what} {error.do}", error
+        except InvalidInput:
+            if named_trainer:
+                raise  # else the settings of the jobs say what is wrong
+    elif named_trainer:
+        raise InvalidInput(
+            "A trainer is named, and more than two jobs.", do="Name two: JOB/TRAINER JOB/TRAINER.", code="E-PARAMETER"
+        )
+    try:
+        return compare_settings(words, context).model_copy(update={"left_out": left_out})
+    except Unavailable:
+        if missing is None:
+            raise
+        raise missing from None  # without a server, ended jobs are all there is
 
 
-class ComparedJobs(Response):
-    jobs: tuple[str, ...]
-    """Their ids, in the order of the question."""
-    settings: tuple[DifferingSetting, ...]
-    """Only what differs, by name."""
-
-
-def compare_jobs(given: requests.CompareJobsInput, context: Context) -> ComparedJobs:
-    """Raises what `find_job` raises, and `InvalidInput` (`E-PARAMETER`) for jobs that are the same one."""
-    rows = [found.find_job(one, context).row for one in given.job]
+def compare_settings(words: tuple[str, ...], context: Context) -> Comparison:
+    """Compare all settings of jobs, whatever their states are."""
+    rows = [found.find_job(one, context).row for one in words]
     ids = [row["id"] for row in rows]
     if len(set(ids)) != len(ids):
         raise InvalidInput(
-            f"{', '.join(given.job)} mean the same job.", do="Name jobs that are not the same.", code="E-PARAMETER"
+            f"{', '.join(words)} mean the same job.", do="Name jobs that are not the same.", code="E-PARAMETER"
         )
     nodes = [resolved_settings(row, context) for row in rows]
     first, *others = nodes
     names = sorted({name for other in others for name, _, _ in list_setting_changes(first, other)})
     settings = (DifferingSetting(name=name, values=tuple(value_of(one, name) for one in nodes)) for name in names)
-    return ComparedJobs(jobs=tuple(ids), settings=tuple(settings))
+    return Comparison(jobs=tuple(ids), settings=tuple(settings))
 
 
 def resolved_settings(row: Row, context: Context) -> Nodes:

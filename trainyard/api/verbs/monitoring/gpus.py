@@ -9,6 +9,7 @@ import psutil
 
 from trainyard.api.context import Context
 from trainyard.api.live.found import list_jobs
+from trainyard.api.live.waits import DeviceState, read_devices
 from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
 from trainyard.compute.monitor.nvidia import read_nvidia
@@ -58,6 +59,8 @@ class GpuList(Response):
     cuda_version: str | None
     alerts: tuple[str, ...] = ()
     """GPUs that use more of their memory than `gpu_memory_alert_percent`."""
+    devices: tuple[DeviceState, ...] = ()
+    """Which job or session has each device of this machine, and which wait for it; 0 is the CPU where no GPU is."""
 
 
 def show_gpus(given: Nothing, context: Context) -> GpuList:
@@ -75,6 +78,7 @@ def list_gpus(found: MonitorReading, context: Context) -> GpuList:
         driver_version=found.driver_version,
         cuda_version=found.cuda_version,
         alerts=tuple(full_memory(found, context.settings.gpu_memory_alert_percent)),
+        devices=tuple(read_devices(context.settings, context.caller.tenant)),
     )
 
 

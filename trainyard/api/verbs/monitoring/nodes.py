@@ -28,7 +28,7 @@ MOST_LINES = 500
 STATES = {
     "started": NodeState.RUNNING, "progress": NodeState.RUNNING, "finished": NodeState.COMPLETED,
     "reused": NodeState.REUSED, "failed": NodeState.FAILED, "stopped": NodeState.CANCELED,
-    "skipped": NodeState.SKIPPED,
+    "skipped": NodeState.SKIPPED, "waiting": NodeState.PENDING,
 }  # fmt: skip
 """Event of a run -> the state of its node from then on."""
 ATTEMPT_ENDS = ("finished", "failed", "stopped")

@@ -11,10 +11,8 @@ from trainyard.api.context import Context
 from trainyard.api.requests.records.asking import AskInput
 from trainyard.api.requests.serving import ChatInput
 from trainyard.api.responses import Response
+from trainyard.api.verbs.records.trained import find_served
 from trainyard.api.verbs.serving.chat import Conversation, ask_both, model_client, serving, unreachable
-from trainyard.errors import NotFound
-from trainyard.serve.bases.origins import RegisteredAdapter, find_adapter
-from trainyard.stores.adapters import parse_name
 
 
 class AskedAnswer(Response):
@@ -31,12 +29,12 @@ class AskedAnswer(Response):
 
 
 def ask(given: AskInput, context: Context) -> AskedAnswer:
-    """Ask both. Raises what `find_adapter` and `serving` raise, and `Unavailable` (`E-SERVER-UNREACHABLE`)."""
-    adapter = find_own(given.adapter, context)
+    """Ask both. Raises what `find_served` and `serving` raise, and `Unavailable` (`E-SERVER-UNREACHABLE`)."""
+    adapter = find_served(given.adapter, context)
     options = given.model_dump(include={"adapter", "system", "max_tokens", "temperature", "seed"})
     try:
         with serving(adapter, context) as (url, base), model_client(url) as client:
-            both = [Conversation(client, name, ChatInput(**options)) for name in (base, adapter.version.name)]
+            both = [Conversation(client, name, ChatInput(**options)) for name in (base, adapter.name)]
             for one, side in zip(both, ("base", "adapter"), strict=True):
                 one.reset()
                 for turn in given.turns:
@@ -45,15 +43,4 @@ def ask(given: AskInput, context: Context) -> AskedAnswer:
             turn_asked = ask_both(both, given.question, context)
     except httpx.HTTPError as error:
         raise unreachable(error) from error
-    return AskedAnswer(**turn_asked.model_dump(), base_model=base, adapter_version=adapter.version.name)
-
-
-def find_own(name: str, context: Context) -> RegisteredAdapter:
-    """The adapter that a name means to its caller. Raises `NotFound` for another tenant's, and as `find_adapter`."""
-    tenant, settings = context.caller.tenant, context.settings
-    found = find_adapter(name, settings.model_copy(update={"tenant": tenant}) if tenant else settings)
-    if tenant and parse_name(found.version.name)[0] != tenant:
-        raise NotFound(
-            f"There is no adapter {name!r}.", do="List them with `trainyard adapters list`.", code="E-ADAPTER-NOT-FOUND"
-        )
-    return found
+    return AskedAnswer(**turn_asked.model_dump(), base_model=base, adapter_version=adapter.name)

@@ -56,6 +56,8 @@ class EvaluationVerdict(Response):
     """Of the primary benchmark."""
     reasons: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    few_rows: tuple[str, ...] = ()
+    """Why there are not enough rows to say; empty where there are."""
     adapter_sha256: str = ""
 
 
@@ -65,7 +67,18 @@ class EvaluationList(Response):
     """Cursor of the next page; None at the end."""
 
 
-class EvaluatedBenchmark(Response):
+class BenchmarkComparisons(Response):
+    """What a candidate is compared with besides its baseline."""
+
+    control: float | None = None
+    """Of an adapter that was trained on shuffled answers."""
+    vs_control: PairedInterval | None = None
+    live: float | None = None
+    """Of the version that is live."""
+    vs_live: PairedInterval | None = None
+
+
+class EvaluatedBenchmark(BenchmarkComparisons):
     """One benchmark on one set."""
 
     name: str
@@ -80,11 +93,8 @@ class EvaluatedBenchmark(Response):
     """By so much the candidate may be worse."""
     baseline: float | None
     candidate: float | None
-    control: float | None = None
-    """Of an adapter that was trained on shuffled answers."""
     improvement: PairedInterval
     flips: FlippedRows
-    vs_control: PairedInterval | None = None
     judge: dict[str, Any] | None = None
 
 
@@ -95,6 +105,9 @@ class EvaluationGate(Response):
     """Why not; empty when better."""
     passed: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    few_rows: tuple[str, ...] = ()
+    better_on_few: bool = False
+    """Whether it would be better if these rows were enough."""
 
 
 class AnswerSample(Response):
@@ -109,6 +122,8 @@ class Evaluation(EvaluationVerdict):
 
     base_model: str
     baseline: str
+    live: str | None = None
+    """The version that is live, which the candidate has to be better than, too."""
     confidence: float
     resamples: int
     benchmarks: tuple[EvaluatedBenchmark, ...]
@@ -137,7 +152,8 @@ def verdict_words(one: FoundArtifact) -> dict[str, Any]:
         "run_id": one.run.id, "run_name": one.run.name, "tenant": one.run.tenant, "node": one.node, "ended": one.ended,
         "available": one.reference is not None, "better": facts.get("better"), "primary": primary,
         "improvement": line.get("improvement"), "reasons": facts.get("reasons") or (),
-        "cautions": facts.get("cautions") or (), "adapter_sha256": str(facts.get("adapter_sha256") or ""),
+        "cautions": facts.get("cautions") or (), "few_rows": facts.get("few_rows") or (),
+        "adapter_sha256": str(facts.get("adapter_sha256") or ""),
     }  # fmt: skip
 
 
@@ -149,7 +165,7 @@ def show_evaluation(given: EvaluationInput, context: Context) -> Evaluation:
     report = read_report(path)
     kept = {
         name: report.get(name)
-        for name in ("base_model", "baseline", "confidence", "resamples", "notes", "samples", "facts")
+        for name in ("base_model", "baseline", "live", "confidence", "resamples", "notes", "samples", "facts")
     }
     try:
         return Evaluation(

@@ -20,13 +20,14 @@ from pydantic import Field
 from trainyard.api.context import Context
 from trainyard.api.requests.serving import ChatInput
 from trainyard.api.responses import Response
+from trainyard.api.verbs.records.trained import find_served
 from trainyard.callbacks import ignore
 from trainyard.cancellation import CALLER_HOOKS, require_caller
 from trainyard.compute.services import HOST, SupervisedService, free_port
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.inherited import child_environment
 from trainyard.serve import embedded
-from trainyard.serve.bases.origins import RegisteredAdapter, check_origin, find_adapter, read_origin
+from trainyard.serve.bases.origins import NamedAdapter, check_origin, read_origin
 from trainyard.serve.bases.sources import find_base, require_room
 from trainyard.serve.targets.calling import server_message
 from trainyard.settings import Settings
@@ -119,16 +120,16 @@ def refused_question(why: str) -> TrainyardError:
 
 
 def chat(given: ChatInput, context: Context) -> ChatOutput:
-    """Answer each question twice. Raises what `find_adapter` and `serving` raise."""
-    adapter = find_adapter(given.adapter, context.settings)
+    """Answer each question twice. Raises what `find_served` and `serving` raise."""
+    adapter = find_served(given.adapter, context)
     questions = questions_of(given, context)
     try:
         with serving(adapter, context) as (url, base), model_client(url) as client:
-            both = [Conversation(client, name, given) for name in (base, adapter.version.name)]
+            both = [Conversation(client, name, given) for name in (base, adapter.name)]
             turns = tuple(converse(both, questions, context))
     except httpx.HTTPError as error:
         raise unreachable(error) from error
-    return ChatOutput(base=base, adapter=adapter.version.name, turns=turns)
+    return ChatOutput(base=base, adapter=adapter.name, turns=turns)
 
 
 def unreachable(error: httpx.HTTPError) -> Unavailable:
@@ -185,7 +186,7 @@ def ask_both(both: list[Conversation], question: str, context: Context) -> ChatT
 
 
 @contextmanager
-def serving(adapter: RegisteredAdapter, context: Context) -> Iterator[tuple[str, str]]:
+def serving(adapter: NamedAdapter, context: Context) -> Iterator[tuple[str, str]]:
     """Yield (address, name of the base) of a server that has the adapter and its base."""
     url = embedded.find_running(context.settings)
     base = load_adapter(url, adapter) if url is not None else None
@@ -202,9 +203,9 @@ def model_client(url: str) -> httpx.Client:
     return httpx.Client(base_url=url, trust_env=False, timeout=ASK_S, event_hooks=CALLER_HOOKS)
 
 
-def load_adapter(url: str, adapter: RegisteredAdapter) -> str | None:
+def load_adapter(url: str, adapter: NamedAdapter) -> str | None:
     """Load the adapter into a running server, unless it is there; returns its base, None if that is not served."""
-    name, wanted = adapter.version.name, read_origin(adapter.folder).get("base_sha256")
+    name, wanted = adapter.name, read_origin(adapter.folder).get("base_sha256")
     with model_client(url) as client:
         cards: dict[str, dict[str, Any]] = {one["id"]: one for one in client.get("/v1/models").json()["data"]}
         if name in cards:
@@ -223,7 +224,7 @@ def load_adapter(url: str, adapter: RegisteredAdapter) -> str | None:
         return str(base)
 
 
-def base_of(adapter: RegisteredAdapter, settings: Settings) -> ModelSource:
+def base_of(adapter: NamedAdapter, settings: Settings) -> ModelSource:
     """The base that the adapter was trained on, as it is on this machine.
 
     Raises `NotFound` (`E-MODEL-NOT-FOUND`), and `InvalidInput` (`E-ADAPTER-MISMATCH`) if it is another one by now.
@@ -241,20 +242,20 @@ def base_of(adapter: RegisteredAdapter, settings: Settings) -> ModelSource:
         except (NotFound, InvalidInput) as error:
             failure = failure or error
     raise failure or NotFound(
-        f"The files of {adapter.version.name} name no base model.",
+        f"The files of {adapter.name} name no base model.",
         do="Start `trainyard serve --role model` with its base, and ask there.",
         code="E-MODEL-NOT-FOUND",
     )
 
 
 @contextmanager
-def own_server(base: ModelSource, adapter: RegisteredAdapter, context: Context) -> Iterator[str]:
+def own_server(base: ModelSource, adapter: NamedAdapter, context: Context) -> Iterator[str]:
     """Yield the address of a model server that ends with the block, and with this process."""
     settings = context.settings
     require_room([base], "float32", settings)
     folder, port = settings.services / f"chat-{os.getpid()}", free_port()
     folder.mkdir(parents=True, exist_ok=True)
-    names = {adapter.version.name: adapter.folder}
+    names = {adapter.name: adapter.folder}
     argv = embedded.server_command([base.name], names, port=port, threads=settings.threads)
     server, url = SupervisedService(folder, GRACE_S), f"http://{HOST}:{port}"
     context.say(f"starting a model server with {base.name} for this conversation")

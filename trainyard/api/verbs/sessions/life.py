@@ -133,6 +133,13 @@ def show_session(given: requests.SessionInput, context: Context) -> SessionInfo:
     return info_of(record, context.settings, ask_server=True)
 
 
+def touch_session(given: requests.SessionInput, context: Context) -> SessionInfo:
+    """Begin the idle time of an open session again. Raises `Conflict` (`E-SESSION-STATE`) for one that is not open."""
+    record = read_record(context.settings, given.session, context.caller.tenant)
+    ask_session(context, given.session, {"call": "heartbeat"})
+    return info_of(record, context.settings)
+
+
 def close_session(given: requests.SessionInput, context: Context) -> SessionInfo:
     """End a session with a checkpoint; one that is not open yet is cancelled. Twice is once."""
     settings = context.settings

@@ -145,6 +145,12 @@ class OperationQueue:
             )
         return self.require_kept(seq, known)
 
+    def touch(self) -> None:
+        """Begin the idle time again: the client is there, and computes. Raises `Conflict` (`E-SESSION-STATE`)."""
+        with self.changed:
+            self.require_open()
+            self.last_call = time.monotonic()
+
     def find(self, seq: int) -> SessionOperation:
         """The operation of that number. Raises `Conflict` (`E-STEP`) for one that is not known (any more)."""
         with self.changed:

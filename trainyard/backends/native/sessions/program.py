@@ -20,7 +20,6 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.assembly import (
     RunPlan,
     choose_head,
-    first_step,
     make_policy,
     open_session,
     save_trained,
@@ -44,14 +43,11 @@ from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.streams import Sealer
 from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.session.session import Session
-from trainyard.train.stages.contract import Batch
 
 POLL_S = 0.2
 """How soon a request to stop is seen while nobody calls."""
 WRITING_SHARE = 20
 """A checkpoint that takes a second is followed by the next one after 20 at the earliest."""
-TIMED_ROWS, TIMED_TOKENS = 2, 64
-"""Of the batch by which `precision: auto` compares two precisions, where no data set is there."""
 IDLE, CLOSED = "idle", "closed"
 
 
@@ -194,7 +190,7 @@ def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> 
     """The policy and its session, as a training has them before its first step."""
     tokenizer = tokenizer_of(job, events)
     policy = make_policy(job, device, events, tokenizer)
-    precision = frame.decide_precision(job, device, folder, first_step(policy, timed_batch(policy), device))
+    precision = frame.decide_precision(job, device, folder)
     hyper = job.config.hyperparameters
     head = choose_head(job, policy, hyper.batch_size * hyper.max_length)
     decided = RunPlan(hyper.max_steps or 1, precision.precision, head)
@@ -227,12 +223,6 @@ def read_key(path: Path) -> str:
             f"Others may read the key of the checkpoints, {path}.", do=f"Run `chmod 600 {path}`.", code="E-PARAMETER"
         )
     return text
-
-
-def timed_batch(policy: Policy) -> Batch:
-    """Tokens of no meaning."""
-    vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
-    return {"input_ids": torch.arange(TIMED_ROWS * TIMED_TOKENS).view(TIMED_ROWS, TIMED_TOKENS) % vocabulary}
 
 
 def export(job: TrainingJob, policy: Policy, session: Session, device: str, target: Path) -> None:

@@ -3,6 +3,7 @@
     {"call": "verb", "verb", "given", "op_seq", "key", "wait_s"}     a body may follow: tensors
     {"call": "result", "op_seq", "wait_s"}
     {"call": "status"}
+    {"call": "heartbeat"}
     {"call": "close"}
 
 A reply of an operation is {op_seq, verb, state, result}; state is pending, running or done. A bad frame ends its own
@@ -92,6 +93,9 @@ class SessionServer:
     def carry_out(self, frame: Frame) -> dict[str, Any]:
         header, call = frame.header, frame.header.get("call")
         if call == "status":
+            return {"reply": self.status()}
+        if call == "heartbeat":
+            self.operations.touch()
             return {"reply": self.status()}
         if call == "close":
             self.operations.close()

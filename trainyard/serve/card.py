@@ -16,14 +16,16 @@ from typing import Any
 
 from trainyard.errors import InvalidInput
 from trainyard.serve.conversion.architectures import ARCHITECTURES, require_plain
-from trainyard.serve.deploy import template_dirs
 from trainyard.serve.targets.ollama import go_template
-from trainyard.serve.trial import read_object
-from trainyard.serve.versions.publication import Improvement, VersionReport, check_facts, hub_base, public_base
+from trainyard.serve.trial import find_base_folder, read_object
+from trainyard.serve.version_facts import Improvement, VersionReport, check_facts, hub_base, public_base
+from trainyard.settings import Settings
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.targets import TargetType
-from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterVersion
-from trainyard.stores.models import STARTER, chat_template
+from trainyard.stores.adapters import CARD_FILE, RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion
+from trainyard.stores.files import DISK
+from trainyard.stores.models import STARTER, chat_template, template_dirs
+from trainyard.stores.whole import write_whole
 
 LIBRARY = {"adapter": "peft", "model": "transformers"}
 
@@ -44,12 +46,19 @@ class CardFacts:
     """Of the base; empty where its config is not on this machine."""
     template: str = ""
     """The chat template of the training; empty if the version has none."""
+    origin: str = ""
+    """How it is introduced outside the registry."""
 
     @property
     def method(self) -> Method:
         if self.config.get("use_dora"):
             return Method.DORA
         return Method.OFT if self.config.get("peft_type") == "OFT" else Method.LORA
+
+    @property
+    def source(self) -> str:
+        """What a conversion takes: the version, else the folder."""
+        return self.repository if self.origin else self.version.name
 
     def serves(self, target: TargetType) -> bool:
         """Whether this kind of server takes the adapter, by the row of the target."""
@@ -63,20 +72,31 @@ class CardFacts:
         return known and is_plain(self.config)
 
 
-def write_card(version: AdapterVersion, folder: Path, repository: str = "") -> str:
-    """The card of a version whose files are in `folder`; `repository` is the Hub's name of where it is published."""
+def write_card(version: AdapterVersion, folder: Path, repository: str = "", base: str = "", origin: str = "") -> str:
+    """The card of a version whose files are in `folder`.
+
+    `repository` is where its code loads it from: the Hub's name of where it is published, or a folder. `base` is the
+    folder of its base where that is known, `origin` introduces an adapter outside the registry.
+    """
     training, config = read_object(folder / "training.json"), read_object(folder / "adapter_config.json")
     place = Path(str(training.get("base_path") or "")) / "config.json"
     facts = CardFacts(
         version=version,
         training=training,
         config=config,
-        base=hub_base(version) or "path/to/base",
+        base=base or hub_base(version) or "path/to/base",
+        origin=origin,
         repository=repository or "path/to/adapter",
         model_type=str(read_object(place).get("model_type") or "") if place.is_file() else "",
         template=next(filter(None, map(chat_template, template_dirs(folder))), ""),
     )
-    parts = [header(facts), f"# {version.alias}", introduction(facts), "## Training", training_text(facts)]
+    parts = [
+        header(facts),
+        f"# {Path(repository).name if origin else version.alias}",
+        introduction(facts),
+        "## Training",
+        training_text(facts),
+    ]
     parts += ["## Data", data_text(facts), "## Evaluation", evaluation_text(facts)]
     parts += [
         "## How to load it",
@@ -113,7 +133,7 @@ def introduction(facts: CardFacts) -> str:
     known = facts.version.facts
     base, digest = public_base(facts.version) or "an unnamed base", known.get("base_sha256")
     named = f"`{base}`" + (f" (SHA-256 of its files: `{digest}`)" if digest else "")
-    return f"{kind} {named}, trained and registered as `{facts.version.name}` by Trainyard."
+    return f"{kind} {named}, {facts.origin or f'trained and registered as `{facts.version.name}` by Trainyard'}."
 
 
 def training_text(facts: CardFacts) -> str:
@@ -222,7 +242,7 @@ def with_vllm(facts: CardFacts) -> str:
 
 def with_llamacpp(facts: CardFacts) -> str:
     return (
-        f"trainyard adapters convert {facts.version.name} {facts.version.role}.gguf --to gguf\n"
+        f"trainyard adapters convert {facts.source} {facts.version.role}.gguf --to gguf\n"
         f"llama-server -m base.gguf --lora {facts.version.role}.gguf --jinja "
         "--chat-template-file tokenizer/chat_template.jinja"
     )
@@ -241,7 +261,7 @@ def with_ollama(facts: CardFacts) -> str:
 def with_mlx(facts: CardFacts) -> str:
     role = facts.version.role
     return (
-        f"trainyard adapters convert {facts.version.name} {role}-mlx --to mlx\n"
+        f"trainyard adapters convert {facts.source} {role}-mlx --to mlx\n"
         f"mlx_lm.server --model {facts.base} --adapter-path {role}-mlx"
         + (' --chat-template "$(cat tokenizer/chat_template.jinja)"' if facts.template else "")
     )
@@ -287,7 +307,7 @@ def limits_text(facts: CardFacts) -> str:
 
 def origin_text(facts: CardFacts) -> str:
     """Digest of the version, and the weights that it comes from, oldest first."""
-    rows = [(f"`{facts.version.name}`", f"`{facts.version.sha256}`")]
+    rows = [] if facts.origin else [(f"`{facts.version.name}`", f"`{facts.version.sha256}`")]
     steps = facts.training.get("lineage") or ()
     rows += [(" ".join(filter(None, (one.get("stage"), one.get("method")))) or "base", f"`{one.get('sha256')}`")
              for one in steps]  # fmt: skip
@@ -302,3 +322,17 @@ def text(value: Any) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+
+
+def keep_card(version: AdapterVersion, registry: AdapterRegistry, settings: Settings) -> AdapterVersion:
+    """Write the card of a version into its folder, next to the manifest: its code loads it from there.
+
+    The manifest does not describe it, because it says what was found out later, too. A README of the
+    adapter's own stays.
+    """
+    if CARD_FILE not in version.files:
+        folder = registry.path(version)
+        base, _ = find_base_folder(folder, settings)
+        card = write_card(version, folder, repository=str(folder), base=str(base or ""))
+        write_whole(DISK, folder / CARD_FILE, card.encode())
+    return version

@@ -1,0 +1,106 @@
+"""What is live changes only for the better, in real flows with a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+
+from flows.chain import chain
+from trainyard.api.records import RunResult, read_result
+from trainyard.settings import settings
+from trainyard.spec.chain import ChainSpec
+from trainyard.stores.adapters import AdapterRegistry
+
+pytestmark = pytest.mark.usefixtures("prefect")
+
+
+@pytest.fixture
+def work(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with rows whose form is soon learned."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    rows = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(120)]
+    (folder / "sums.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (folder / "few.jsonl").write_text("\n".join(json.dumps(row) for row in rows[:24]))
+    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(folder))
+    monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
+    monkeypatch.setenv("TRAINYARD_THREADS", "1")
+    settings.cache_clear()
+    return folder
+
+
+def run(path: str, *, steps: int = 4, baseline: str = "both", **deployer: Any) -> State[Any]:
+    training = {"max_steps": steps, "learning_rate": 5e-3, "max_length": 64}
+    judging = {"benchmarks": [{"name": "heldout_loss"}], "baseline": baseline, "samples": 0}
+    nodes = [
+        {"type": "data_source", "config": {"path": path}},
+        {"type": "validator", "config": {"holdout": {"documents": 0.3}, "near_duplicates": None, "decontaminate": 0}},
+        {"type": "trainer", "config": {"hyperparameters": training}},
+        {"type": "evaluator", "config": judging},
+        {"type": "deployer", "config": deployer},
+    ]
+    spec = ChainSpec.model_validate({"name": "test", "nodes": nodes})
+
+    async def carry_out() -> State[Any]:
+        return await chain(spec, return_state=True)
+
+    return asyncio.run(carry_out())
+
+
+def result_of(state: State[Any]) -> RunResult:
+    found = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert found is not None
+    return found
+
+
+def live(role: str = "sums") -> str:
+    return AdapterRegistry(settings().adapters).show(f"default/{role}").name
+
+
+@pytest.mark.slow
+def test_an_older_adapter_never_replaces_a_newer_one(work: Path) -> None:
+    first = run("sums.jsonl")
+    assert first.is_completed(), first.message
+    assert live() == "default/sums/v1"
+    better = run("sums.jsonl", steps=40)
+    assert better.is_completed(), better.message
+    assert live() == "default/sums/v2"
+    assert result_of(better).node("evaluator").facts["live"] == "default/sums/v1"
+
+    again = result_of(run("sums.jsonl"))  # its trainer is reused, and judged against what is live now
+    assert [node.state for node in again.nodes[:3]] == ["reused"] * 3
+    assert "over default/sums/v2, which is live and stays" in again.node("deployer").message
+    assert live() == "default/sums/v2"
+
+    alone = result_of(run("sums.jsonl", baseline="base"))  # better than its base, which is all that this asks
+    assert alone.node("evaluator").facts["better"] is True
+    assert alone.node("deployer").message.startswith("default/sums/v2 stays live: this adapter is default/sums/v1")
+    assert live() == "default/sums/v2"
+
+    same = result_of(run("sums.jsonl", steps=40))  # what is live is not compared with itself
+    assert [node.state for node in same.nodes[:4]] == ["reused"] * 4
+    assert "default/sums/v2 is live" in same.node("deployer").message
+
+
+def test_a_gate_that_could_not_decide_stops_before_the_training(work: Path) -> None:
+    result = result_of(run("few.jsonl"))
+    trainer = result.node("trainer")
+    assert trainer.state == "failed"
+    assert trainer.message.startswith("E-GATE: There are not enough rows to say")
+    assert "rows to train on are not enough to say; at least 30 are needed" in trainer.message
+    assert not list((settings().runs / "training").glob("*"))
+    assert AdapterRegistry(settings().adapters).list() == []
+
+
+@pytest.mark.slow
+def test_few_rows_are_trained_and_deployed_when_that_is_allowed(work: Path) -> None:
+    state = run("few.jsonl", steps=30, few_rows="allow")
+    assert state.is_completed(), state.message
+    result = result_of(state)
+    assert result.node("evaluator").message.startswith("not enough rows to say")
+    assert live("few") == "default/few/v1"

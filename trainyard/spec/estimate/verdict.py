@@ -1,0 +1,87 @@
+"""Whether an evaluation can give a verdict at all: the rows and independent cases that it needs, and those there are.
+
+floor = find_floor(chain)
+floor.reasons(trained=6, held_out=Counted(rows=9, cases=2))   → why the gate could not decide; [] where it can
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.data import DATA_PORTS, Port
+from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.estimate.heldout import too_few_rows
+from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
+from trainyard.spec.training import TrainerConfig
+
+
+class Counted(NamedTuple):
+    """What a held-out set has."""
+
+    rows: int
+    cases: int
+    """Independent ones: a document on unseen documents, a question on unseen wording."""
+
+
+def least_cases(confidence: float) -> int:
+    """Fewest independent cases that can support a one-sided bound at this confidence.
+
+    Under no effect all n cases agree by chance with probability 2^-n (sign test); that has to be at most half of
+    1 - confidence, the mass below a two-sided interval's lower bound. 95 % needs 6 cases.
+    """
+    return math.ceil(math.log2(2 / (1 - confidence)))
+
+
+def undecidable(label: str, cases: int, confidence: float) -> str | None:
+    """Return why a gate cannot decide on so many independent cases; None if it can."""
+    needed = least_cases(confidence)
+    if cases >= needed:
+        return None
+    return (
+        f"{label}: {cases} independent case{'s' if cases != 1 else ''} cannot support {confidence:.0%} "
+        f"confidence; at least {needed} are needed. Hold out more documents or questions."
+    )
+
+
+class VerdictFloor(Strict):
+    """What a chain's gate needs before it can decide; the deployer would stop below it."""
+
+    evaluator: str
+    candidates: tuple[str, ...]
+    """Trainers whose results are judged: the candidate, and its control."""
+    confidence: float
+    least_rows: int
+    counts_held_out: bool = True
+    """Whether the rows that decide are those that are held out of the trainer's data."""
+
+    @property
+    def cases_needed(self) -> int:
+        return least_cases(self.confidence)
+
+    def reasons(self, *, trained: int | None = None, held_out: Counted | None = None) -> list[str]:
+        """Why there will be no verdict on so many rows; what is not known is not judged."""
+        rows = held_out if self.counts_held_out else None
+        found = too_few_rows(trained, rows.rows if rows else None, least=self.least_rows)
+        unclear = undecidable("The held-out rows", rows.cases, self.confidence) if rows else None
+        return found + ([unclear] if unclear else [])
+
+
+def find_floor(chain: ResolvedChain) -> VerdictFloor | None:
+    """Return what the gate of a chain needs; None where few rows are allowed, or nothing is judged and deployed."""
+    deployers = [node.config for node in chain.nodes if isinstance(node.config, DeployerConfig)]
+    evaluators = [node for node in chain.nodes if isinstance(node.config, EvaluatorConfig)]
+    if not evaluators or not any(one.few_rows == "stop" for one in deployers):
+        return None
+    evaluator, config = evaluators[0], evaluators[0].config
+    assert isinstance(config, EvaluatorConfig)
+    sources = [source.node_id for port in (Port.ADAPTER, Port.MODEL) for source in evaluator.inputs.get(port, ())]
+    own = [line for line in config.benchmarks if line.path is not None]
+    return VerdictFloor(
+        evaluator=evaluator.id,
+        candidates=tuple(one for one in sources if isinstance(chain.node(one).config, TrainerConfig)),
+        confidence=config.confidence,
+        least_rows=config.least_rows,
+        counts_held_out=not own and len(DATA_PORTS & set(evaluator.inputs)) == 1,
+    )
