@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import (
@@ -27,10 +28,28 @@ from trainyard.evals.curves import CURVES_FILE
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedChain
-from trainyard.stores.live.job_ids import TENANT_TAG, job_tags, name_run
+from trainyard.stores.live.job_ids import JOB_TAG, TENANT_TAG, job_tags, name_run
 
 MAX_REPORT_CHARS = 400_000
 """An artifact is one JSON value in the server's database; a longer report stays a file."""
+
+
+async def tag_job(spec: Any) -> None:
+    """Tag the run of a chain with a trainer as a job, so that `jobs list` has it also if the chain is refused.
+
+    Runs of Trainyard's operations and of the templates' deployments have the tag from their creation on.
+    """
+    if JOB_TAG in flow_run.tags or not has_trainer(spec):
+        return
+    async with get_client() as client:
+        await client.update_flow_run(UUID(flow_run.id), tags=sorted(job_tags(flow_run.id, flow_run.tags)))
+
+
+def has_trainer(spec: Any) -> bool:
+    """Return whether a chain has a trainer, also one that is not valid."""
+    nodes = spec.get("nodes") if isinstance(spec, Mapping) else getattr(spec, "nodes", ())
+    items = nodes if isinstance(nodes, list | tuple) else ()
+    return "trainer" in [node.get("type") if isinstance(node, Mapping) else getattr(node, "type", "") for node in items]
 
 
 async def announce(chain: ResolvedChain) -> None:

@@ -21,37 +21,42 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause, PrefectHTTPStatusError
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Completed, Crashed, Failed, Pending
+from prefect.states import Cancelled, Crashed, Failed, Pending
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, stopped, wait_for_trainer
-from flows.notes import RunProgress, announce, publish_report
+from flows.notes import RunProgress, announce, publish_report, tag_job
 from nodes.runner import RunInfo
 from nodes.table import NODES
 from trainyard.api.planning import resolved
 from trainyard.api.records import (
+    FEW_ROWS_TAG,
     REFRESH_FROM,
     REFRESH_TAG,
+    ClosedGate,
     NodeResult,
     NodeState,
     RunRecord,
     RunResult,
+    is_closed_gate,
     read_chain,
     read_events,
 )
 from trainyard.api.runs.control import INTERRUPTED
-from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED, node_state
+from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED, completed, node_state
 from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
 from trainyard.compute.child import RUN_VARIABLE
 from trainyard.compute.events import EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
 from trainyard.settings import settings
+from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.estimate.verdict import find_floor
 from trainyard.spec.graph import ResolvedChain
+from trainyard.spec.states import NOT_DEPLOYED_DETAIL
 from trainyard.stores.artifacts import NodeOutput
-from trainyard.stores.live.job_ids import continued_run, job_id_of
+from trainyard.stores.live.job_ids import TENANT_TAG, continued_run, job_id_of
 from trainyard.tracing import span
 
 PROGRESS_EVERY_S = 10.0
@@ -60,6 +65,9 @@ POLL_S = 0.25
 """How soon a request to end is seen while nodes work."""
 THREADS = 64
 """Nodes in flight. They are submitted in topological order, so a thread only ever waits for an earlier one."""
+
+GATE_FACTS = ("verdict", "reasons", "passed", "do")
+"""Facts of a deployer whose gate said no."""
 
 FLOW: dict[str, Any] = {"persist_result": True, "validate_parameters": True, "log_prints": False}
 """Options of every flow here. Each call builds its own task runner."""
@@ -82,9 +90,12 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
     A job whose trainer is not installed is left pending, and this process ends.
     """
     keep_files_private()
+    await quietly(tag_job(spec))
     try:
         chain = resolved(spec, settings(), read_chain(settings().runs / str(flow_run.id)))
-        waits = refuse_or_wait(chain, settings(), is_job=is_job)
+        # What Trainyard's own surfaces started was read there.
+        own = any(tag.startswith(TENANT_TAG) for tag in flow_run.tags)
+        waits = refuse_or_wait(chain, settings(), is_job=is_job, allows=lambda _: own or few_rows(), read_data=not own)
     except TrainyardError as error:
         return Failed(message=str(error))
     if waits:
@@ -197,8 +208,20 @@ def run_info(chain: ResolvedChain) -> RunInfo:
     refresh = REFRESH_TAG in flow_run.tags
     continues = continued_run(flow_run.tags)
     return RunInfo(
-        run_id, chain.name, chain.tenant, folder, find_floor(chain), refresh, continues=continues, id=id_of(chain)
+        run_id,
+        chain.name,
+        chain.tenant,
+        folder,
+        None if few_rows() else find_floor(chain),
+        refresh,
+        continues=continues,
+        id=id_of(chain),
     )
+
+
+def few_rows() -> bool:
+    """Whether the run trains also on fewer rows than were asked for."""
+    return FEW_ROWS_TAG in flow_run.tags
 
 
 def id_of(chain: ResolvedChain) -> str:
@@ -251,7 +274,9 @@ async def conclude(
     for node in nodes:
         if node.state is NodeState.SKIPPED:
             record.emit(node.id, "skipped", message=node.message)
-    failed = [node for node in nodes if not node.state.succeeded]
+    gate = closed_gate(chain, nodes)
+    ended_early = any(node.state in (NodeState.FAILED, NodeState.CANCELED) for node in nodes)
+    failed = ended_early or (gate is None and any(node.state is NodeState.SKIPPED for node in nodes))
     result = RunResult(
         id=run.id,
         run_id=run.run_id,
@@ -259,8 +284,10 @@ async def conclude(
         chain=chain.name,
         digest=chain.digest,
         state="failed" if failed else "completed",
-        message=verdict(nodes, run.id),
+        detail=NOT_DEPLOYED_DETAIL if gate and not failed else "",
+        message=verdict(nodes, run.id, gate),
         nodes=nodes,
+        gate=gate,
         seconds=round(seconds, 3),
     )
     record.finish(result)
@@ -286,18 +313,35 @@ async def node_result(given: dict[str, Any], state: State[Any]) -> NodeResult:
         output: NodeOutput = await state.aresult()
         return NodeResult(**given, state=word, message=message, outputs=output.outputs, facts=output.facts)
     if word is NodeState.SKIPPED:
-        return NodeResult(**given, state=word, message="a node before it did not finish")
+        return NodeResult(**given, state=word, message=message or "a node before it did not finish")
     word = word if word is NodeState.CANCELED else NodeState.FAILED
     return NodeResult(**given, state=word, message=message or f"it ended as {state.name}")
 
 
-def verdict(nodes: tuple[NodeResult, ...], run: str) -> str:
+def closed_gate(chain: ResolvedChain, nodes: tuple[NodeResult, ...]) -> ClosedGate | None:
+    """Return why nothing was deployed, if the gate of a deployer said no; the first of several deployers."""
+    for node in nodes:
+        if is_closed_gate(node.facts):
+            sources = chain.node(node.id).inputs.get(Port.REPORT, ())
+            evaluator = sources[0].node_id if sources else ""
+            return ClosedGate(node=node.id, evaluator=evaluator, **{name: node.facts[name] for name in GATE_FACTS})
+    return None
+
+
+def verdict(nodes: tuple[NodeResult, ...], run: str, gate: ClosedGate | None = None) -> str:
     """One message for the flow's state: what finished, or what failed, what was skipped, and what to type next."""
     failed = [node for node in nodes if node.state in (NodeState.FAILED, NodeState.CANCELED)]
     skipped = [node.id for node in nodes if node.state is NodeState.SKIPPED]
+    if gate is not None and not failed:
+        lines = [f"Not deployed: {gate.line}.", *(f"- {reason}" for reason in gate.reasons)]
+        lines += [f"{node.id}: {one['text']}." for node in nodes for one in node.facts.get("divergence") or ()]
+        lines += [f"Skipped because of that: {', '.join(skipped)}."] if skipped else []
+        show = f"`trainyard evaluations show {run} {gate.evaluator}` has every check. " if gate.evaluator else ""
+        return "\n".join([*lines, f"{show}{gate.do}".rstrip()])
     if not failed and not skipped:
         reused = sum(node.state is NodeState.REUSED for node in nodes)
-        messages = [node.message for node in nodes if node.type in ("evaluator", "deployer")][-2:]
+        messages = [f"{node.id}: {one['text']}" for node in nodes for one in node.facts.get("divergence") or ()]
+        messages += [node.message for node in nodes if node.type in ("evaluator", "deployer")][-2:]
         count = f"{len(nodes)} nodes finished" + (f", {reused} of them reused" if reused else "")
         return "; ".join([count, *messages]) + "."
     lines = [f"{len(failed)} of {len(nodes)} nodes failed: {', '.join(node.id for node in failed)}."]
@@ -316,4 +360,4 @@ def failed_name(futures: Futures) -> str:
 def final_state(result: RunResult, *, name: str = "Failed") -> State[dict[str, Any]]:
     if not result.succeeded:
         return Failed(name=name, message=result.message)
-    return Completed(message=result.message, data=result.model_dump(mode="json"))
+    return completed(result, data=result.model_dump(mode="json"))

@@ -23,13 +23,13 @@ from prefect.states import Cancelled, Completed, Failed
 from nodes.summaries import rows_of, summary
 from trainyard.api.keys import content_key, needed_models
 from trainyard.api.live.waits import describe_wait
-from trainyard.api.records import RunRecord, read_events
+from trainyard.api.records import RunRecord, is_closed_gate, read_events
 from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, wanted_by
-from trainyard.api.runs.states import BUDGET_EXCEEDED, STOPPED_NAMES
+from trainyard.api.runs.states import BUDGET_EXCEEDED, NOT_DEPLOYED, SKIPPED, STOPPED_NAMES
 from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.remote.pins import pin_sources
-from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.errors import InvalidInput, NotDeployed, TrainyardError
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
@@ -161,6 +161,9 @@ class NodeContext:
             self.show(event.get("step", 0) / (event.get("total_steps") or 1), self.pace.line(event))
         elif event["event"] in ("held_out", "early_stop"):
             self.say(str(event["text"]))
+        elif event["event"] == "divergence":
+            self.logger.warning(event["text"])
+            self.record.emit(self.node.id, "warning", text=event["text"], divergence=event["divergence"])
         elif event["event"] in ("warning", "restart"):
             self.say(str(event.get("text") or event.get("message") or event), logging.WARNING)
 
@@ -209,11 +212,15 @@ def carry_out_node(
     node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot
 ) -> State[NodeOutput]:
     context = open_context(node, upstream, run)
+    if closed := next((name for name, output in upstream.items() if is_closed_gate(output.facts)), ""):
+        return Cancelled(name=SKIPPED, message=f"the gate of {closed} said no")
     try:
         output = reuse_or_make(context, prepare, slot)
         event = "reused" if output.reused else "finished"
         words = summary(node.type, output)
         context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output), message=words)
+    except NotDeployed as error:
+        return not_deployed_state(context, error)
     except TrainyardError as error:
         if error.code == STOPPED:
             return stopped_state(context, error)
@@ -221,6 +228,22 @@ def carry_out_node(
         return Failed(message=str(error))
     name = "Cached" if output.reused else "Completed"
     return Completed(name=name, message=("reused: " if output.reused else "") + words, data=output)
+
+
+def not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOutput]:
+    """The state of a deployer whose gate said no: it has decided, so it is completed. A next run decides again."""
+    facts = {
+        "deployed": False,
+        "verdict": error.verdict,
+        "reasons": list(error.reasons),
+        "passed": list(error.passed),
+        "do": error.do,
+    }
+    key = content_key(context.node, context.inputs, context.settings, context.run.run_id)
+    output = NodeOutput(key=key, outputs={}, facts=facts)
+    words = summary(context.node.type, output)
+    context.record.emit(context.node.id, "finished", key=key, facts=facts, rows={}, message=words)
+    return Completed(name=NOT_DEPLOYED, message=words, data=output)
 
 
 def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutput]:

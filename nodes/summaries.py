@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainyard.api.records import closed_gate_line, is_closed_gate
 from trainyard.backends.results import early_stop_text
 from trainyard.stores.artifacts import NodeOutput
 
@@ -69,7 +70,9 @@ def training(output: NodeOutput) -> str:
     losses += held_out + (f", {evaluated}" if evaluated else "")
     losses += drawn(facts.get("rollouts") or {}) + spent(facts.get("time") or {})
     lost = lost_rows(facts.get("data") or {})
-    return f"{port} after {facts.get('steps', '?')} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}{lost}"
+    diverged = "".join(f"; {one['text']}" for one in facts.get("divergence") or ())
+    steps = facts.get("steps", "?")
+    return f"{port} after {steps} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}{lost}{diverged}"
 
 
 LOST = {"dropped_template": "refused by the chat template", "dropped_truncated": "too long", "dropped_same": "equal"}
@@ -120,12 +123,13 @@ def evaluation(output: NodeOutput) -> str:
     if facts.get("better"):
         cautions = " ".join(facts.get("cautions") or ()).removesuffix(".")
         return f"better than the baseline{metrics}" + (f", on few rows: {cautions}" if cautions else "")
-    reasons = " ".join(facts.get("reasons") or ()).removesuffix(".")
-    known = "" if str(facts.get("primary")) in reasons else metrics  # said there, with its interval
-    return f"not better than the baseline{known}" + (f": {reasons}" if reasons else "")
+    failed = [str(reason).partition(": ")[0] for reason in facts.get("reasons") or ()]
+    return f"not better than the baseline{metrics}" + (f": {', '.join(failed)} failed" if failed else "")
 
 
 def deployment(output: NodeOutput) -> str:
+    if is_closed_gate(output.facts):
+        return f"not deployed: {closed_gate_line(output.facts)}"
     parts = [one["merged"] for one in output.facts.get("targets") or () if one.get("merged")]
     merged = [f"; merged as {one['format']}, largest difference of a logit {one['divergence']:.3g}" for one in parts]
     if kept := output.facts.get("kept"):

@@ -1,6 +1,7 @@
 """The one error tree. Every error a user can meet says what was given, what is allowed and what to do.
 
     TrainyardError                 exit 1   something a run did failed
+    ├── NotDeployed                     9   the gate said no; the run is completed            E-GATE
     ├── InvalidInput  (ValueError)      5   a value, a file or a spec is not valid           E-…
     │   └── Refused                     5   one or more combinations are refused             R-…
     ├── Corrupt       (ValueError)      5   something we wrote no longer matches its digest  E-…
@@ -81,10 +82,46 @@ def from_fields(fields: Mapping[str, Any]) -> TrainyardError:
     if fields.get("reasons"):
         return Refused([Reason(**reason) for reason in fields["reasons"]])
     kind = globals().get(str(fields.get("kind")), TrainyardError)
-    if not (isinstance(kind, type) and issubclass(kind, TrainyardError)) or kind is Refused:  # one without reasons
-        kind = TrainyardError
+    if not (isinstance(kind, type) and issubclass(kind, TrainyardError)) or kind in (Refused, NotDeployed):
+        kind = TrainyardError  # the fields contain no reasons
     text = {name: str(fields.get(name) or "") for name in ("why", "do")}
     return kind(str(fields.get("what")), **text, code=fields.get("code"))
+
+
+NOT_BETTER = "not better than its baseline"
+"""Verdict of a gate whose checks failed."""
+
+
+class NotDeployed(TrainyardError):
+    """The gate said no: the run is completed, its adapter is kept, and nothing was deployed.
+
+    `verdict` is the outcome in a few words; `reasons` lists the checks that failed and `passed` the others.
+    """
+
+    exit_code = 9
+    default_code = "E-GATE"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        reasons: Sequence[str],
+        passed: Sequence[str] = (),
+        do: str = "",
+        verdict: str = NOT_BETTER,
+    ) -> None:
+        self.verdict, self.reasons, self.passed = verdict, tuple(reasons), tuple(passed)
+        super().__init__(what, why="\n".join(self.reasons), do=do)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_not_deployed, (self.what, self.reasons, self.passed, self.do, self.verdict)
+
+
+def rebuild_not_deployed(
+    what: str, reasons: Sequence[str], passed: Sequence[str], do: str, verdict: str
+) -> NotDeployed:
+    """Return the error of another process."""
+    return NotDeployed(what, reasons=reasons, passed=passed, do=do, verdict=verdict)
 
 
 class InvalidInput(TrainyardError, ValueError):

@@ -95,7 +95,15 @@ class ScriptSettings(ApiSettings):
     )
 
 
-class MachineSettings(ScriptSettings):
+class PlanSettings(ScriptSettings):
+    """Settings of checks and plans."""
+
+    plan_read_s: float = Field(
+        5.0, ge=0.1, le=600, description="Seconds that a check or a plan reads local data before it extrapolates."
+    )
+
+
+class MachineSettings(PlanSettings):
     """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
     embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 
 from flows.walker import FLOW, task_runner, walk
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, NotDeployed
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode, digest
 from trainyard.spec.nodes import DataSourceConfig
@@ -22,6 +22,8 @@ from trainyard.stores.artifacts import NodeOutput, Produced, ProducedSet
 
 FAILING: set[str] = set()
 CRASHING: set[str] = set()
+CLOSED: set[str] = set()
+"""Nodes that end as a deployer does whose gate says no."""
 REPORTING: set[str] = set()
 """Nodes that report progress, and do nothing else, until they are stopped."""
 SLOW: dict[str, float] = {}
@@ -32,7 +34,7 @@ _lock = threading.Lock()
 
 
 def reset() -> None:
-    for collection in (FAILING, CRASHING, REPORTING, SLOW, MADE, SPANS):
+    for collection in (FAILING, CRASHING, CLOSED, REPORTING, SLOW, MADE, SPANS):
         collection.clear()
 
 
@@ -47,6 +49,10 @@ def prepare(context: NodeContext) -> Make:
             time.sleep(0.05)
         if node_id in FAILING:
             raise InvalidInput("Line 3 is not JSON.", why="A brace is missing.", do="Correct it.", code="E-TEST")
+        if node_id in CLOSED:
+            raise NotDeployed(
+                "Not better.", reasons=["loss/a: worse.", "f1/b: worse."], passed=["em/c: fine"], do="Train."
+            )
         if node_id in CRASHING:
             raise ZeroDivisionError("a fault of ours")
         (folder / "documents").mkdir()

@@ -13,7 +13,8 @@ from prefect.client.schemas.objects import State
 
 from flows.chain import chain
 from flows.qa_pipeline import qa_pipeline
-from trainyard.api.records import RunResult, read_result
+from trainyard.api.records import RunResult, read_events, read_result
+from trainyard.api.verbs.jobs import divergence_of
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec
@@ -146,7 +147,7 @@ def test_a_missing_file_and_a_missing_model_are_refused_before_any_node_runs(wor
     assert state.message is not None
     assert "E-DATA-NOT-FOUND data-source.config.path: There is no file or folder 'nothing'." in state.message
     assert f"It was looked for in {work}" in state.message
-    assert "`prefect deployment run` starts, it starts at the deployment's folder." in state.message
+    assert "in `prefect deployment run` it starts where `trainyard up` was called." in state.message
     assert "E-MODEL-NOT-FOUND trainer.config.base_model: There is no model 'mine'." in state.message
     assert not (settings().runs / str(state.state_details.flow_run_id)).exists()
 
@@ -201,6 +202,50 @@ def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
     again = result_of(asyncio.run(carry_out()))
     assert AdapterRegistry(settings().adapters).show("default/guide").name == "default/guide/v1"
     assert [node.id for node in again.nodes if node.state == "completed"] == ["deployer"]
+
+
+@pytest.mark.slow
+def test_an_adapter_that_is_not_better_is_kept_and_not_deployed(work: Path) -> None:
+    hyperparameters = {"max_steps": 1, "max_length": 128}
+    state = run(
+        source("data.jsonl"), {"type": "validator"},
+        {"type": "trainer", "config": {"hyperparameters": hyperparameters}},
+        {"type": "evaluator", "config": {"samples": 0, "least_rows": 0, "benchmarks": [{"name": "exact_match", "max_rows": 7}]}},
+        {"type": "deployer", "config": {"role": "guide"}},
+    )  # fmt: skip
+    result = result_of(state)
+    assert (state.name, result.state, result.detail) == ("NotDeployed", "completed", "not deployed"), state.message
+    assert result.gate is not None
+    assert (result.gate.node, result.gate.evaluator) == ("deployer", "evaluator")
+    lines = result.message.splitlines()
+    assert lines[0] == f"Not deployed: {result.gate.line}."
+    assert lines[1:-1] == [f"- {reason}" for reason in result.gate.reasons]
+    assert lines[-1].startswith(f"`trainyard evaluations show {result.id} evaluator` has every check. ")
+    assert result.gate.reasons[0] not in "".join(node.message for node in result.nodes), "each reason is told once"
+    assert "correct the cause" not in result.message
+    assert AdapterRegistry(settings().adapters).list() == []
+    assert Port.ADAPTER in result.node("trainer").outputs
+
+
+@pytest.mark.slow
+def test_a_training_that_diverges_says_so_while_it_runs_and_at_its_end(work: Path) -> None:
+    hyperparameters = {"max_steps": 20, "learning_rate": 1.0, "max_length": 128, "precision": "fp32"}
+    config = {"method": "full", "hyperparameters": hyperparameters}
+    state = run(source("data.jsonl"), {"type": "trainer", "config": config})
+    assert state.is_completed(), state.message
+    result = result_of(state)
+    found = {one["kind"]: one for one in result.node("trainer").facts["divergence"]}
+    assert found["loss_rose"]["advice"] == "lower hyperparameters.learning_rate, or raise warmup_ratio"
+    assert found["loss_rose"]["text"] in result.node("trainer").message
+    assert f"trainer: {found['loss_rose']['text']}" in result.message
+    folder = settings().runs / result.run_id
+    warned = [event for event in read_events(folder) if event.get("divergence")]
+    assert {event["event"] for event in warned} == {"warning"}
+    assert "loss_rose" in {event["divergence"]["kind"] for event in warned}
+    assert {one.kind for one in divergence_of(folder, None)} >= {"loss_rose"}, "as while it runs"
+    assert [one.text for one in divergence_of(folder, result)] == [one["text"] for one in found.values()]
+    training = open_reference(result.node("trainer").outputs[Port.MODEL]) / "training.json"
+    assert json.loads(training.read_text())["divergence"] == list(found.values())
 
 
 @pytest.mark.slow

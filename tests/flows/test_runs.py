@@ -7,10 +7,12 @@ from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import DeploymentFilter
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Late, Paused, Pending, Running, Suspended
 
 from flows.qa_pipeline import qa_pipeline
+from tests.flows.real_stack import until
 from trainyard.api.records import NodeState
 from trainyard.api.runs import listing, server, states, watching
 from trainyard.api.runs.watching import report_state, worker_runs
@@ -104,6 +106,21 @@ def test_a_run_has_its_name_from_its_creation_on(deployed: Settings) -> None:
         run.run_id for run in runs_of_one_chain
     ]
     assert watching.start_run("qa-pipeline/test", ASKED, settings=deployed, called="guide-12").name == "guide-12"
+
+
+def test_a_run_that_a_schedule_has_planned_is_a_job_once_it_is_due(deployed: Settings) -> None:
+    deployment = qa_pipeline.to_deployment(
+        name="scheduled", work_pool_name=deployed.work_pool, tags=[JOB_TAG], cron="0 3 * * *", parameters=ASKED
+    )
+    deployment.entrypoint = "flows/qa_pipeline.py:qa_pipeline"
+    scheduled_by = DeploymentFilter.model_validate({"id": {"any_": [deployment.apply()]}})
+    with get_client(sync_client=True) as client:
+        until(lambda: client.read_flow_runs(deployment_filter=scheduled_by), 60, "the calendar")
+        planned = client.read_flow_runs(deployment_filter=scheduled_by)
+        assert all(run.auto_scheduled and JOB_TAG in run.tags for run in planned)
+        assert not {run.id for run in planned} & {run.id for run in listing.jobs_of(client)}
+        client.set_flow_run_state(planned[0].id, Late(), force=True)
+        assert [run.id for run in listing.jobs_of(client) if run.id in {one.id for one in planned}] == [planned[0].id]
 
 
 def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None:

@@ -15,8 +15,10 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.client.schemas.objects import FlowRun, State
 
 from trainyard.api.records import RunResult, read_events, read_result
+from trainyard.api.runs.states import run_state
 from trainyard.compute.services import Service, record_path, write_record
 from trainyard.settings import settings
+from trainyard.spec.states import JobState
 from trainyard.stores.processes import process_start
 
 DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
@@ -109,6 +111,44 @@ def test_the_failure_says_what_why_and_what_to_do_next(place: Path) -> None:
         f"Next: correct the cause, then `trainyard jobs resume {state.state_details.flow_run_id} --watch`; "
         "finished nodes are reused.",
     ]
+
+
+def test_a_gate_that_says_no_completes_the_run_and_lists_why(place: Path) -> None:
+    shapes.CLOSED.add("b")
+    state = walk_shape(chain_of(DIAMOND, place))
+    assert (state.is_completed(), state.name) == (True, "NotDeployed")
+    assert run_state(state) == (JobState.COMPLETED, "not deployed")
+    result = result_of(state)
+    assert (result.state, result.detail, result.exit_code) == ("completed", "not deployed", 9)
+    assert result.gate is not None
+    assert (result.gate.node, result.gate.passed) == ("b", ("em/c: fine",))
+    assert result.message.splitlines() == [
+        "Not deployed: not better than its baseline: 2 of 3 checks.",
+        "- loss/a: worse.",
+        "- f1/b: worse.",
+        "Skipped because of that: d.",
+        "Train.",
+    ]
+    assert states_of(state) == {"a": "completed", "b": "completed", "c": "completed", "d": "skipped"}
+
+
+def test_a_gate_that_says_no_does_not_hide_a_failure(place: Path) -> None:
+    shapes.CLOSED.add("b")
+    shapes.FAILING.add("c")
+    state = walk_shape(chain_of(DIAMOND, place))
+    result = result_of(state)
+    assert (state.is_failed(), result.detail, result.exit_code) == (True, "", 1)
+    assert "1 of 4 nodes failed: c." in result.message
+    assert result.gate is not None
+
+
+def test_a_gate_decides_again_in_the_next_run(place: Path) -> None:
+    shapes.CLOSED.add("a")
+    chain = chain_of({"a": []}, place)
+    assert walk_shape(chain).name == "NotDeployed"
+    assert walk_shape(chain).name == "NotDeployed"
+    shapes.CLOSED.clear()
+    assert walk_shape(chain).name == "Completed"
 
 
 def test_a_fault_of_ours_is_a_failed_node_too(place: Path) -> None:

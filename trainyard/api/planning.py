@@ -10,19 +10,27 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.api import acceptance
 from trainyard.api.keys import content_key
 from trainyard.api.plans.deciding import MethodDecision, decide_methods, take_recorded
-from trainyard.api.plans.known import FinishedNodes, counted_tokens, data_names, folder_of, known_timings
+from trainyard.api.plans.known import (
+    FinishedNodes,
+    counted_tokens,
+    data_names,
+    folder_of,
+    known_timings,
+    reads_local_data,
+)
 from trainyard.api.plans.queue import queue_seconds
 from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
 from trainyard.backends.base import probe_all
 from trainyard.backends.choices import decide_choices
+from trainyard.backends.timings.records import slowdown_here
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import devices_here
 from trainyard.compute.sandbox.service import Confinement, find_confinement
@@ -33,6 +41,7 @@ from trainyard.serve import embedded, vllm
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.advice import advice
@@ -42,7 +51,7 @@ from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.estimate.cascade import with_hyper
-from trainyard.spec.estimate.estimate import Estimate, Known, estimate
+from trainyard.spec.estimate.estimate import Estimate, Known, SampledNode, estimate
 from trainyard.spec.estimate.heldout import tiny_sets
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.graph import check, resolve, with_method
@@ -299,17 +308,45 @@ CHAIN_REASONS = (
 )  # fmt: skip
 
 
-def examine(chain: ResolvedChain, settings: Settings) -> list[Reason]:
+def examine(chain: ResolvedChain, settings: Settings, *, read_data: bool = True) -> list[Reason]:
     """Every reason why a valid chain cannot run here and now: the one answer of check, plan, run, jobs and the flows.
 
-    Files and models that are not here, rows of the table that need the machine, chat templates, and what the targets
-    that answer now have against the adapter. Node by node, in the chain's order.
+    Files and models that are not here, rows of the table that need the machine, chat templates, what the targets
+    that answer now have against the adapter, and local data that no node could use. Node by node, in the chain's order.
     """
+    return list(examine_data(chain, settings, read_data=read_data).reasons)
+
+
+class Examined(NamedTuple):
+    """What keeps a chain from running, and what was read of it."""
+
+    reasons: list[Reason]
+    shortages: list[Reason]
+    """Fewer rows than were asked for, or than a verdict needs: a run has to be asked for all the same."""
+    nodes: Mapping[str, SampledNode]
+
+
+def examine_data(
+    chain: ResolvedChain,
+    settings: Settings,
+    outputs: Mapping[str, NodeOutput | None] | None = None,
+    *,
+    read_data: bool = True,
+) -> Examined:
+    """Return every reason, and what was read of each node; `outputs` are results that are finished already."""
     own = settings.for_tenant(chain.tenant)
     found = [*acceptance.space_reasons(own), *run_reasons(chain, run_facts(chain, own))]
     for ask in CHAIN_REASONS:
         found += ask(chain, own)
-    return acceptance.in_chain_order(chain, found)
+    nodes: dict[str, SampledNode] = {}
+    shortages: list[Reason] = []
+    if read_data and reads_local_data(chain):
+        # Readers import pyarrow: a chain without local data is checked without them.
+        sample = load("trainyard.api.plans.samples:read_chain")(
+            chain, own, outputs, frozenset(reason.node or "" for reason in found)
+        )
+        nodes, shortages, found = sample.nodes, sample.shortages, [*found, *sample.reasons]
+    return Examined(acceptance.in_chain_order(chain, found), shortages, nodes)
 
 
 def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
@@ -386,8 +423,8 @@ def plan(
     """
     chain, decisions = decided(spec, settings)
     settings = settings.for_tenant(chain.tenant)
-    reasons = examine(chain, settings)
     looks = look_up(chain, settings)
+    reasons, _, sampled = examine_data(chain, settings, {one: look.output for one, look in looks.items()})
     found = FinishedNodes(
         chain, {one: look.output for one, look in looks.items()}, {one: look.key for one, look in looks.items()}
     )
@@ -401,10 +438,11 @@ def plan(
         rows={one: look.rows for one, look in looks.items() if look.rows},
         shapes=shapes(chain, settings),
         device=here,
-        timings=known_timings(chain, settings, here),
+        timings=known_timings(chain, settings, here, slowdown_here(Device.CPU)),
         data=data_names(found),
         tokens_per_row=counted_tokens(found),
         queue_s=queue_seconds(settings),
+        sampled=sampled,
     )
     estimates = {one.node: one for one in estimate(chain, known)}
     return ChainPlan(

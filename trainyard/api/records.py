@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -27,15 +27,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trainyard.compute import events as event_files
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, EventTail, EventWriter
+from trainyard.errors import NOT_BETTER, NotDeployed
 from trainyard.loading import load
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
-from trainyard.spec.states import JobState
+from trainyard.spec.states import NOT_DEPLOYED_DETAIL, JobState
 from trainyard.stores.artifacts import ArtifactStore, Reference
 from trainyard.stores.files import translate_os_errors
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import MANIFEST, write_json_durably
 
+FEW_ROWS_TAG = "few-rows:allow"
+"""Tag of a run that trains although there are fewer rows than were asked for, or than a verdict needs."""
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result again, including finished ones."""
 REFRESH_FROM = "refresh-from:"
@@ -75,6 +78,40 @@ class NodeResult(BaseModel):
     facts: dict[str, Any] = {}
 
 
+class ClosedGate(BaseModel):
+    """The no of a gate: nothing was deployed, for these reasons."""
+
+    model_config = ConfigDict(frozen=True)
+
+    node: str
+    """Id of the deployer."""
+    evaluator: str = ""
+    """Id of the evaluator whose report says no: `evaluations show RUN EVALUATOR`, `/evaluations/RUN/EVALUATOR`."""
+    verdict: str
+    reasons: tuple[str, ...]
+    """The checks that failed, each as `benchmark/set: values`."""
+    passed: tuple[str, ...] = ()
+    do: str = ""
+
+    @property
+    def line(self) -> str:
+        """`not better than its baseline: 3 of 5 checks`."""
+        return closed_gate_line(self.model_dump())
+
+
+def is_closed_gate(facts: Mapping[str, Any]) -> bool:
+    """Return whether facts are those of a deployer whose gate said no."""
+    return facts.get("deployed") is False and bool(facts.get("reasons"))
+
+
+def closed_gate_line(facts: Mapping[str, Any]) -> str:
+    """Return the verdict of a closed gate, with the number of checks that failed where they decided."""
+    if facts["verdict"] != NOT_BETTER:
+        return str(facts["verdict"])
+    count, total = len(facts["reasons"]), len(facts["reasons"]) + len(facts["passed"])
+    return f"{facts['verdict']}: {count} of {total} check{'s' if total != 1 else ''}"
+
+
 class RunResult(BaseModel):
     """How a run ended."""
 
@@ -87,8 +124,12 @@ class RunResult(BaseModel):
     chain: str = ""
     digest: str = ""
     state: JobState
+    detail: str = ""
+    """`not deployed` of a completed run whose gate said no."""
     message: str
     nodes: tuple[NodeResult, ...] = ()
+    gate: ClosedGate | None = None
+    """Why nothing was deployed, where a gate said no."""
     url: str = ""
     seconds: float = 0.0
     next: tuple[str, ...] = ()
@@ -101,7 +142,14 @@ class RunResult(BaseModel):
     @property
     def exit_code(self) -> int:
         """Of a command that shows this result: a run that was only started has not failed."""
+        if self.succeeded and self.detail == NOT_DEPLOYED_DETAIL:
+            return NotDeployed.exit_code
         return 1 if self.state in (JobState.FAILED, JobState.CANCELED) else 0
+
+    @property
+    def state_text(self) -> str:
+        """The state with its detail: `completed (not deployed)`."""
+        return f"{self.state.value} ({self.detail})" if self.detail else self.state.value
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows, with the loss as it is when it is shown."""

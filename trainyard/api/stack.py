@@ -53,6 +53,7 @@ CONSOLE_FORMATTER = "PREFECT_LOGGING_HANDLERS_CONSOLE_FORMATTER"
 """Names a formatter of Prefect's `logging.yml`; the flows of a worker inherit it."""
 STOP_GRACE_S = 30.0
 """A worker that ends first ends its flow runs, and those save a checkpoint."""
+FOLDER_VARIABLE = "TRAINYARD_WORKING_FOLDER"
 STARTS = 3
 """Tries of another port, if another home's server takes the free one first."""
 
@@ -164,6 +165,7 @@ def service_environment(settings: Settings, api_url: str, name: str = "server") 
         **few_certificates(settings, api_url),
         **prefect_environment(settings, api_url),
         **({CONSOLE_FORMATTER: "json"} if settings.log_format == "json" else {}),
+        FOLDER_VARIABLE: str(working_folder(settings)),
         "PREFECT_CLI_PROMPT": "false",
         "PREFECT_WORKER_QUERY_SECONDS": "1",
         "PYTHONUNBUFFERED": "1",
@@ -356,6 +358,29 @@ def choose_exposure(settings: Settings, chosen: Exposure | None) -> None:
             "--expose has no effect on servers that are running.", why="They were started with other addresses.",
             do="Run `trainyard down`, then `trainyard up --expose` again.", code="E-SERVER-RUNS",
         )  # fmt: skip
+
+
+def choose_working_folder(settings: Settings, say: Say) -> None:
+    """Let relative paths of forms, of the REST API and of Prefect's runs start at the caller's folder.
+
+    Services that are running keep theirs, so that one path means the same in all of them.
+    """
+    if any(running(settings, name) for name in ("server", "api", "worker", "watchdog")):
+        if (folder := working_folder(settings)) != settings.working_folder:
+            say(f"relative paths of forms and of Prefect's runs start at {folder}, where the services were started")
+        return
+    settings.services.mkdir(parents=True, exist_ok=True)
+    write_json_durably(folder_record(settings), str(settings.working_folder))
+
+
+def working_folder(settings: Settings) -> Path:
+    """Return the folder where relative paths start in what the services of this home run."""
+    path = folder_record(settings)
+    return Path(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else settings.working_folder
+
+
+def folder_record(settings: Settings) -> Path:
+    return settings.services / "working_folder.json"
 
 
 def open_server_mark(settings: Settings) -> Path:

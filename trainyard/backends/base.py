@@ -136,7 +136,7 @@ def run_training(
         place.mkdir(parents=True, exist_ok=True)
         write_json_durably(place / SPEC_FILE, job.model_dump(mode="json"))
         program.prepare(job, place)
-        attempts, listener = count_starts(place), Listener(on_event)
+        attempts, listener = count_starts(place), Listener(on_event, job, place)
         outcome = supervise(
             program.command(job, place),
             place,

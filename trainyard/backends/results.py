@@ -20,12 +20,14 @@ from typing import Any, TypeVar
 
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
-from trainyard.compute.events import Event
+from trainyard.compute.events import Event, read_events
 from trainyard.compute.supervise import LOG_HEADER, DesiredState, Outcome, Status
 from trainyard.errors import Conflict, TrainyardError, from_fields
 from trainyard.stores.artifacts import Produced, ProducedSet
+from trainyard.stores.metrics import number, read_curve
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, checkpoints
+from trainyard.train.evaluation.divergence import DivergenceWatch, judge_training
 from trainyard.train.evaluation.history import choose_by
 from trainyard.train.resume.retention import list_best, metric_of
 
@@ -93,15 +95,51 @@ class Listener:
     """Remembers the events that matter for the result while handing all of them on."""
 
     on_event: Callable[[Event], None]
+    job: TrainingJob
+    work: Path
     begun: Event = field(default_factory=dict)
     stopped: Event = field(default_factory=dict)
+    watch: DivergenceWatch | None = None
+    """None before the training begins, and for one whose losses are not comparable."""
 
     def __call__(self, event: Event) -> None:
         if event["event"] == "begin":
-            self.begun = event
+            self.begun, self.watch = event, watch_from(self.job, self.work)
         if event["event"] == "stopped":
             self.stopped = event
         self.on_event(event)
+        if event["event"] == "progress" and self.watch is not None:
+            step, loss, held_out = (number(event.get(name)) for name in ("step", "loss", "eval_loss"))
+            for found in self.watch.on_step(int(step or 0), loss, held_out):
+                self.on_event({"event": "divergence", "text": found.text, "divergence": found.as_dict()})
+
+
+def has_comparable_losses(job: TrainingJob) -> bool:
+    """Return whether the losses of steps are comparable: with drawn completions and latent thoughts, rows change."""
+    return not job.config.stage.drawn_tokens and job.config.stage.technique is None
+
+
+def takes_best(job: TrainingJob) -> bool:
+    return job.config.eval is not None and job.config.eval.load_best
+
+
+def watch_from(job: TrainingJob, work: Path) -> DivergenceWatch | None:
+    """Return a watch that has read the steps before a restart; None for losses that are not comparable."""
+    if not has_comparable_losses(job):
+        return None
+    watch = DivergenceWatch(takes_best(job))
+    for point in read_curve(read_events(work / EVENTS_FILE)):
+        watch.on_step(point.step, point.loss, point.eval_loss)
+    return watch
+
+
+def divergence_of(job: TrainingJob, training: Mapping[str, Any]) -> dict[str, Any]:
+    """`divergence`: what speaks against a finished training in its own numbers; empty for nothing."""
+    if not has_comparable_losses(job):
+        return {}
+    evaluations = (training.get("evaluation") or {}).get("found") or ()
+    found = judge_training(training["losses"], evaluations, takes_best=takes_best(job))
+    return {"divergence": [one.as_dict() for one in found]} if found else {}
 
 
 def count_starts(work: Path) -> int:
@@ -148,7 +186,8 @@ def collect_result(
     known = {"tool_version": version, "log_head": log_head(work / LOG_FILE)}
     training = {**known, **json.loads((made / TRAINING_FILE).read_text(encoding="utf-8"))}
     ends = smoothed_losses(training["losses"])
-    training |= ends
+    divergence = divergence_of(job, training)
+    training |= ends | divergence
     write_json_durably(made / TRAINING_FILE, training)
     target = folder / port.value
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +197,7 @@ def collect_result(
         shutil.rmtree(work / name, ignore_errors=True)
     for name in (DECISIONS_FILE, FITTED_FILE):
         (work / name).unlink(missing_ok=True)
-    facts = {name: training[name] for name in KEPT_FACTS} | ends
+    facts = {name: training[name] for name in KEPT_FACTS} | ends | divergence
     facts |= {"backend": job.config.backend.value, "tool_version": version}
     facts |= {"attempts": attempts + 1, "restarted_from": listener.begun.get("restarted_from")}
     if "evaluation" in training:

@@ -35,8 +35,8 @@ UNFOLLOWED = (OSError, RuntimeError, ValueError)
 SHOWN_CHARS = 200
 
 WHERE_RELATIVE = (
-    "A relative path starts where `trainyard run` is called; in a run that a form or `prefect deployment run` starts, "
-    "it starts at the deployment's folder."
+    "A relative path starts where the command is called; in a form, over REST and in `prefect deployment run` "
+    "it starts where `trainyard up` was called."
 )
 
 

@@ -39,21 +39,29 @@ AS_NAMED = {Port.TEXT: DataFormat.TEXT, Port.DOCUMENTS: DataFormat.DOCUMENTS}
 
 
 def read_source(
-    config: DataSourceConfig, folder: Path, *, settings: Settings, report: Report, limits: Limits | None = None
+    config: DataSourceConfig,
+    folder: Path,
+    *,
+    settings: Settings,
+    report: Report,
+    limits: Limits | None = None,
+    judged: bool = True,
 ) -> Produced:
     """Read every set of the config into its own sub-folder of `folder`, named by the port that it fills.
 
-    `report` gets the fraction done and a line of text. Raises `Refused` (`R-PATH-ROOT`, `R-URL`),
-    `NotFound` and `InvalidInput` (`E-DATA-…`, among them `E-DATA-BAD-ROWS` when more than `max_bad_fraction` of the
-    rows of a set are bad; the quarantine is then kept under `TRAINYARD_HOME/quarantine`).
+    `report` gets the fraction done and a line of text. A plan only counts bad rows: they are not `judged`. Raises
+    `Refused` (`R-PATH-ROOT`, `R-URL`), `NotFound` and `InvalidInput` (`E-DATA-…`, among them `E-DATA-BAD-ROWS` when
+    more than `max_bad_fraction` of the rows of a set are bad; the quarantine is then kept under
+    `TRAINYARD_HOME/quarantine`).
     """
     if config.mix is not None:
-        return read_mixture(config, config.mix, folder, settings=settings, report=report, limits=limits or Limits())
+        limits = limits or Limits()
+        return read_mixture(config, config.mix, folder, settings=settings, report=report, limits=limits, judged=judged)
     sets = list(config.sets.items()) if config.sets else [(None, config.single())]
     outputs: dict[Port, ProducedSet] = {}
     with reading_service() as service:
         for number, (named, given) in enumerate(sets):
-            reading = SetReading(given, named, config.max_bad_fraction, settings, limits or Limits())
+            reading = SetReading(given, named, limit_of(config, judged=judged), settings, limits or Limits())
 
             def progress(fraction: float, text: str, number: int = number) -> None:
                 report((number + fraction) / len(sets), text)
@@ -64,7 +72,14 @@ def read_source(
 
 
 def read_mixture(
-    config: DataSourceConfig, mix: Mixture, folder: Path, *, settings: Settings, report: Report, limits: Limits
+    config: DataSourceConfig,
+    mix: Mixture,
+    folder: Path,
+    *,
+    settings: Settings,
+    report: Report,
+    limits: Limits,
+    judged: bool = True,
 ) -> Produced:
     """Read every set of the mixture, and write the rows that are drawn from them as one set.
 
@@ -73,7 +88,7 @@ def read_mixture(
     parts: dict[str, tuple[Port, ProducedSet]] = {}
     with reading_service() as service:
         for number, (name, given) in enumerate(mix.sets.items()):
-            reading = SetReading(given, mix.port, config.max_bad_fraction, settings, limits)
+            reading = SetReading(given, mix.port, limit_of(config, judged=judged), settings, limits)
 
             def progress(fraction: float, text: str, number: int = number, name: str = name) -> None:
                 report((number + fraction) / len(mix.sets) * 0.9, f"{name}: {text}")
@@ -105,6 +120,11 @@ def read_mixture(
     return Produced(outputs={port: part}, facts={port.value: facts})
 
 
+def limit_of(config: DataSourceConfig, *, judged: bool) -> float | None:
+    """Largest share of bad rows; None where they are only counted."""
+    return config.max_bad_fraction if judged else None
+
+
 def mixture_facts(
     mix: Mixture, shares: Sequence[Share], distinct: int, sets: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -129,7 +149,7 @@ class SetReading:
 
     given: SourceSet
     named: Port | None
-    max_bad_fraction: float
+    max_bad_fraction: float | None
     settings: Settings
     limits: Limits = field(default_factory=Limits)
 
@@ -163,7 +183,7 @@ class SetReading:
             request = SetRequest(
                 files[0].parent, roots, folder.absolute(), FileSelection(max_rows=given.max_rows), False,
                 self.wanted, self.named, remote.address, self.limits, files=files, expected=kinds_of_set(given),
-                converter=self.converter,
+                converter=self.converter, columns=self.given.columns,
             )  # fmt: skip
             result = service.read_set(request, lambda fraction, text: report(0.5 + fraction / 2, text))
             if amount == len(remote) or result.balance.read - result.balance.bad >= (given.max_rows or 0):
@@ -181,6 +201,7 @@ class SetReading:
         request = SetRequest(
             place, roots, folder.absolute(), FileSelection(max_rows=self.given.max_rows), False, self.wanted,
             self.named, remote.address, self.limits, expected=kinds_of_set(self.given), converter=self.converter,
+            columns=self.given.columns,
         )  # fmt: skip
         result = service.read_set(request, lambda fraction, text: report(0.5 + fraction / 2, text))
         result.facts |= remote.facts
@@ -224,7 +245,7 @@ class SetReading:
         return SetRequest(
             place.absolute(), roots, folder.absolute(), FileSelection(given.include, given.exclude, given.max_rows),
             given.repository is not None, self.wanted, self.named, name, self.limits, expected=kinds_of_set(given),
-            query=query, tables=tables, converter=self.converter,
+            query=query, tables=tables, converter=self.converter, columns=self.given.columns,
         )  # fmt: skip
 
     def fetch(self, url: str, scratch: Path, report: Report) -> Fetched:
@@ -243,6 +264,8 @@ class SetReading:
         """Fail for a set without rows, and for one with too many bad rows."""
         if balance.read == 0:
             raise nothing_to_read(result.name, result.why_empty or "It is empty.")
+        if self.max_bad_fraction is None:
+            return
         share = balance.bad / balance.read
         if share <= self.max_bad_fraction and balance.kept:
             return

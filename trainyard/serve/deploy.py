@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from trainyard.errors import Reason, Refused, TrainyardError, Unavailable
+from trainyard.errors import NotDeployed, Reason, Refused, TrainyardError, Unavailable
 from trainyard.serve.card import keep_card
 from trainyard.serve.embedded import find_running
 from trainyard.serve.targets import merged
@@ -83,7 +83,8 @@ def deploy(
     """Carry out a deployer node; facts say which version is live where.
 
     `tenant` is the chain's, used unless the config names one. With a `run_key`, doing it twice registers one version.
-    Raises `Refused` (all reasons), `TrainyardError` (`E-GATE`, `E-CANARY`, …), `Unavailable` (a target is down).
+    Raises `Refused` (all reasons), `NotDeployed` (`E-GATE`), `TrainyardError` (`E-CANARY`, …), `Unavailable` (a target
+    is down).
     """
     verdict = gate(config, adapter, report)
     place, owner = open_reference(adapter), config.tenant or tenant
@@ -119,18 +120,19 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
     if verdict.get("few_rows") and config.few_rows == "allow" and verdict.get("better_on_few"):
         return verdict
     if verdict.get("few_rows"):
-        raise TrainyardError(
+        raise NotDeployed(
             "There are not enough rows to say whether the adapter is better; nothing was deployed.",
-            why=" | ".join(verdict["reasons"]),
+            reasons=verdict["reasons"],
+            passed=verdict.get("passed", ()),
             do="Give more rows, or write few_rows: allow to deploy what is better on these.",
-            code="E-GATE",
+            verdict="not enough rows to say",
         )
     if not verdict["better"]:
-        raise TrainyardError(
+        raise NotDeployed(
             "The adapter is not better than its baseline; nothing was deployed.",
-            why=" | ".join(verdict["reasons"]),
+            reasons=verdict["reasons"],
+            passed=verdict.get("passed", ()),
             do="Read the run's report. Hold out more rows, train longer, or give a metric's benchmark a margin.",
-            code="E-GATE",
         )
     return verdict
 

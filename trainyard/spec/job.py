@@ -11,7 +11,17 @@ from trainyard.spec.axes.data import BAD_FRACTION, DataFormat
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.migrate import job_words
-from trainyard.spec.nodes import DataSourceConfig, DataSourceNode, Name, Path, TrainerNode, Url
+from trainyard.spec.nodes import (
+    ColumnField,
+    ColumnName,
+    DataSourceConfig,
+    DataSourceNode,
+    Name,
+    Path,
+    TrainerNode,
+    Url,
+    is_empty,
+)
 from trainyard.spec.training import TrainerConfig, TrainingSettings, resolve_trainer
 
 
@@ -21,6 +31,9 @@ class DatasetSpec(Strict):
     path: Path = Field(description="File or folder inside a data root.")
     format: DataFormat = DataFormat.AUTO
     data_worker: Url | None = Field(None, description="Always refused in this release.")
+    columns: dict[ColumnField, ColumnName] = Field(
+        default_factory=dict, description="Field of a row -> the column that contains it.", exclude_if=is_empty
+    )
     max_rows: int | None = Field(None, ge=1, le=10**12, description="Rows that are read; default: all.")
     max_bad_fraction: float = Field(
         BAD_FRACTION, ge=0, le=1,

@@ -25,6 +25,11 @@ EndpointName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?$")]
+ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
+ColumnField = Literal[
+    "messages", "prompt", "completion", "answer", "chosen", "rejected", "label", "text", "input", "system", "tools"
+]
+"""The keys of `COLUMN_FIELDS`."""
 TableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 QUERIED_SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 PLACES = ("path", "url", "repository", "hub", "sql")
@@ -72,6 +77,11 @@ class SqlQuery(Strict):
         return self
 
 
+def is_empty(given: Any) -> bool:
+    """Whether a mapping is left out of a dump."""
+    return not given
+
+
 def is_unset(given: Any) -> bool:
     """Whether a field is left out of a dump: chains that do not use it keep their digest."""
     return given is None
@@ -89,6 +99,11 @@ class SetFields(Strict):
     format: DataFormat = DataFormat.AUTO
     converter: str | None = Field(
         None, min_length=1, max_length=100, description="Name in the setting `converters`.", exclude_if=is_unset
+    )
+    columns: dict[ColumnField, ColumnName] = Field(
+        default_factory=dict,
+        description="Field of a row -> the column that contains it, such as prompt: question_text.",
+        exclude_if=is_empty,
     )
     include: tuple[str, ...] = Field((), description="Globs of files; empty takes every known type.")
     exclude: tuple[str, ...] = Field((), description="Globs of files that are left out.")
@@ -110,6 +125,10 @@ class SourceSet(SetFields):
             raise ValueError(f"exactly one of {', '.join(PLACES[:-1])} and {PLACES[-1]} is needed; given: {given}")
         if self.sql is not None and (self.include or self.exclude):
             raise ValueError("a query reads the files that it names; include and exclude have no effect")
+        if self.columns and (self.converter or self.repository or self.format is DataFormat.DOCUMENTS):
+            raise ValueError("columns names the columns of rows; a converter, documents and repositories have none")
+        if len(set(self.columns.values())) < len(self.columns):
+            raise ValueError("columns gives one column to two fields")
         if self.converter is not None and (self.repository or self.format is DataFormat.DOCUMENTS):
             raise ValueError("a converter converts rows; documents and repositories have none")
         return self
@@ -175,7 +194,14 @@ class DataSourceConfig(SetFields):
         own = any(getattr(self, name) for name in (*PLACES, "data_worker"))
         if own + bool(self.sets) + bool(self.mix) > 1:
             raise ValueError(f"give either one of {', '.join(PLACES)}, or sets, or mix; not two of them")
-        usual = {"format": DataFormat.AUTO, "include": (), "exclude": (), "max_rows": None, "converter": None}
+        usual = {
+            "format": DataFormat.AUTO,
+            "include": (),
+            "exclude": (),
+            "max_rows": None,
+            "converter": None,
+            "columns": {},
+        }
         if self.mix and (unread := [name for name, value in usual.items() if getattr(self, name) != value]):
             raise ValueError(f"{unread[0]} has no effect next to mix; write it in the sets that it is meant for")
         if not self.sets and not self.mix:

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from trainyard.spec.axes.axis import Strict
-from trainyard.spec.axes.data import DataFormat, GenerationTemplate, Port
+from trainyard.spec.axes.data import COLUMN_FIELDS, DECIDING_FIELDS, DataFormat, GenerationTemplate, Port
 from trainyard.spec.axes.stages import Stage, StageSettings
 from trainyard.spec.chain import Source
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
@@ -177,6 +177,9 @@ def kinds_of_set(given: SourceSet) -> tuple[Port, ...]:
         return given.format.facts.ports
     if given.repository:
         return (Port.DOCUMENTS,)
+    if given.columns:
+        named = next((name for name in DECIDING_FIELDS if name in given.columns), None)
+        return COLUMN_FIELDS[named] if named else ROW_PORTS
     if given.hub is not None or given.sql is not None or given.converter is not None:
         return ROW_PORTS
     name = PurePosixPath(str(given.path or given.url).split("?")[0].split("#")[0])

@@ -7,6 +7,9 @@ from enum import StrEnum
 NO_TRAINER_DETAIL = "no trainer installed"
 """Detail of a pending job that waits until its trainer is installed: who watches it does not wait."""
 
+NOT_DEPLOYED_DETAIL = "not deployed"
+"""Detail of a completed run whose gate said no: its adapter is kept, and what was live stays live."""
+
 
 class JobState(StrEnum):
     """The state of a training job; a detail in words comes with it."""

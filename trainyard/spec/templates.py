@@ -25,7 +25,7 @@ from trainyard.spec.training import EngineSettings, Hyperparameters, Tracker, Tr
 
 CODE_FILES = ("**/*.py", "**/*.js", "**/*.ts", "**/*.go", "**/*.rs", "**/*.java", "**/*.c", "**/*.h", "**/*.cpp")
 
-RELATIVE = "a relative path starts at the deployment's folder."
+RELATIVE = "a relative path starts where the command, or for a form `trainyard up`, was called."
 ON_TOP = "rows for the evaluation come on top."
 
 

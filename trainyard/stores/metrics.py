@@ -39,7 +39,26 @@ class TrainingMetrics(Frozen):
     """Time in which it worked; pauses do not count."""
 
 
-class Point(Frozen):
+class StageMeasures(Frozen):
+    """What only some stages and backends measure of a step."""
+
+    reward_accuracy: float | None = None
+    """Share of the pairs whose chosen answer is above the rejected one (dpo, reward, kto)."""
+    reward_margin: float | None = None
+    kl: float | None = None
+    """Nats a token from the reference (grpo, ppo)."""
+    clipped: float | None = None
+    """Share of the tokens whose ratio was clipped (grpo, ppo)."""
+    policy_loss: float | None = None
+    value_loss: float | None = None
+    """Of the critic (ppo)."""
+    thought_gain: float | None = None
+    """What a thought adds to the likelihood of the next tokens (quiet_star)."""
+    memory_bytes: float | None = None
+    """Of the training process: its peak on a GPU, else its resident memory."""
+
+
+class Point(StageMeasures):
     """One step of the curve."""
 
     step: int

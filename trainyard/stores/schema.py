@@ -58,7 +58,7 @@ KINDS: Mapping[str, StoredKind] = {
     "trained": StoredKind(("tenants/*/training/*/trained.json",)),
 }
 """Where the places of two kinds overlap, the first one counts. An object store's root is anywhere."""
-OTHERS = ("services/bootstrap.json",)
+OTHERS = ("services/bootstrap.json", "services/working_folder.json")
 """Files in the places of a kind that are not of it."""
 
 

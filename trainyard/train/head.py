@@ -21,11 +21,11 @@ from torch.utils.checkpoint import checkpoint
 
 from trainyard.errors import Unavailable
 from trainyard.loading import load
+from trainyard.train import labels
 from trainyard.train.layout.sequence_attention import border_inputs, takes_borders
 from trainyard.train.precision import require_liger
 
-IGNORED = -100
-"""Label of a position that takes no part in the loss (the convention of torch and transformers)."""
+IGNORED = labels.IGNORED
 SEQUENCES, MASK_GROUPS = "sequence_ids", "prompt_groups"
 """Tensors of a batch whose rows have several sequences each: `train/layout/segments`."""
 CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.data.renderers.rendering import Cut, Piece, Renderer
 from trainyard.data.rows import TRAIN, LabelledRow, Message, PreferenceRow, PromptRow, SftRow, TextRow
 from trainyard.errors import InvalidInput
-from trainyard.train.head import IGNORED
+from trainyard.train.labels import IGNORED
 
 Encoded = dict[str, list[int]]
 AnyRow = TypeVar("AnyRow", SftRow, PreferenceRow, LabelledRow, TextRow, SftRow | PromptRow)
@@ -31,6 +31,8 @@ MOST_REASONS = 20
 """Different words of a template that a ledger keeps; the rest counts under `OTHER_REASONS`."""
 MOST_REASON_CHARS = 200
 OTHER_REASONS = "other reasons"
+COMPLETION = "completion"
+"""The name of a rated answer, of an example of stage kto."""
 
 
 class Refusals(NamedTuple):
@@ -313,6 +315,22 @@ def encode_answers(
     ledger.enter_cut(cut)
     encoded = [encode_pieces(renderer, pieces, start=False) for pieces in cut.examples]
     return renderer.ids(cut.prompt), [Answer(one["input_ids"], one["labels"]) for one in encoded]
+
+
+def encode_labelled(
+    rows: Iterable[LabelledRow], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[list[Encoded], TokenLedger]:
+    """Rows whose prompt and completion together have at most `max_length` tokens."""
+    return encode_rows(rows, tokenizer, max_length, encode_completion)
+
+
+def encode_completion(renderer: Renderer, row: LabelledRow, max_length: int, ledger: TokenLedger) -> Encoded | None:
+    prompt, (completion,) = encode_answers(renderer, row.prompt, (row.completion,), row.tools, ledger)
+    kept = completion.cut(max(0, max_length - len(prompt)))
+    lost = "" if kept.trained else "truncated" if completion.trained else "no_target"
+    masked = len(prompt) + len(kept.ids) - kept.trained
+    ledger.enter(len(prompt) + len(completion.ids), kept.trained, masked, lost)
+    return None if lost else {"prompt_ids": prompt, **kept.fields(COMPLETION), "desirable": [int(row.label)]}
 
 
 STEPS_MISSING = "Give the rows their steps: reasoning_content, `steps`, or lines before `####`. "

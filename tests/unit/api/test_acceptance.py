@@ -36,8 +36,8 @@ ROWS = "rows.jsonl"
 def work(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
     folder.mkdir()
-    (folder / "rows.jsonl").write_text('{"messages": []}\n')
-    (folder / "pairs.jsonl").write_text("{}\n")
+    (folder / "rows.jsonl").write_text('{"prompt": "What is a kettle?", "completion": "A vessel."}\n')
+    (folder / "pairs.jsonl").write_text('{"prompt": "What is a kettle?", "chosen": "A vessel.", "rejected": "No."}\n')
     return folder
 
 

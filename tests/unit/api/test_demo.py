@@ -8,7 +8,7 @@ import pytest
 
 from trainyard.api import planning
 from trainyard.api.context import Context
-from trainyard.api.records import RunResult
+from trainyard.api.records import ClosedGate, RunResult
 from trainyard.api.terminal.demo import demo_text
 from trainyard.api.verbs import demo
 from trainyard.errors import TrainyardError
@@ -62,6 +62,21 @@ def test_a_run_that_failed_is_told_in_its_own_words() -> None:
         run_id="1", name="n", chain="c", digest="d", state=JobState.FAILED, message="trainer: E-DATA-EMPTY", url="u"
     )
     with pytest.raises(TrainyardError, match=r"E-DEMO: The demo's run did not complete\. Why: trainer: E-DATA-EMPTY"):
+        demo.summarize(run, urls=URLS, seconds=0)
+
+
+def test_a_gate_that_says_no_fails_the_demo_with_its_reasons() -> None:
+    gate = ClosedGate(node="deployer", verdict="not better than its baseline", reasons=("loss/a: worse.",))
+    run = RunResult(
+        run_id="1",
+        name="n",
+        state=JobState.COMPLETED,
+        detail="not deployed",
+        message="Not deployed.",
+        gate=gate,
+        url="u",
+    )
+    with pytest.raises(TrainyardError, match=r"E-DEMO: .* Why: Not deployed\."):
         demo.summarize(run, urls=URLS, seconds=0)
 
 

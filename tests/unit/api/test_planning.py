@@ -17,11 +17,14 @@ from trainyard.settings import Settings, settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 
+ROW = '{"prompt": "What is a kettle?", "completion": "A vessel that boils water."}\n'
+
 
 @pytest.fixture
 def here(tmp_path: Path, tiny_model: Path) -> Settings:
     (tmp_path / "work" / "docs").mkdir(parents=True)
-    (tmp_path / "work" / "docs" / "a.md").write_text("# A")
+    text = "# Kettle\n\nThe kettle is a vessel that boils two litres of water.\n"
+    (tmp_path / "work" / "docs" / "a.md").write_text(text)
     return Settings(home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tiny_model))
 
 
@@ -130,7 +133,7 @@ def test_a_plan_lists_what_this_machine_refuses(here: Settings) -> None:
 
 
 def test_a_chain_whose_backend_is_not_here_is_refused_and_a_job_waits(here: Settings) -> None:
-    (here.working_folder / "docs" / "a.jsonl").write_text("{}")
+    (here.working_folder / "docs" / "a.jsonl").write_text(ROW)
     asked = planning.asked("training-job", {"dataset": {"path": "docs/a.jsonl"}, "backend": "unsloth"})
     chain = planning.resolved(asked.spec, here)
     with pytest.raises(Refused, match="R-BACKEND-MISSING"):
@@ -175,7 +178,7 @@ def test_a_base_that_no_stage_can_train_is_refused_by_the_plan(
 
 
 def distillation(here: Settings, teacher: str, **trainer: Any) -> planning.ResolvedChain:
-    (here.working_folder / "a.jsonl").write_text("{}")
+    (here.working_folder / "a.jsonl").write_text(ROW)
     stage = {"type": "distill", "teacher": teacher}
     job = {"dataset": {"path": "a.jsonl"}, "device": "cpu", "stage": stage, **trainer}
     return planning.resolved(planning.asked("training-job", job).spec, here)
@@ -212,11 +215,11 @@ def test_a_teacher_that_no_memory_here_can_take_is_refused(here: Settings, tiny_
 
 
 def test_the_plan_says_that_paged_states_are_not_paged_on_a_cpu(here: Settings) -> None:
-    (here.working_folder / "a.jsonl").write_text("{}")
+    (here.working_folder / "a.jsonl").write_text(ROW)
     hyper = {"optimizer": "paged_adamw_8bit", "precision": "fp32"}
     job = {"dataset": {"path": "a.jsonl"}, "device": "cpu", "hyperparameters": hyper}
     found = planning.plan(planning.asked("training-job", job).spec, here)
-    assert found.nodes[-1].advice == ("Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit.",)
+    assert "Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit." in found.nodes[-1].advice
 
 
 def test_the_embedded_server_is_asked_for_only_where_a_target_wants_it(here: Settings) -> None:

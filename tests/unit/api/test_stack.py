@@ -66,6 +66,23 @@ def test_a_caller_s_server_settings_do_not_reach_our_services(monkeypatch: pytes
     assert "PREFECT_SERVER_API_PORT" not in stack.service_environment(settings(), "http://127.0.0.1:4200/api")
 
 
+def test_services_that_run_keep_the_folder_where_relative_paths_start(home: Path, tmp_path: Path) -> None:
+    url, told = "http://127.0.0.1:4200/api", list[str]()
+    first, second = (load_settings(working_folder=tmp_path / name) for name in ("first", "second"))
+
+    def folder_of_worker(given: Settings) -> str:
+        stack.choose_working_folder(given, told.append)
+        return stack.service_environment(given, url, "worker")["TRAINYARD_WORKING_FOLDER"]
+
+    assert [folder_of_worker(one) for one in (second, first)] == [str(tmp_path / "second"), str(tmp_path / "first")]
+    record(first, "api", url)
+    assert folder_of_worker(first) == str(tmp_path / "first")
+    assert not told
+    assert folder_of_worker(second) == str(tmp_path / "first")
+    (note,) = told
+    assert f"start at {tmp_path / 'first'}, where the services were started" in note
+
+
 def test_without_tls_one_certificate_is_enough(home: Path) -> None:
     (path,) = stack.few_certificates(settings(), "http://127.0.0.1:4200/api").values()
     assert len(ssl.create_default_context(cafile=path).get_ca_certs()) == 1

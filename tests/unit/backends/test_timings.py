@@ -18,10 +18,11 @@ from trainyard.backends.timings.records import add_timing, read_timings
 from trainyard.backends.timings.watching import key_of
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
+from trainyard.compute.monitor.processor import ProcessorTime, read_processor_time
 from trainyard.data.rows import ROWS_FILE, Row, write_rows
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.data import Port
-from trainyard.spec.estimate.timing import StepTiming
+from trainyard.spec.estimate.timing import StepTiming, Timings, likely_slowdown
 
 ONE = StepTiming(source="run", time=1.0, max_length=8, rows_per_batch=1, rows_per_step=1, seconds_per_step=0.5)
 
@@ -145,3 +146,31 @@ def limit_of(pid: int) -> tuple[int, int, tuple[int, int]]:
     """64 MiB more address space than it has now."""
     size = psutil.Process(pid).memory_info().vms + (64 << 20)
     return pid, resource.RLIMIT_AS, (size, size)
+
+
+def test_the_load_of_a_measurement_is_left_out() -> None:
+    busy = ONE.model_copy(
+        update={"seconds_per_step": 2.0, "step_cpu_share": 0.25, "load_s": 9.0, "load_cpu_share": 0.5}
+    )
+    alone = busy.alone()
+    assert (alone.seconds_per_step, alone.load_s) == (0.5, 4.5)
+    assert alone.alone() == alone
+
+
+def test_a_slowdown_is_at_most_that_of_the_measurements() -> None:
+    busy = ONE.model_copy(update={"step_cpu_share": 0.5})
+    assert likely_slowdown(Timings((busy,), slowdown=9.0)) == 2.0
+    assert likely_slowdown(Timings((busy,), slowdown=1.0)) == 1.0
+    assert likely_slowdown(Timings((ONE,), slowdown=9.0)) == 1.0
+    assert likely_slowdown(Timings()) == 1.0
+
+
+def test_the_kernel_says_how_long_a_process_waited(tmp_path: Path) -> None:
+    folder = tmp_path / "7" / "task" / "7"
+    folder.mkdir(parents=True)
+    (folder / "schedstat").write_text("300 100 5\n")
+    used = read_processor_time(7, tmp_path)
+    assert used == ProcessorTime(300, 100)
+    assert used is not None
+    assert used.share_since(ProcessorTime(0, 0)) == 0.75
+    assert read_processor_time(8, tmp_path) is None

@@ -220,9 +220,8 @@ def test_a_verdict_in_one_line_names_what_decided_it() -> None:
 
     assert line(better=True) == "better than the baseline on loss/heldout (5.460 to 4.854)"
     assert line(better=True, cautions=["Only 20 rows."]).endswith(" (5.460 to 4.854), on few rows: Only 20 rows")
-    decided = line(better=False, reasons=["f1/heldout: improvement -0.1."])
-    assert decided == "not better than the baseline on loss/heldout (5.460 to 4.854): f1/heldout: improvement -0.1"
-    assert line(better=False, reasons=["loss/heldout: worse."]) == "not better than the baseline: loss/heldout: worse"
+    decided = line(better=False, reasons=["f1/heldout: improvement -0.1.", "loss/heldout: worse."])
+    assert decided == ("not better than the baseline on loss/heldout (5.460 to 4.854): f1/heldout, loss/heldout failed")
 
 
 def test_what_the_rollouts_of_a_training_reported_is_in_the_table_and_in_its_line() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import psutil
 import pytest
 from safetensors.numpy import save_file
 
-from trainyard.errors import Refused, TrainyardError, Unavailable
+from trainyard.errors import NotDeployed, Refused, TrainyardError, Unavailable
 from trainyard.serve import embedded as embedded_server
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings, load_settings
@@ -250,10 +251,11 @@ def test_a_deployment_without_an_evaluation_is_refused_unless_said(yard: Yard) -
 @pytest.mark.parametrize("unevaluated", [False, True])
 def test_not_better_is_an_error_with_all_reasons_and_registers_nothing(yard: Yard, unevaluated: bool) -> None:
     yard.report = make_report(yard.folder / "worse", yard.adapter, better=False)
-    with pytest.raises(
-        TrainyardError, match=r"E-GATE: The adapter is not better .* improvement -0\.1 \| forgetting/general: worse"
-    ):
+    with pytest.raises(NotDeployed, match=r"E-GATE: The adapter is not better") as caught:
         yard.deploy(unevaluated=unevaluated)
+    assert caught.value.reasons == ("heldout_loss/x: improvement -0.1", "forgetting/general: worse")
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (copy.reasons, copy.as_dict()) == (caught.value.reasons, caught.value.as_dict())
     assert yard.registry.list() == []
 
 

@@ -17,7 +17,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
-from trainyard.stores.metrics import TrainingPace, in_time, metrics, read_curve, read_progress
+from trainyard.stores.metrics import StageMeasures, TrainingPace, in_time, metrics, read_curve, read_progress
 
 
 def record(job_id: str, **fields: Any) -> JobRecord:
@@ -130,3 +130,10 @@ def test_whatever_a_trainer_writes_can_be_read(tmp_path_factory: pytest.TempPath
     read_progress(read_events(path))
     pace = TrainingPace()
     assert all(pace.line(event).startswith("step ") for event in read_events(path))
+
+
+def test_a_curve_has_what_a_stage_measured_of_its_steps() -> None:
+    measures = dict.fromkeys(StageMeasures.model_fields, 0.25)
+    (point,) = read_curve([{"event": "progress", "step": 1, "loss": 0.0, "time": 1.0, **measures}])
+    assert {name: getattr(point, name) for name in measures} == measures
+    assert {"kl", "clipped", "value_loss", "thought_gain", "memory_bytes"} <= measures.keys()

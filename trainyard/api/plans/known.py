@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainyard.backends.timings.records import read_timings, timing_key
@@ -13,6 +13,7 @@ from trainyard.spec.axes.data import DATA_PORTS
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.timing import Timings
+from trainyard.spec.nodes import DataSourceConfig, SourceSet
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import NodeOutput
 from trainyard.stores.models import resolve_model
@@ -40,13 +41,14 @@ def trainers_of(chain: ResolvedChain) -> list[tuple[ResolvedNode, TrainerConfig]
     return [(node, node.config) for node in nodes if isinstance(node.config, TrainerConfig)]
 
 
-def known_timings(chain: ResolvedChain, settings: Settings, here: Device) -> dict[str, Timings]:
-    """Trainer's id -> what was measured for trainings like it."""
+def known_timings(chain: ResolvedChain, settings: Settings, here: Device, slowdown: float = 1.0) -> dict[str, Timings]:
+    """Trainer's id -> what was measured for trainings like it; `slowdown` is that of the CPU now."""
     found = {}
     for node, config in trainers_of(chain):
         device = here if config.device is Device.AUTO else config.device
         base = folder_of(config.base_model or settings.default_base_model, settings)
-        found[node.id] = read_timings(timing_key(config, base, device, settings), settings)
+        timings = read_timings(timing_key(config, base, device, settings), settings)
+        found[node.id] = replace(timings, slowdown=slowdown) if device is Device.CPU else timings
     return found
 
 
@@ -80,3 +82,18 @@ def counted_tokens(found: FinishedNodes) -> dict[str, float]:
             if tokens and rows:
                 means[node.id] = tokens / rows
     return means
+
+
+def reads_local_data(chain: ResolvedChain) -> bool:
+    """Whether a data source of the chain is on this machine."""
+    return any(isinstance(node.config, DataSourceConfig) and is_local(node.config) for node in chain.nodes)
+
+
+def is_local(config: DataSourceConfig) -> bool:
+    return all(is_local_set(given) for _, _, given in config.named_sets())
+
+
+def is_local_set(given: SourceSet) -> bool:
+    if given.data_worker or given.hub or given.url:
+        return False
+    return given.sql is None or not given.sql.database

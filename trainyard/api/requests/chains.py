@@ -47,6 +47,9 @@ class RunInput(Request):
     refresh_from: Annotated[str | None, Option("--refresh-from")] = Field(
         None, max_length=100, description="Make the results of this node and of all after it again."
     )
+    yes: Annotated[bool, Option("-y", "--yes")] = Field(
+        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
+    )
     tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
 
 
@@ -142,6 +145,9 @@ class RunChainInput(StoredName):
     )
     refresh_from: Annotated[str | None, Option("--refresh-from")] = Field(
         None, max_length=100, description="Make the results of this node and of all after it again."
+    )
+    yes: Annotated[bool, Option("-y", "--yes")] = Field(
+        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
     )
     tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
 

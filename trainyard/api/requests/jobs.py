@@ -31,6 +31,9 @@ class CreateInput(Request):
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
+    yes: Annotated[bool, Option("-y", "--yes")] = Field(
+        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
+    )
 
 
 class StopInput(JobInput):

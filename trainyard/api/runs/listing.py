@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from trainyard.stores.live.job_index import JobPage, JobQuery, page_of, place_of
 PAGE = 200
 """Rows that the server gives at once, at most."""
 UUID_LENGTH = 36
+PLANNED = "Scheduled"
+"""Prefect's name of the state of a run that is not due yet; a late one has another."""
 SLACK_S = 3600.0
 """By how much a run may be due before it was created: clocks differ, and a client may name an earlier time."""
 NO_TRACEBACK = "\nNoneType: None"
@@ -48,7 +50,15 @@ def jobs_of(prefect: SyncPrefectClient, *tags: str) -> Iterator[FlowRun]:
     """Every run with a trainer that has these tags, too, the newest first."""
     wanted = FlowRunFilter.model_validate({"tags": {"all_": [JOB_TAG, *tags]}})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
-    return paged(prefect.read_flow_runs, flow_run_filter=wanted, sort=newest)
+    found = paged(prefect.read_flow_runs, flow_run_filter=wanted, sort=newest)
+    return (run for run in found if not is_upcoming(run))
+
+
+def is_upcoming(run: FlowRun) -> bool:
+    """Return whether a run is in the calendar of a schedule: Prefect creates several before the first is due."""
+    due, state = run.expected_start_time, run.state
+    is_planned = run.auto_scheduled and state is not None and state.name == PLANNED
+    return bool(is_planned and due is not None and due > datetime.now(UTC))
 
 
 def select_jobs(query: JobQuery, runs: Path) -> JobPage:

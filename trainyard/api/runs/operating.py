@@ -18,11 +18,11 @@ from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelled, Cancelling, Completed, Crashed, Scheduled, Suspended
+from prefect.states import Cancelled, Cancelling, Crashed, Scheduled, Suspended
 
 from trainyard.api.records import read_result
 from trainyard.api.runs.server import client
-from trainyard.api.runs.states import in_words, preempted, run_state, waits_for_trainer
+from trainyard.api.runs.states import completed, in_words, preempted, run_state, waits_for_trainer
 from trainyard.api.training_logs import made_no_progress, note_preemption, saved_and_left
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings
@@ -256,7 +256,7 @@ def write_end_state(run: FlowRun, settings: Settings) -> None:
     left, result = saved_and_left(folder), read_result(folder)
     state: State[Any]
     if result is not None and result.succeeded:
-        state = Completed(message=result.message)
+        state = completed(result)
     elif run.state is not None and run.state.type is StateType.CANCELLING:
         state = Cancelled(message="Its process ended before it could save; the last checkpoint is kept.")
     elif left and not made_no_progress(folder):

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from prefect.client.schemas.objects import State, StateType
-from prefect.states import Scheduled
+from prefect.states import Completed, Scheduled
 
-from trainyard.api.records import NodeState
+from trainyard.api.records import NodeState, RunResult
 from trainyard.backends.results import RUNG
-from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
+from trainyard.spec.states import NO_TRAINER_DETAIL, NOT_DEPLOYED_DETAIL, JobState
 
 STATES: dict[StateType, tuple[JobState, str, NodeState]] = {
     StateType.SCHEDULED: (JobState.PENDING, "", NodeState.PENDING),
@@ -27,7 +27,10 @@ STATES: dict[StateType, tuple[JobState, str, NodeState]] = {
 
 PREEMPTED, BUDGET_EXCEEDED, NO_TRAINER, SKIPPED = "Preempted", "BudgetExceeded", "NoTrainer", "Skipped"
 """Trainyard's names of states: Scheduled again because the machine was taken back; Failed because the time is up;
-Scheduled for a day that never comes, because the trainer is not installed; Completed because its night is done."""
+Scheduled for a day that never comes, because the trainer is not installed; Completed because its night is done, or of
+a node after a gate that said no."""
+NOT_DEPLOYED = "NotDeployed"
+"""Completed, and the gate said no."""
 NEVER = timedelta(days=36_525)
 """A worker takes runs that are due; one that waits for its trainer is due in a hundred years."""
 
@@ -40,6 +43,7 @@ DETAILS = {
     BUDGET_EXCEEDED: "budget exceeded",
     NO_TRAINER: NO_TRAINER_DETAIL,
     SKIPPED: "skipped",
+    NOT_DEPLOYED: NOT_DEPLOYED_DETAIL,
 }
 
 AT_RUNG = "AtRung"
@@ -66,8 +70,15 @@ def node_state(state: State[Any] | None) -> NodeState:
     """Return a task run's state in Trainyard's words; `NotReady`, of a task whose upstream failed, is *skipped*."""
     if state is None:
         return NodeState.PENDING
-    named = {"NotReady": NodeState.SKIPPED, "Cached": NodeState.REUSED}
+    named = {"NotReady": NodeState.SKIPPED, SKIPPED: NodeState.SKIPPED, "Cached": NodeState.REUSED}
     return named.get(state.name or "", STATES[state.type][2])
+
+
+def completed(result: RunResult, **data: Any) -> State[Any]:
+    """Return the state of a run that has its result; its name says whether the gate said no."""
+    name = NOT_DEPLOYED if result.detail == NOT_DEPLOYED_DETAIL else "Completed"
+    state: State[Any] = Completed(name=name, message=result.message, **data)
+    return state
 
 
 def preempted(words: str, *, after_s: float) -> State[Any]:

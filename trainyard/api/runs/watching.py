@@ -218,13 +218,20 @@ def result_of(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResu
     own = read_result(folder)
     if own is not None and not waits_for_trainer(run.state):
         named = own.id or name_run(str(run.id), run.tags)
-        update = {"id": named, "state": word, "message": message, "url": run_url(str(prefect.api_url), run.id)}
+        update = {
+            "id": named,
+            "state": word,
+            "detail": detail,
+            "message": message,
+            "url": run_url(str(prefect.api_url), run.id),
+        }
         return own.model_copy(update=update)
     return RunResult(
         id=name_run(str(run.id), run.tags),
         run_id=str(run.id),
         name=run.name,
         state=word,
+        detail=detail,
         message=message,
         nodes=tuple(node_results(prefect, run.id)),
         url=run_url(str(prefect.api_url), run.id),

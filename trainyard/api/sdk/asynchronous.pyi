@@ -76,7 +76,7 @@ class AsyncChainsOperations:
     async def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
     async def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # run
     async def delete(self, *, chain: str) -> DeletedChain: ...  # run
-    async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
+    async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
     async def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
     async def palette(self) -> Palette: ...  # read
     async def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
@@ -110,7 +110,7 @@ class AsyncScriptsOperations:
     async def draft(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., node: str | None = ...) -> ScriptDraft: ...  # read
 
 class AsyncJobsOperations:
-    async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
+    async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., yes: bool = ...) -> RunResult: ...  # run
     async def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     async def show(self, *, job: str) -> JobDetail: ...  # read
     async def nodes(self, *, job: str) -> RunNodes: ...  # read
@@ -145,7 +145,7 @@ class AsyncSessionsOperations:
     async def output(self, *, session: str, name: str) -> Blob: ...  # read
 
 class AsyncDataOperations:
-    async def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
+    async def preview(self, *, path: str, format: DataFormat | None = ..., columns: dict[str, Any] = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
 class AsyncArtifactsOperations:
     async def list(self, *, run: str | None = ..., port: Port | None = ..., sha256: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> ArtifactList: ...  # read
@@ -205,7 +205,7 @@ class AsyncOperations:
     async def restore(self, *, file: Path) -> Restored: ...  # admin
     async def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
     async def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
-    async def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
+    async def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> AsyncSweepOperations: ...
     async def compare(self, *, job: tuple[str, ...], plot: bool = ...) -> Comparison: ...  # read

@@ -75,7 +75,7 @@ def run_markdown(run: Any) -> str:
     rows = [(one.id, one.state.value, f"{one.seconds:.1f}", one.message) for one in run.nodes]
     picture = run_svg(run.run_id)
     parts = [
-        f"**{run.name}**: {run.state.value}. {run.message}",
+        f"**{run.name}**: {run.state_text}. {run.message}",
         table(("node", "state", "seconds", "result"), rows) if rows else "",
         f"![loss](data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()})" if picture else "",
         *(report for node in run.nodes for report in reports_of(node.outputs)),

@@ -75,7 +75,7 @@ class ChainsOperations:
     def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
     def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # run
     def delete(self, *, chain: str) -> DeletedChain: ...  # run
-    def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
+    def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
     def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
     def palette(self) -> Palette: ...  # read
     def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
@@ -109,7 +109,7 @@ class ScriptsOperations:
     def draft(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., node: str | None = ...) -> ScriptDraft: ...  # read
 
 class JobsOperations:
-    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ...) -> RunResult: ...  # run
+    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., yes: bool = ...) -> RunResult: ...  # run
     def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     def show(self, *, job: str) -> JobDetail: ...  # read
     def nodes(self, *, job: str) -> RunNodes: ...  # read
@@ -144,7 +144,7 @@ class SessionsOperations:
     def output(self, *, session: str, name: str) -> Blob: ...  # read
 
 class DataOperations:
-    def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
+    def preview(self, *, path: str, format: DataFormat | None = ..., columns: dict[str, Any] = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
 class ArtifactsOperations:
     def list(self, *, run: str | None = ..., port: Port | None = ..., sha256: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> ArtifactList: ...  # read
@@ -204,7 +204,7 @@ class Operations:
     def restore(self, *, file: Path) -> Restored: ...  # admin
     def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
     def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
-    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
+    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> SweepOperations: ...
     def compare(self, *, job: tuple[str, ...], plot: bool = ...) -> Comparison: ...  # read

@@ -65,13 +65,13 @@ ADAPTERS: dict[str, Operation] = {
     "adapters push": Operation(
         "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",
         "adapters:PushInput", "versions:push", "adapters:published_text", RUN,
-        example="trainyard adapters push default/handbook/v3 acme/assistant",
+        example="trainyard adapters push default/handbook/v3 acme/handbook",
         local="It reads a token from this machine's environment and sends files to a server.",
     ),
     "adapters pull": Operation(
         "Fetch a published version, verify every file, and register it here as a new version.",
         "adapters:PullInput", "versions:pull", "adapters:pulled_text", RUN,
-        example="trainyard adapters pull gs://weights/prod/adapters/acme/assistant",
+        example="trainyard adapters pull gs://weights/prod/adapters/acme/handbook",
         local="It reads a token from this machine's environment and fetches files from a server.",
     ),
 }  # fmt: skip

@@ -30,7 +30,7 @@ def node_table(nodes: Sequence[Any]) -> list[str]:
 
 
 def run_text(result: Any) -> str:
-    lines = [*node_table(result.nodes), f"{result.name}: {result.state.value}. {result.message}", result.url]
+    lines = [*node_table(result.nodes), f"{result.name}: {result.state_text}. {result.message}", result.url]
     return "\n".join([*lines, *next_lines(result.next)])
 
 

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from trainyard.api.terminal.text import table
-from trainyard.spec.axes.data import BAD_FRACTION
 from trainyard.stores.metrics import in_time
 
 LONGEST = 600
@@ -28,9 +27,8 @@ def preview_text(result: Any) -> str:
     rows += [[hidden_text(part), f"{number:,}"] for part, number in result.hidden.items()]
     rows += [[f"ignored key {key}", f"{number:,}"] for key, number in result.raw.ignored_keys.items()]
     parts.append(table(rows, ("problem", "rows")) if rows else "nothing would be dropped, cut or ignored")
-    if result.lengths.refused_share > BAD_FRACTION:
-        share = f"the chat template refuses {result.lengths.refused_share:.1%} of the rows"
-        parts.append(f"{share}; a training fails above max_bad_fraction of the data source ({BAD_FRACTION:.1%})")
+    if result.refusal:
+        parts.append(result.refusal)
     if result.unreadable:
         bad = [[one.source, one.reason, cut(one.detail), cut(one.text)] for one in result.unreadable]
         parts.append(table(bad, ("row", "reason", "detail", "text")))

@@ -51,6 +51,7 @@ def job_detail_text(result: Any) -> str:
         kept = f", checkpoints: {', '.join(one.checkpoints)}" if one.checkpoints else ""
         lines.append(f"{one.node}: step {one.step} of {one.total_steps or '?'}{loss}{rate}{kept}")
         lines.append(f"{one.node}: {one.folder}")
+    lines += [f"{one.node}: warning: {one.text}" for one in result.divergence]
     lines += [left_text(one) for one in result.left]
     return "\n".join([*lines, *node_table(result.nodes), *next_lines(result.next), *age_line(result.as_of)])
 
@@ -72,7 +73,10 @@ def log_text(result: Any) -> str:
     return "\n".join(map(log_line_text, result.lines))
 
 
-SOMETIMES = ("eval_loss", "eval_reward_accuracy", "eval_reward_margin", "reward")
+SOMETIMES = (
+    "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "reward", "reward_accuracy", "reward_margin", "kl",
+    "clipped", "policy_loss", "value_loss", "thought_gain",
+)  # fmt: skip
 """Columns of the metrics that are shown where a trainer measured them."""
 
 

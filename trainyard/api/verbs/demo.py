@@ -144,7 +144,7 @@ def run_demo(_: Nothing, context: Context) -> DemoResult:
     if stack_is.auth_file:
         context.say(f"log in at {stack_is.ui_url} with the text in {stack_is.auth_file}")
     started = time.monotonic()
-    result = run(RunInput(target=TEMPLATE, parameters=PARAMETERS, watch=True, tags=("demo",)), context)
+    result = run(RunInput(target=TEMPLATE, parameters=PARAMETERS, watch=True, yes=True, tags=("demo",)), context)
     seconds = time.monotonic() - started
     assert stack_is.embedded_url is not None, "the starter model comes with the package"
     urls = DemoUrls(
@@ -162,9 +162,9 @@ def at_checkout(context: Context) -> Context:
 def summarize(ended: RunResult, *, urls: DemoUrls, seconds: float) -> DemoResult:
     """Read the result of a finished run and ask the model server one question twice.
 
-    Raises `TrainyardError` (`E-DEMO`) with the run's own message when it did not complete.
+    Raises `TrainyardError` (`E-DEMO`) with the run's own message when it did not complete, or its gate said no.
     """
-    if not ended.succeeded:
+    if not ended.succeeded or ended.gate is not None:
         raise TrainyardError(
             "The demo's run did not complete.", why=ended.message, do=f"Look at {ended.url}.", code="E-DEMO"
         )

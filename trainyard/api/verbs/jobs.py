@@ -21,7 +21,7 @@ from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_l
 from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.api.live.waits import DeviceWait
 from trainyard.api.planning import JOB, merged
-from trainyard.api.records import NodeResult, RunResult, read_result
+from trainyard.api.records import ClosedGate, NodeResult, RunResult, read_events, read_result
 from trainyard.api.requests import jobs as requests
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.responses import Response
@@ -42,8 +42,9 @@ from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.states import JobState
 from trainyard.stores.live.curves import Columns
-from trainyard.stores.live.job_index import JobQuery, read_cursor
+from trainyard.stores.live.job_index import ENDED, JobQuery, read_cursor
 from trainyard.stores.metrics import Point
+from trainyard.train.evaluation.divergence import DivergenceKind
 
 FOLLOW_EVERY_S = 1.0
 RUN_LOG = "run"
@@ -123,6 +124,17 @@ class Training(Response):
     folder: str
 
 
+class TrainingDivergence(Response):
+    """A loss above that of the base, numbers near their limit, or overfitting, with what to do about it."""
+
+    node: str
+    kind: DivergenceKind
+    step: int
+    because: str
+    advice: str
+    text: str
+
+
 class JobDetail(Job):
     """One job, whole."""
 
@@ -132,6 +144,10 @@ class JobDetail(Job):
     """How its nodes ended, at its last end."""
     next: tuple[str, ...] = ()
     """Commands for what comes after it."""
+    divergence: tuple[TrainingDivergence, ...] = ()
+    """What speaks against its trainings in their own numbers: so far, and at the end of one that has ended."""
+    gate: ClosedGate | None = None
+    """Why nothing was deployed, where the gate of its last end said no."""
     left: tuple[TimeLeft, ...] = ()
     """The time that each training has left, while the job waits or runs."""
     as_of: float | None = None
@@ -187,7 +203,7 @@ Resumed = Job | RunResult
 
 
 def create_job(given: requests.CreateInput, context: Context) -> RunResult:
-    return run(RunInput(target=JOB, parameters=body(given), watch=given.watch), context)
+    return run(RunInput(target=JOB, parameters=body(given), watch=given.watch, yes=given.yes), context)
 
 
 def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
@@ -214,7 +230,9 @@ def show_job(given: requests.JobInput, context: Context) -> JobDetail:
     )
     return JobDetail(
         **job_of(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
-        nodes=result.nodes if result else (), left=time_left(row, context), next=list_next(row, result, context),
+        nodes=result.nodes if result else (), gate=result.gate if result else None, left=time_left(row, context),
+        divergence=divergence_of(context.settings.runs / row["run_id"], result if row["state"] in ENDED else None),
+        next=list_next(row, result, context),
     )  # fmt: skip
 
 
@@ -223,6 +241,21 @@ def list_next(row: dict[str, Any], result: RunResult | None, context: Context) -
     now = {name: row[name] for name in ("id", "run_id", "name", "state")}
     nodes = {"nodes": result.nodes, "chain": result.chain} if result else {}
     return next_commands(RunResult(message="", **now, **nodes), context.settings.runs / row["run_id"])
+
+
+def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDivergence, ...]:
+    """Return what each finished training says, and the newest warnings of each kind of the others."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for event in read_events(folder):
+        if event["event"] == "started":
+            found = {key: one for key, one in found.items() if key[0] != event["node"]}
+        elif one := event.get("divergence"):
+            found[event["node"], one["kind"]] = one
+    for node in result.nodes if result else ():
+        if node.state.succeeded:
+            found = {key: one for key, one in found.items() if key[0] != node.id}
+            found |= {(node.id, one["kind"]): one for one in node.facts.get("divergence") or ()}
+    return tuple(TrainingDivergence(node=node, **one) for (node, _), one in found.items())
 
 
 def progress_of(training: dict[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
     chosen = exposure_of(given)
     with stack.exclusive(settings, context.say):
         stack.choose_exposure(settings, chosen)
+        stack.choose_working_folder(settings, context.say)
         if chosen is not None and (certificate := require_safe(chosen, everybody=given.no_auth)):
             warn_of_expiry(certificate, context.say)
         attached = stack.attached(settings, auth=not given.no_auth)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.events import Event
+from trainyard.compute.monitor.processor import ProcessorTime, read_processor_time
 from trainyard.spec.estimate.timing import StepTiming, rows_per_step, save_steps
 from trainyard.stores.metrics import number
 
@@ -30,17 +31,37 @@ class Stopwatch:
     steps: list[Event] = field(default_factory=list)
     disturbed: set[int] = field(default_factory=set)
     """Steps after which there was an evaluation."""
+    pid: int = 0
+    used: list[ProcessorTime] = field(default_factory=list)
+    """At the first event, the first step and the last one that was seen."""
 
     def __call__(self, event: Event) -> None:
         name = event["event"]
         if name == "started":
             self.started, self.steps = event["time"], []
+            self.pid, self.used = int(number(event.get("pid")) or 0), []
         elif name in ("begin", "prepared"):
             setattr(self, name, event)
         elif name == "progress" and number(event.get("step")) is not None:
             self.steps.append(event)
         elif name in ("evaluation", "samples") and self.steps:
             self.disturbed.add(self.steps[-1]["step"])
+        self.note_processor_time()
+
+    def note_processor_time(self) -> None:
+        """Note what the process has had of the processor so far; of one that has ended the last reading stays."""
+        if (used := read_processor_time(self.pid)) is None:
+            return
+        while len(self.used) < (3 if self.steps else 2):
+            self.used.append(used)
+        self.used[-1] = used
+
+    def cpu_shares(self) -> tuple[float, float]:
+        """Return the share of the processor until the first step, and in the steps; 1 where it is not known."""
+        if len(self.used) < 3:
+            return 1.0, 1.0
+        first, middle, last = self.used
+        return middle.share_since(first), last.share_since(middle)
 
 
 @dataclass(frozen=True)
@@ -79,6 +100,7 @@ def read_measurement(
         return None
     rows = int(number(watch.prepared.get("rows")) or 0)
     epochs = number(watch.begin.get("total_epochs"))
+    load_share, step_share = watch.cpu_shares()
     return StepTiming(
         source=source,
         time=ended,
@@ -95,6 +117,8 @@ def read_measurement(
         load_s_per_row=(number(watch.prepared.get("seconds")) or 0.0) / rows if rows else 0.0,
         end_s=max(0.0, ended - last["time"]),
         save_s=pace.save_s,
+        load_cpu_share=load_share,
+        step_cpu_share=step_share,
     )
 
 

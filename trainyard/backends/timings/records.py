@@ -6,6 +6,7 @@ or that a newer version wrote, counts as no measurement, with the reason; the ne
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from trainyard.backends.machine import device_name, read_architecture, versions
 from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_lock
+from trainyard.compute.monitor.processor import read_processor_time
 from trainyard.errors import Conflict
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
@@ -25,6 +27,8 @@ from trainyard.stores.whole import write_json_durably
 KEPT = 50
 """Measurements in a file, the newest ones."""
 LOCK_WAIT_S = 10.0
+LEAST_RUN_NS = 200_000_000
+"""A process that computed less says nothing about the others."""
 
 
 def timing_key(config: TrainerConfig, base: Path | None, device: Device, settings: Settings) -> str:
@@ -47,6 +51,16 @@ def timing_key(config: TrainerConfig, base: Path | None, device: Device, setting
         "versions": versions(),
     }
     return digest(facts)[:32]
+
+
+def slowdown_here(device: Device) -> float:
+    """How much longer a computation takes next to the other programs of this machine; 1 on a GPU.
+
+    Measured on this process: the time that it computed and waited for a processor, over that in which it computed. (The
+    load average counts programs that wait for the disk, too: at a load of 15 trainings took 2.3 times as long, not 8.)
+    """
+    used = read_processor_time(os.getpid()) if device is Device.CPU else None
+    return 1.0 if used is None or used.run < LEAST_RUN_NS else (used.run + used.wait) / used.run
 
 
 def read_timings(key: str, settings: Settings) -> Timings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,7 @@ import orjson
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.timings.reading import Stopwatch, read_measurement
-from trainyard.backends.timings.records import add_timing, read_timings, timing_key
+from trainyard.backends.timings.records import add_timing, read_timings, slowdown_here, timing_key
 from trainyard.callbacks import ignore
 from trainyard.compute.events import Event
 from trainyard.compute.gpus import devices_here
@@ -30,8 +31,11 @@ Source = Literal["probe", "run"]
 
 
 def key_of(job: TrainingJob, settings: Settings) -> str:
-    device = devices_here()[0] if job.config.device is Device.AUTO else job.config.device
-    return timing_key(job.config, Path(job.base), device, settings)
+    return timing_key(job.config, Path(job.base), device_of(job), settings)
+
+
+def device_of(job: TrainingJob) -> Device:
+    return devices_here()[0] if job.config.device is Device.AUTO else job.config.device
 
 
 def data_of(job: TrainingJob) -> str:
@@ -48,7 +52,8 @@ def expect_seconds(job: TrainingJob, settings: Settings) -> float | None:
     hyper = config.hyperparameters
     steps = hyper.max_steps if seen is None else steps_of(hyper, seen, config.launch.processes)
     work = Workload(seen, steps, None, frozenset(filter(None, [data_of(job)])))
-    return estimate_time(shape, config, work, read_timings(key_of(job, settings), settings)).seconds
+    timings = replace(read_timings(key_of(job, settings), settings), slowdown=slowdown_here(device_of(job)))
+    return estimate_time(shape, config, work, timings).seconds
 
 
 class TrainingClock:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import singledispatch
 from pathlib import Path
 
-from trainyard.data.formats.converters import load_converter
+from trainyard.data.formats.converters import RowConverter, load_converter
+from trainyard.data.formats.mapping import map_columns
 from trainyard.data.limited import requests
 from trainyard.data.limited.children import BREACHES, Batch, DocumentReply
 from trainyard.data.limited.items import parse_item
@@ -37,7 +38,8 @@ def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
     """Read the set into `target/<port>`. A preference set under `sft` gives its chosen side."""
     allow_cpu(request.limits.chunk_cpu_s)
     place, given, roots, limits = request.place, request.given, request.roots, request.limits
-    convert = load_converter(*request.converter) if request.converter else None
+    convert: RowConverter | None = load_converter(*request.converter) if request.converter else None
+    convert = map_columns(request.columns) if request.columns else convert
     if request.repository:
         opened = open_repository_set(place, given, roots, limits)
     elif request.query:

@@ -47,6 +47,8 @@ class SetRequest:
 
     converter: tuple[str, str] | None = None
     """Name and reference of an operator's function that converts each row."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Field of a row -> the column that contains it."""
 
     @property
     def label(self) -> str:

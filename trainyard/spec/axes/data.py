@@ -58,6 +58,24 @@ class DataFormat(AxisValue):
     DOCUMENTS = FormatFacts("documents", (Port.DOCUMENTS,))
 
 
+COLUMN_FIELDS: dict[str, tuple[Port, ...]] = {
+    "messages": (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.PROMPTS),
+    "prompt": (Port.PROMPTS,),
+    "completion": (Port.SFT,),
+    "answer": (Port.PROMPTS,),
+    "chosen": (Port.PREFERENCE,),
+    "rejected": (Port.PREFERENCE,),
+    "label": (Port.LABELLED,),
+    "text": (Port.TEXT,),
+    "input": (),
+    "system": (),
+    "tools": (),
+}
+"""Field of a row that a column may be mapped to -> what its rows may be; empty where that depends on the others."""
+DECIDING_FIELDS = ("chosen", "label", "completion", "messages", "text", "prompt")
+"""The first of these that is mapped says what the rows are."""
+
+
 class GeneratorKind(StrEnum):
     """Who writes the generated rows."""
 

@@ -14,6 +14,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from pydantic import Field
+
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
@@ -22,7 +24,7 @@ from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.evaluations import held_out_rows
 from trainyard.spec.estimate.heldout import generated_rows, generator_basis, written_by_generator
 from trainyard.spec.estimate.memory import Memory, count_trainable, memory_of
-from trainyard.spec.estimate.rollouts import rows_seen
+from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import Timings, Workload, estimate_time
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
@@ -30,6 +32,22 @@ from trainyard.spec.training import Hyperparameters, TrainerConfig
 
 KEPT_CHECKPOINTS = 2
 """Of a backend that does not say how many it keeps."""
+
+
+class SampledNode(Strict):
+    """What was read of a node before the run."""
+
+    rows: Mapping[Port, int] = Field(default_factory=dict)
+    """All that it gives on each port; extrapolated where not all were read."""
+    whole: bool = True
+    """Whether every row was read."""
+    requested: int | None = None
+    """Rows that a generator was asked for, those that are held out included."""
+    examples: int | None = None
+    """What a trainer trains on in a pass: rows that fit, blocks of a text."""
+    tokens_per_row: float | None = None
+    """Mean tokens of an example."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,8 @@ class Known:
     """Node id -> mean tokens of the rows that reach it, where they are counted."""
     queue_s: float | None = 0.0
     """Until the device is free; None where that is not known."""
+    sampled: Mapping[str, SampledNode] = field(default_factory=dict)
+    """Node id -> what was read of it."""
 
 
 class Estimate(Strict):
@@ -102,6 +122,8 @@ def rows_of(
     """Rows that a node gives on each port, at most, and how that is known."""
     if node.id in known.rows:
         return dict(known.rows[node.id]), "rows: counted"
+    if (sampled := known.sampled.get(node.id)) and sampled.rows:
+        return dict(sampled.rows), "; ".join(sampled.notes) or "rows: read"
     if isinstance(node.config, DataSourceConfig):
         elsewhere = [str(given.hub) for _, _, given in node.config.named_sets() if given.remote]
         unseen = f"; not looked at before the run: {', '.join(elsewhere)}" if elsewhere else ""
@@ -109,13 +131,19 @@ def rows_of(
     if isinstance(node.config, AiGeneratorConfig):
         shares = generated_rows(node.config, arriving(node, earlier).get(Port.DOCUMENTS))
         return {node.produces[0]: shares.generated}, generator_basis(node.config, shares)
-    if isinstance(node.config, ValidatorConfig) and (made := generators.get(node.id)):
+    return rows_kept(node, earlier, generators) if isinstance(node.config, ValidatorConfig) else ({}, "")
+
+
+def rows_kept(
+    node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]], generators: Mapping[str, Mapping[Port, int]]
+) -> tuple[dict[Port, int], str]:
+    """Rows that a validator keeps for training, at most."""
+    assert isinstance(node.config, ValidatorConfig)
+    if made := generators.get(node.id):
         return dict(made), "rows: the count of the generator, which writes what is held out on top; filters drop more"
-    if isinstance(node.config, ValidatorConfig):
-        reserved, arrived = node.config.holdout.documents, arriving(node, earlier).items()  # a wording is not counted
-        kept = {port: n if port is Port.DOCUMENTS else n - math.ceil(n * reserved) for port, n in arrived}
-        return kept, "rows: what arrives without what is held out; filters drop more" if kept else ""
-    return {}, ""
+    reserved, arrived = node.config.holdout.documents, arriving(node, earlier).items()  # a wording is not counted
+    kept = {port: n if port is Port.DOCUMENTS else n - math.ceil(n * reserved) for port, n in arrived}
+    return kept, "rows: what arrives without what is held out; filters drop more" if kept else ""
 
 
 def arriving(node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]]) -> dict[Port, int]:
@@ -147,11 +175,15 @@ def estimate_training(
     hyper = config.hyperparameters
     counts = arriving(node, rows)
     count = next(iter(counts.values()), None)
-    count = None if count is None else count - held_out_rows(config, count)
+    sampled = known.sampled.get(node.id, SampledNode())
+    held_out = 0 if count is None else held_out_rows(config, count)
+    count = None if count is None else count - held_out
+    if sampled.examples is not None:
+        count = max(0, sampled.examples - held_out)
     seen = None if count is None else rows_seen(config, count)
     processes = config.launch.processes
     steps = hyper.max_steps if seen is None else steps_of(hyper, seen, processes)
-    basis = [steps_basis(hyper, seen, processes)]
+    basis = [steps_basis(hyper, seen, processes), *sampled.notes]
     shape = known.shapes.get(config.base_model or "")
     if shape is None:
         basis.append(f"memory, disk and time: the shape of {config.base_model!r} is not known here")
@@ -165,7 +197,10 @@ def estimate_training(
     checkpoints = config.engine.keep_checkpoints if config.backend is BackendName.NATIVE else KEPT_CHECKPOINTS
     checkpoints += config.eval.keep_best if config.eval else 0
     disk = f"disk: {trained:,} parameters in float32, and {checkpoints} checkpoints with optimizer state"
-    work = Workload(count, steps, known.tokens_per_row.get(node.id), known.data.get(node.id, frozenset()))
+    mean = sampled.tokens_per_row or known.tokens_per_row.get(node.id)
+    mean = mean + drawn_length(config) if mean else None
+    data = frozenset[str]() if sampled.tokens_per_row else known.data.get(node.id, frozenset())
+    work = Workload(count, steps, mean, data)
     time = estimate_time(shape, config, replace(work, rows=seen), known.timings.get(node.id))
     queue_s, seconds, queue = in_queue(time.seconds, known.queue_s)
     return Estimate(

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
+
+from pydantic import Field
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.estimate.evaluations import time_share
@@ -25,10 +27,22 @@ from trainyard.spec.training import Hyperparameters, TrainerConfig
 CHECKPOINTS_PER_RUN, LEAST_SAVE_STEPS, MOST_SAVE_STEPS = 5, 50, 500
 NEWEST = 5
 """Measurements of which the median counts: one may have been taken while the machine was busy."""
+LEAST_SLOWDOWN = 1.2
+"""A slowdown below is not mentioned."""
 NOT_MEASURED = "time: not measured here; `trainyard plan --measure` measures ten steps"
 
 
-class StepTiming(Strict):
+class ProcessorShares(Strict):
+    """How much of the processor a measured training had."""
+
+    load_cpu_share: float = Field(1.0, gt=0, le=1)
+    """Of the time until the first step in which its threads could compute, the share in which they had a processor:
+    less than 1 next to other programs. Measured seconds are those of the clock."""
+    step_cpu_share: float = Field(1.0, gt=0, le=1)
+    """The same of the steps."""
+
+
+class StepTiming(ProcessorShares):
     """How long a training took: a probe of ten steps, or a run to its end."""
 
     source: Literal["probe", "run"]
@@ -56,6 +70,13 @@ class StepTiming(Strict):
     save_s: float = 0.0
     """What a checkpoint delays a step."""
 
+    def alone(self) -> StepTiming:
+        """Return the times that it would have had without other programs."""
+        load, step = self.load_cpu_share, self.step_cpu_share
+        own = {name: getattr(self, name) * load for name in ("start_s", "load_s", "load_s_per_row")}
+        own |= {name: getattr(self, name) * step for name in ("seconds_per_step", "end_s", "save_s")}
+        return self.model_copy(update={**own, "load_cpu_share": 1.0, "step_cpu_share": 1.0})
+
 
 class Problem(Strict):
     """A probe that did not fit the memory."""
@@ -74,6 +95,8 @@ class Timings:
     problems: Sequence[Problem] = ()
     note: str = ""
     """Why an earlier measurement is not used."""
+    slowdown: float = 1.0
+    """How much longer a computation takes now, next to the other programs of the machine."""
 
     def problem_of(self, config: TrainerConfig) -> Problem | None:
         """The newest probe of at most this size that did not fit, unless a training of this size did since then."""
@@ -148,6 +171,8 @@ def estimate_time(
 ) -> TimeEstimate:
     """The one function that `plan`, `data preview` and a run ask."""
     known = timings or Timings()
+    slowdown = likely_slowdown(known)
+    known = replace(known, measured=[one.alone() for one in known.measured])
     same_data = next((one for one in newest_first(known.measured) if one.data and one.data in work.data), None)
     mean = (same_data.tokens_per_row if same_data and same_data.tokens_per_row else None) or work.tokens_per_row
     tokens, hyper, steps = count_tokens(work.rows, mean), config.hyperparameters, work.steps
@@ -181,7 +206,17 @@ def estimate_time(
         *([f"{saves} checkpoints {save_s:.1f} s"] if saves else []),
         f"end {end:.1f} s",
     ]
-    return TimeEstimate(start + load + loop * (1 + share) + save_s + end, steps, tokens, " + ".join(parts))
+    basis, seconds = " + ".join(parts), start + load + loop * (1 + share) + save_s + end
+    if slowdown >= LEAST_SLOWDOWN:
+        basis += f"; times {slowdown:.1f}, as other programs use the processor now (alone: {seconds:,.0f} s)"
+        seconds *= slowdown
+    return TimeEstimate(seconds, steps, tokens, basis)
+
+
+def likely_slowdown(known: Timings) -> float:
+    """Return the slowdown of now, at most the one that the measured trainings had: a moment's load may pass."""
+    shares = [one.step_cpu_share for one in newest_first(known.measured)[:NEWEST]]
+    return max(1.0, min(known.slowdown, 1 / median(shares))) if shares else 1.0
 
 
 def step_seconds(

@@ -26,7 +26,7 @@ import orjson
 
 from trainyard.stores.metrics import MEASURED, Event, Point, TrainingProgress, number
 
-VERSION = 2
+VERSION = 3
 WAIT_S = 30.0
 FACTOR = 8
 """Rows of a level that become one row of the next."""

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import KtoSettings, Stage
@@ -32,10 +31,8 @@ from trainyard.train.stages import sft
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec, mean_over_units
 from trainyard.train.stages.lengths import TokenShare, within_length
 from trainyard.train.stages.pairs import join_answer
-from trainyard.train.tokens import Encoded, TokenLedger, answer_of, encode_answers, encode_rows
+from trainyard.train.tokens import COMPLETION, Encoded, TokenLedger, answer_of, encode_labelled
 
-COMPLETION = "completion"
-"""Name of an example's answer."""
 MISMATCHED = "kl_"
 """Prefix of a batch's tensors with the mismatched rows of the KL estimate."""
 
@@ -79,22 +76,6 @@ def summarize(sums: Mapping[str, float], units: int) -> dict[str, float]:
         "reward_undesirable": sums["reward_undesirable"] / bad if bad else math.nan,
     }
     return {**found, **sides, "reward_margin": sides["reward_desirable"] - sides["reward_undesirable"]}
-
-
-def encode_labelled(
-    rows: Iterable[LabelledRow], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[list[Encoded], TokenLedger]:
-    """Rows whose prompt and completion together have at most `max_length` tokens."""
-    return encode_rows(rows, tokenizer, max_length, encode_answer)
-
-
-def encode_answer(renderer: Renderer, row: LabelledRow, max_length: int, ledger: TokenLedger) -> Encoded | None:
-    prompt, (completion,) = encode_answers(renderer, row.prompt, (row.completion,), row.tools, ledger)
-    kept = completion.cut(max(0, max_length - len(prompt)))
-    lost = "" if kept.trained else "truncated" if completion.trained else "no_target"
-    masked = len(prompt) + len(kept.ids) - kept.trained
-    ledger.enter(len(prompt) + len(completion.ids), kept.trained, masked, lost)
-    return None if lost else {"prompt_ids": prompt, **kept.fields(COMPLETION), "desirable": [int(row.label)]}
 
 
 def width(example: Encoded) -> int:

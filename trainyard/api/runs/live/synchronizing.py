@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from trainyard.api.live.found import open_index
 from trainyard.api.live.trainings import with_files
 from trainyard.api.runs.control import asker
-from trainyard.api.runs.listing import PAGE, row_of
+from trainyard.api.runs.listing import PAGE, is_upcoming, row_of
 from trainyard.api.runs.states import STATES
 from trainyard.api.stack import needs_api_url
 from trainyard.errors import TrainyardError
@@ -128,7 +128,7 @@ class Synchronizer:
             body = {"flow_runs": where, "limit": PAGE, "offset": offset, "sort": "ID_DESC"}
             answer = asker(self.api_url).post("/flow_runs/filter", json=body, timeout=timeout_s)
             page = RUNS.validate_json(answer.raise_for_status().content)
-            yield page
+            yield [run for run in page if not is_upcoming(run)]
             if len(page) < PAGE:
                 return
             offset += PAGE

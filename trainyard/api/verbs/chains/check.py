@@ -56,8 +56,9 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
         for note in wanted.notes:
             context.say(f"{path}: {note}")
         chain, decisions = planning.decided(wanted.spec, settings)
-        if reasons := planning.examine(chain, settings):
-            raise Refused(reasons)
+        examined = planning.examine_data(chain, settings)
+        if examined.reasons:
+            raise Refused(examined.reasons)
     except Refused as refused:
         reasons = reasons_for(context.caller, refused.reasons, settings)
         rows = tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons)
@@ -69,4 +70,5 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
     notes = [f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions]
     notes += [f"{one.id}: {text}" for one in chain.nodes for text in planning.list_advice(one.config, settings)]
     notes += planning.confinement_notes(chain)
+    notes += [f"a run would be refused without --yes: {reason.line()}" for reason in examined.shortages]
     return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=tuple(notes))

@@ -6,10 +6,12 @@ nodes would run for hours before the trainer is reported as missing.
 
 from __future__ import annotations
 
-from trainyard.api.planning import examine
+from collections.abc import Callable, Sequence
+
+from trainyard.api.planning import examine_data
 from trainyard.backends.base import probe
 from trainyard.backends.manager import marker_only
-from trainyard.errors import Refused, Unavailable
+from trainyard.errors import Reason, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.chain import ResolvedChain
@@ -18,14 +20,29 @@ from trainyard.spec.training import TrainerConfig
 MISSING = "R-BACKEND-MISSING"
 
 
-def refuse_or_wait(chain: ResolvedChain, settings: Settings, *, is_job: bool) -> str:
+def refuse_all(_: Sequence[Reason]) -> bool:
+    """Allow no run with too few rows."""
+    return False
+
+
+def refuse_or_wait(
+    chain: ResolvedChain,
+    settings: Settings,
+    *,
+    is_job: bool,
+    allows: Callable[[Sequence[Reason]], bool] = refuse_all,
+    read_data: bool = True,
+) -> str:
     """Why a job has to wait: no trainer, and the command that installs it; empty if it, or a chain, can run.
 
-    Raises `Refused` with every reason when something else prevents the run.
+    `allows` is asked about a run on too few rows (`E-FEW-ROWS`). Raises `Refused` with every reason when something
+    else prevents the run.
     """
-    reasons = examine(chain, settings)
+    reasons, shortages, _ = examine_data(chain, settings, read_data=read_data)
     if reasons and not (is_job and all(reason.code == MISSING for reason in reasons)):
         raise Refused(reasons)
+    if shortages and not allows(shortages):
+        raise Refused(shortages)
     trainers = [node.config.backend for node in chain.nodes if isinstance(node.config, TrainerConfig)]
     return absent(trainers, settings) if reasons else ""
 

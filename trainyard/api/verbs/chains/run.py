@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
+from collections.abc import Sequence
 
 from trainyard.api import planning
 from trainyard.api.access.reaching import refuse_whole_chain, require_template
 from trainyard.api.context import Context, key_of
 from trainyard.api.live.found import note_started
-from trainyard.api.records import REFRESH_FROM, REFRESH_TAG, RunResult
+from trainyard.api.records import FEW_ROWS_TAG, REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.chains import missing_backend
 from trainyard.api.verbs.chains.tenancy import keep_to_tenant, require_free_tags
 from trainyard.api.verbs.monitoring.next_commands import next_commands
-from trainyard.errors import InvalidInput, NotFound
+from trainyard.errors import InvalidInput, NotFound, Reason
 from trainyard.spec.chain import ResolvedChain
 from trainyard.stores.live.job_ids import DIGEST_LENGTH, JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
 
@@ -63,7 +65,16 @@ def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunRe
     for note in wanted.notes:
         context.say(note)
     chain = planning.resolved(wanted.spec, settings)
-    waits = missing_backend.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
+    few_rows = given.yes or FEW_ROWS_TAG in given.tags
+
+    def allows(shortages: Sequence[Reason]) -> bool:
+        nonlocal few_rows
+        few_rows = few_rows or confirm(shortages, context)
+        return few_rows
+
+    is_job = wanted.deployment == planning.JOB_DEPLOYMENT
+    waits = missing_backend.refuse_or_wait(chain, settings, is_job=is_job, allows=allows)
+    own_tags = (*own_tags, FEW_ROWS_TAG) if few_rows and FEW_ROWS_TAG not in given.tags else own_tags
     tags = (*given.tags, *own_tags, *refresh_tags(given, chain), *tags_of(chain, context))
     watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:DIGEST_LENGTH]}"
     started: RunResult = watching.start_run(
@@ -71,6 +82,15 @@ def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunRe
         settings=settings, tags=tags, waits=waits, called=called, key=key_of(context),
     )  # fmt: skip
     return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
+
+
+def confirm(shortages: Sequence[Reason], context: Context) -> bool:
+    """Ask the user of a terminal whether to train all the same; False where nobody can answer."""
+    if context.surface != "cli" or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    for shortage in shortages:
+        context.say(shortage.line())
+    return input("Train on these rows all the same? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def refresh_tags(given: RunInput, chain: ResolvedChain) -> list[str]:

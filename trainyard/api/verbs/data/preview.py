@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import islice
@@ -50,7 +50,7 @@ from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.loading import load
 from trainyard.settings import Settings
-from trainyard.spec.axes.data import DataFormat, Port
+from trainyard.spec.axes.data import BAD_FRACTION, DataFormat, Port
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.estimate.estimate import steps_of
 from trainyard.spec.estimate.timing import TimeEstimate, Workload, count_tokens, estimate_time
@@ -133,7 +133,14 @@ class LengthStatistics(Response):
     """Share of the rows that the template refuses; above `max_bad_fraction` of the data source a training fails."""
 
 
-class DataPreview(Response):
+class RunVerdict(Response):
+    """Whether a run would take the rows."""
+
+    refusal: str = ""
+    """Why a run with the default `max_bad_fraction` would refuse the rows; empty if it would not."""
+
+
+class DataPreview(RunVerdict):
     """What a data set is, and what a training would make of it."""
 
     raw: RawRows
@@ -198,7 +205,23 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
         stage=None if stage is None else stage.value,
         seconds=estimated.seconds,
         basis=estimated.basis,
+        refusal=find_refusal(facts, lengths),
     )
+
+
+def find_refusal(facts: Mapping[str, Any], lengths: Lengths) -> str:
+    """Say that a run would refuse rows of which too many are bad, or refused by the template."""
+    bad, read = int(facts.get("quarantined", 0)), int(facts["read"])
+    if read and (bad / read > BAD_FRACTION or bad == read):
+        lost, what = f"{bad:,} of {read:,} rows are bad ({bad / read:.1%})", "correct the rows"
+    elif lengths.rows and lengths.refused / lengths.rows > BAD_FRACTION:
+        share = lengths.refused / lengths.rows
+        lost = f"the chat template refuses {lengths.refused:,} of {lengths.rows:,} rows ({share:.1%})"
+        what = "choose another template"
+    else:
+        return ""
+    limit = f"at most {BAD_FRACTION:.1%} may be; {what}, or raise max_bad_fraction"
+    return f"A run would be refused (E-DATA-BAD-ROWS): {lost}, and {limit}."
 
 
 def settings_of(context: Context) -> Settings:
@@ -217,7 +240,8 @@ def read_first(
     given: PreviewInput, limit: int, folder: Path, settings: Settings
 ) -> tuple[RawRows, Iterator[Row], dict[str, Any]]:
     """The first rows of the data set: shown, to be read on, and the balance of the reading."""
-    wanted = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
+    wanted: dict[str, Any] = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
+    wanted |= {"columns": given.columns} if given.columns else {}
     try:
         config = DataSourceConfig.model_validate({**wanted, "max_bad_fraction": 1.0})
     except ValidationError as error:
@@ -227,7 +251,7 @@ def read_first(
         ) from error  # fmt: skip
     folder.mkdir()
     pin_sources(config, settings, run="", refresh=False, say=lambda text: None)
-    made = read_source(config, folder, settings=settings, report=lambda fraction, text: None)
+    made = read_source(config, folder, settings=settings, report=lambda fraction, text: None, judged=False)
     ((port, part),) = made.outputs.items()
     place = folder / part.folder / ROWS_FILE
     shown = tuple(plain(row) for row in islice(read_rows(place, port), given.rows))
@@ -439,7 +463,9 @@ def estimate_training(
     """Tokens and seconds of one training by default settings, as a plan estimates them."""
     sequences = stage.facts.sequences_with_graph if stage else 1
     mean = max(1.0, lengths.mean * sequences)
-    if stage is None or not lengths.tokens:
+    if not lengths.tokens:
+        return TimeEstimate(None, None, 0, "time: no row is left to train on")
+    if stage is None:
         return TimeEstimate(None, None, count_tokens(rows, mean), "time: not known without a stage and rows")
     hyperparameters = {"max_length": lengths.max_length}
     given = TrainerConfig.model_validate({"stage": stage.value, "hyperparameters": hyperparameters})

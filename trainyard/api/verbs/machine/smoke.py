@@ -25,7 +25,7 @@ def try_backend(given: BackendTestInput, context: Context) -> RunResult:
         "dataset": {"path": write_rows(context.settings, tenant)},
         "hyperparameters": {"max_steps": STEPS, "batch_size": 2},
     }
-    return run(RunInput(target=JOB, parameters=settings, refresh=True, watch=given.watch), context)
+    return run(RunInput(target=JOB, parameters=settings, refresh=True, watch=given.watch, yes=True), context)
 
 
 def write_rows(settings: Settings, tenant: str) -> str:

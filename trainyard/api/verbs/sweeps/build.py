@@ -55,7 +55,7 @@ def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
     }  # fmt: skip
     spec = sweep_of(body, given.name, chain.name)
     check_parameters(spec.chain, ids, ranges, lambda one: pausable(one, spec, settings))
-    refuse_or_wait(planning.resolved(spec.chain, settings), settings, is_job=False)
+    refuse_or_wait(planning.resolved(spec.chain, settings), settings, is_job=False, allows=bool)
     return spec
 
 

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from trainyard.train.evaluation.divergence import Divergence, DivergenceWatch, judge_training
+
+FALLING = [(step, 5.2 * math.exp(-step / 40) + 0.5) for step in range(1, 61)]
+
+
+def kinds(found: list[Divergence]) -> list[str]:
+    return [one.kind.value for one in found]
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        (FALLING, []),
+        ([(step, 5.16 + 0.07 * step) for step in range(1, 21)], ["loss_rose"]),
+        ([(1, 5.265), (2, 30.0), (3, 80.0), (4, 109.0), (5, 104.0), (6, 109.2)], ["loss_rose", "near_limit"]),
+        ([(1, 5.2), (2, 443.0), *((step, 8.3 + step % 2 / 10) for step in range(3, 21))], ["loss_rose", "near_limit"]),
+        ([(1, 5.2), (2, 443.0), *((step, 1.1) for step in range(3, 21))], ["near_limit"]),
+        ([(1, 2.0)], []),
+        ([(1, 0.002), *((step, 0.01) for step in range(2, 21))], []),
+    ],
+)
+def test_a_finished_training_is_judged_by_its_curve(losses: list[tuple[int, float]], expected: list[str]) -> None:
+    assert kinds(judge_training(losses, [])) == expected
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_noise_of_single_rows_is_no_divergence(seed: int) -> None:
+    numbers = random.Random(seed)
+    assert kinds(judge_training([(step, numbers.gauss(2.0, 0.3)) for step in range(1, 61)], [])) == []
+
+
+def test_overfitting_is_told_with_the_best_step_and_what_to_do() -> None:
+    held_out = [{"step": step, "loss": 1.8 + abs(step - 20) / 50} for step in range(10, 61, 10)]
+    (found,) = judge_training(FALLING, held_out)
+    means = [sum(loss for _, loss in FALLING[end - 10 : end]) / 10 for end in (20, 60)]
+    assert found.text == (
+        "overfitting: the held-out loss rose from 1.800 at step 20 to 2.600 at step 60, while the training loss fell "
+        f"from {means[0]:.3f} to {means[1]:.3f}: "
+        "take the best step by eval.load_best, end there by eval.patience, or train fewer epochs"
+    )
+    (taken,) = judge_training(FALLING, held_out, takes_best=True)
+    assert taken.advice == "the result has the weights of that step; fewer epochs are enough"
+    assert judge_training(FALLING, [{"step": one["step"], "loss": 3.0 - one["step"] / 60} for one in held_out]) == []
+
+
+def test_a_kind_is_told_once_while_it_lasts() -> None:
+    watch = DivergenceWatch()
+    curve = [1.0, *[2.0] * 20, *[0.9] * 20, *[2.0] * 20]
+    told = [(step, kinds(new)) for step, loss in enumerate(curve, 1) if (new := watch.on_step(step, loss))]
+    assert [kind for _, kind in told] == [["loss_rose"], ["loss_rose"]]
+    assert told[0][0] == 10
+    assert told[1][0] > 41

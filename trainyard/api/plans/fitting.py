@@ -1,0 +1,166 @@
+"""The rows of a sample as their trainer would encode them: which fit, and how many tokens they have. No torch.
+
+Rendering, cutting and the account of every row are those of the training (`trainyard.train.tokens`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from trainyard.data import rows as shapes
+from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.stages import SftSettings
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.rollouts.prompts import encode_prompts, require_any_prompt
+from trainyard.train.stages.lengths import NO_LIMIT
+from trainyard.train.tokens import (
+    TokenLedger,
+    encode_labelled,
+    encode_preference,
+    encode_sft,
+    require_accepted,
+    require_targets,
+)
+
+MOST_ROWS = 2_000
+"""Rows that are rendered and tokenised."""
+
+
+@dataclass(frozen=True)
+class FittedRows:
+    """What a trainer would make of a sample of its rows."""
+
+    rows: int
+    """Rows that were encoded."""
+    examples: int
+    """Examples that are trained on: of plain text the blocks, of a conversation at times more than one."""
+    tokens_per_example: float
+    """As measurements count them: of a pair both sides together."""
+    dropped: dict[str, int]
+    """Reason -> rows that are not trained on."""
+    truncated: int = 0
+    notes: tuple[str, ...] = ()
+    """What the template hides or refuses."""
+
+
+def load_tokenizer(folder: Path, template: str, roots: Sequence[Path]) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a base with the template that its trainer would use.
+
+    Raises `NotFound` (`E-TOKENIZER`) for a folder without `tokenizer.json`, and as `choose_for_tokenizer`.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise NotFound(
+            f"There is no tokenizer.json in {folder}.", do="Save the tokenizer again with save_pretrained.",
+            code="E-TOKENIZER",
+        )  # fmt: skip
+    tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    tokenizer.chat_template = choose_for_tokenizer(tokenizer, template, roots=roots).text
+    return tokenizer
+
+
+def fit_rows(
+    config: TrainerConfig,
+    place: Path,
+    port: Port,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_bad_fraction: float,
+    deadline: float,
+    decides: bool,
+) -> FittedRows:
+    """Encode the first rows of a file as the trainer would, until the time is over.
+
+    With `decides` the rows are all that there are. Raises `InvalidInput` as a training on them would.
+    """
+    rows = until(deadline, shapes.read_rows(place, port))
+    if port in config.stage.facts.instead:
+        rows = map(shapes.chosen_side, rows)  # type: ignore[arg-type]
+    stage = config.stage
+    if Port.TEXT in stage.facts.ports:
+        return fit_texts(config, rows, tokenizer)
+    limit, policy = config.hyperparameters.max_length, config.engine.too_long
+    if stage.facts.draws_groups:
+        examples, ledger = encode_prompts(rows, tokenizer, limit, getattr(stage, "rewards", ()))
+        long = 0
+    else:
+        found, ledger = encode(config, rows, tokenizer, limit if policy == "cut" else NO_LIMIT)
+        examples = [example for example in found if width(example) <= limit]
+        long = len(found) - len(examples)
+    if decides:
+        require_accepted(ledger, max_bad_fraction)
+        (require_any_prompt if stage.facts.draws_groups else require_targets)(ledger)
+        if long and policy == "refuse":
+            raise InvalidInput(
+                f"{long} of {ledger.rows['read']} rows are longer than max_length ({limit} tokens).",
+                why="engine.too_long is refuse.",
+                do="Raise max_length, split the rows, or set engine.too_long to cut or drop.",
+                code="E-DATA-TOO-LONG",
+            )
+    dropped = {name.removeprefix("dropped_"): n for name, n in ledger.rows.items() if name.startswith("dropped_") and n}
+    if long:
+        dropped["too_long"] = dropped.get("too_long", 0) + long
+    tokens = sum(map(total_tokens, examples))
+    return FittedRows(
+        rows=ledger.rows["read"],
+        examples=len(examples),
+        tokens_per_example=tokens / len(examples) if examples else 0.0,
+        dropped=dropped,
+        truncated=ledger.rows["truncated"],
+        notes=tuple(ledger.notes()),
+    )
+
+
+def until(deadline: float, rows: Iterable[Any]) -> Iterator[Any]:
+    """The first rows, of which at least one is taken."""
+    for number, row in enumerate(rows):
+        if number and (number >= MOST_ROWS or time.monotonic() > deadline):
+            return
+        yield row
+
+
+def encode(
+    config: TrainerConfig, rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, limit: int
+) -> tuple[list[dict[str, Any]], TokenLedger]:
+    """The examples of a stage that learns from rows, cut to `limit` tokens."""
+    ports = config.stage.facts.ports
+    if Port.PREFERENCE in ports:
+        return encode_preference(rows, tokenizer, limit)
+    if Port.LABELLED in ports:
+        return encode_labelled(rows, tokenizer, limit)
+    last = isinstance(config.stage, SftSettings) and config.stage.turns == "last"
+    return encode_sft(rows, tokenizer, limit, last_turn=last)
+
+
+def fit_texts(config: TrainerConfig, rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase) -> FittedRows:
+    """Texts laid end to end and cut into blocks of `max_length`."""
+    read = tokens = 0
+    for row in rows:
+        read += 1
+        tokens += len(tokenizer(row.text, split_special_tokens=True, verbose=False)["input_ids"]) + 1
+    length = config.hyperparameters.max_length
+    blocks = -(-tokens // length)
+    return FittedRows(read, blocks, tokens / blocks if blocks else 0.0, {})
+
+
+def width(example: dict[str, Any]) -> int:
+    """Tokens of an example, of a pair those of the prompt with the longer answer."""
+    if "input_ids" in example:
+        return len(example["input_ids"])
+    answers = [ids for name, ids in example.items() if name.endswith("_ids") and name != "prompt_ids"]
+    return len(example["prompt_ids"]) + max(map(len, answers))
+
+
+def total_tokens(example: dict[str, Any]) -> int:
+    """Tokens of an example that go through the model, of a pair those of both sides."""
+    if "input_ids" in example:
+        return len(example["input_ids"])
+    answers = [ids for name, ids in example.items() if name.endswith("_ids") and name != "prompt_ids"]
+    return len(answers) * len(example["prompt_ids"]) + sum(map(len, answers))

@@ -1,0 +1,63 @@
+"""Columns under other names: `columns: {prompt: frage, completion: antwort}` of a data source.
+
+A mapped column is read under the name of its field. A column that is not mapped and has such a name is no field of the
+row: it counts as an ignored key.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainyard.data.formats.converters import RowConverter
+from trainyard.data.quarantine import BadRow
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes.data import COLUMN_FIELDS
+
+MOST_NAMES = 20
+
+
+@dataclass(frozen=True)
+class ColumnMapping(RowConverter):
+    """Renames the columns of a row to the fields that shapes read."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Field -> column."""
+
+    def __call__(self, record: Any) -> Any:
+        """Return the row with its fields; a bad row stays one."""
+        return record if isinstance(record, BadRow) or not isinstance(record, Mapping) else self.function(dict(record))
+
+    def of_sample(self, records: list[Any]) -> list[Any]:
+        """The renamed rows of a sample. Raises `InvalidInput` (`E-DATA-FORMAT`) for a column that none of them has."""
+        there = list(dict.fromkeys(key for one in records if isinstance(one, Mapping) for key in one))
+        for name, column in self.columns.items():
+            if there and column not in there:
+                raise unknown_column(name, column, there)
+        return [self(record) for record in records]
+
+
+def map_columns(columns: Mapping[str, str]) -> ColumnMapping:
+    """Return the mapping of a set's columns."""
+    fields = {column: name for name, column in columns.items()}
+
+    def rename(row: dict[str, Any]) -> dict[str, Any]:
+        return {
+            fields.get(key) or (f"{key} (not mapped)" if key in COLUMN_FIELDS else key): value
+            for key, value in row.items()
+        }
+
+    return ColumnMapping("columns", rename, columns)
+
+
+def unknown_column(name: str, column: str, there: list[str]) -> InvalidInput:
+    near = difflib.get_close_matches(column, there, n=1)
+    shown = ", ".join(key[:40] for key in there[:MOST_NAMES])
+    return InvalidInput(
+        f"columns.{name}: there is no column {column!r}.",
+        why=f"The first rows have: {shown}.",
+        do=f"Did you mean {near[0]!r}?" if near else "Name one of them.",
+        code="E-DATA-FORMAT",
+    )

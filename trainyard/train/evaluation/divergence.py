@@ -1,0 +1,154 @@
+"""What speaks against a training in its own numbers: a loss that rose, numbers near their limit, overfitting.
+
+A pure function of the steps and the evaluations, for every backend: a supervisor reads the events as they come, and the
+end of a training reads its whole curve. The loss of step 1 is that of the base, because nothing has moved before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+WINDOW = 10
+"""Steps whose mean is compared with the loss of step 1; a shorter training is read over its last third."""
+LEAST_RISE, LEAST_NATS = 0.1, 0.05
+"""The mean has to be above the loss of step 1 by this share of it, and by so much."""
+NOISE, NOISE_WINDOW = 4.0, 30
+"""The rise is also above so many standard deviations of one step's loss, up to `MOST_NOISE` times the first loss."""
+MOST_NOISE = 2.0
+LIMIT = 20.0
+"""A loss of so many times that of step 1 (at least 1) is near the end of the range of numbers."""
+OVERFIT_RISE = 0.02
+"""Share of the best held-out loss by which the newest one is above it."""
+
+
+class DivergenceKind(StrEnum):
+    """What speaks against a training."""
+
+    LOSS_ROSE = "loss_rose"
+    NEAR_LIMIT = "near_limit"
+    OVERFITTING = "overfitting"
+
+
+LOWER_RATE = "lower hyperparameters.learning_rate, or raise warmup_ratio"
+TAKE_BEST = "take the best step by eval.load_best, end there by eval.patience, or train fewer epochs"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One finding, with the step at which it was seen and what to do about it."""
+
+    kind: DivergenceKind
+    step: int
+    because: str
+    advice: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.because}: {self.advice}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"kind": self.kind.value, "text": self.text}
+
+
+@dataclass
+class DivergenceWatch:
+    """Reads steps and evaluations in their order; each kind is reported once while it lasts."""
+
+    takes_best: bool = False
+    """Whether the result has the weights of the best step, by `eval.load_best`."""
+    first: float | None = None
+    window: int = WINDOW
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=NOISE_WINDOW))
+    """The newest losses: a mean is over `window` of them, the noise over all."""
+    evaluations: list[tuple[int, float, float]] = field(default_factory=list)
+    """(step, held-out loss, mean training loss before it)."""
+    highest: tuple[int, float] | None = None
+    """Step and loss that came near the limit of numbers."""
+    lasting: frozenset[DivergenceKind] = frozenset()
+
+    @property
+    def mean(self) -> float:
+        """The mean of the newest losses."""
+        return fmean(list(self.recent)[-self.window :])
+
+    def on_step(self, step: int, loss: float | None, eval_loss: float | None = None) -> list[Divergence]:
+        """Take in a step; return what is new."""
+        if loss is not None:
+            self.first = loss if self.first is None else self.first
+            self.recent.append(loss)
+            if loss > LIMIT * max(abs(self.first), 1.0) and (self.highest is None or loss > self.highest[1]):
+                self.highest = (step, loss)
+        if eval_loss is not None and math.isfinite(eval_loss) and self.recent:
+            self.evaluations.append((step, eval_loss, self.mean))
+        found = self.findings(step) if len(self.recent) >= self.window or eval_loss is not None or self.highest else []
+        new = [one for one in found if one.kind not in self.lasting]
+        self.lasting = frozenset(one.kind for one in found)
+        return new
+
+    def findings(self, step: int) -> list[Divergence]:
+        """Return what speaks against the training at a step."""
+        return [one for one in (self.rise(step), self.near_limit(), self.overfitting()) if one is not None]
+
+    def rise(self, step: int) -> Divergence | None:
+        if self.first is None or len(self.recent) < 2:
+            return None
+        mean = self.mean
+        if mean - self.first <= max(LEAST_RISE * abs(self.first), LEAST_NATS, noise_of(self.recent, self.first)):
+            return None
+        because = f"the loss is above that of the base: {self.first:.3f} at step 1, {mean:.3f} at step {step}"
+        return Divergence(DivergenceKind.LOSS_ROSE, step, because, LOWER_RATE)
+
+    def near_limit(self) -> Divergence | None:
+        if self.highest is None:
+            return None
+        step, loss = self.highest
+        because = f"the loss reached {loss:.3g} at step {step}, near the end of the range of numbers"
+        return Divergence(DivergenceKind.NEAR_LIMIT, step, because, LOWER_RATE)
+
+    def overfitting(self) -> Divergence | None:
+        """Two evaluations or more after the best one are worse, while the training loss fell."""
+        if len(self.evaluations) < 3:
+            return None
+        best = min(self.evaluations, key=lambda one: one[1])
+        later = [one for one in self.evaluations if one[0] > best[0]]
+        if len(later) < 2 or min(one[1] for one in later[-2:]) <= best[1] + OVERFIT_RISE * abs(best[1]):
+            return None
+        last = later[-1]
+        if last[2] >= best[2]:
+            return None
+        advice = "the result has the weights of that step; fewer epochs are enough" if self.takes_best else TAKE_BEST
+        because = (
+            f"overfitting: the held-out loss rose from {best[1]:.3f} at step {best[0]} to {last[1]:.3f} at step "
+            f"{last[0]}, while the training loss fell from {best[2]:.3f} to {last[2]:.3f}"
+        )
+        return Divergence(DivergenceKind.OVERFITTING, last[0], because, advice)
+
+
+def noise_of(losses: Iterable[float], first: float) -> float:
+    """Return the rise that chance alone may show, from the differences between neighbouring steps."""
+    values = list(losses)
+    differences = [abs(after - before) for before, after in pairwise(values)]
+    # The median of |a - b| of two normal values is 0.954 of their standard deviation.
+    return min(NOISE * median(differences) / 0.954, MOST_NOISE * abs(first))
+
+
+def judge_training(
+    losses: Sequence[Sequence[Any]], evaluations: Sequence[Mapping[str, Any]], *, takes_best: bool = False
+) -> list[Divergence]:
+    """Return what speaks against a finished training.
+
+    `losses` are [step, loss, …]; `evaluations` are {step, loss, …}.
+    """
+    watch = DivergenceWatch(takes_best, window=max(2, min(WINDOW, math.ceil(len(losses) / 3))))
+    held_out = {int(one["step"]): float(one["loss"]) for one in evaluations if one.get("loss") is not None}
+    last = 0
+    for last, loss, *_ in losses:
+        watch.on_step(int(last), loss, held_out.get(int(last)))
+    return watch.findings(int(last))
