@@ -204,14 +204,17 @@ def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
     assert [node.id for node in again.nodes if node.state == "completed"] == ["deployer"]
 
 
+EXACT_MATCH = {"name": "exact_match", "max_rows": 7}
+"""A benchmark on which a model of one step is never better than its baseline: both score 0."""
+
+
 @pytest.mark.slow
 def test_an_adapter_that_is_not_better_is_kept_and_not_deployed(work: Path) -> None:
     hyperparameters = {"max_steps": 1, "max_length": 128}
     state = run(
         source("data.jsonl"), {"type": "validator"},
         {"type": "trainer", "config": {"hyperparameters": hyperparameters}},
-        {"type": "evaluator", "config": {"samples": 0, "least_rows": 0,
-                                          "benchmarks": [{"name": "exact_match", "max_rows": 7}]}},
+        {"type": "evaluator", "config": {"samples": 0, "least_rows": 0, "benchmarks": [EXACT_MATCH]}},
         {"type": "deployer", "config": {"role": "guide"}},
     )  # fmt: skip
     result = result_of(state)

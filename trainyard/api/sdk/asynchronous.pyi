@@ -147,7 +147,7 @@ class AsyncSessionsOperations:
 
 class AsyncDataOperations:
     async def list(self, *, folder: str = ..., limit: int = ...) -> DataList: ...  # read
-    async def preview(self, *, path: str, format: DataFormat | None = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
+    async def preview(self, *, path: str, format: DataFormat | None = ..., columns: dict[str, Any] = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., generate: bool = ..., count: int = ..., wordings: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
 class AsyncArtifactsOperations:
     async def list(self, *, run: str | None = ..., port: Port | None = ..., sha256: str | None = ..., tenant: str | None = ..., limit: int = ..., cursor: str | None = ...) -> ArtifactList: ...  # read

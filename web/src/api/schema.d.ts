@@ -102,7 +102,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Write a version and its base as one model, after a comparison of their answers; whole, or not at all.
+         * Write a version, or a job's adapter, and its base as one model whose answers were compared.
          * @description Only for callers on the machine itself: It writes a folder anywhere on this machine.
          */
         post: operations["adapters_merge"];
@@ -163,6 +163,23 @@ export interface paths {
          * @description Only for callers on the machine itself: It reads a token from this machine's environment and sends files to a server.
          */
         post: operations["adapters_push"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/adapters/register": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Give the adapter of an ended job a number in the registry; with --promote, make it live. */
+        post: operations["adapters_register"];
         delete?: never;
         options?: never;
         head?: never;
@@ -563,23 +580,6 @@ export interface paths {
         put?: never;
         /** Say whether chain files would run, with all reasons at once; nothing is started. */
         post: operations["check"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/compare": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Two trainings next to each other: settings, metrics, benchmarks with intervals, answers, curves. */
-        get: operations["compare"];
-        put?: never;
-        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -1012,8 +1012,8 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The settings in which two to five jobs differ, with every default filled in. */
-        get: operations["jobs_compare"];
+        /** Trainings next to each other: settings; of two that ended also metrics, benchmarks, answers, curves. */
+        get: operations["compare"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1732,6 +1732,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/sessions/{session}/heartbeat": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Keep an open session while its client computes: its idle time begins again. */
+        post: operations["sessions_heartbeat"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/sessions/{session}/load": {
         parameters: {
             query?: never;
@@ -2085,7 +2102,7 @@ export interface components {
         AdaptersAskBody: {
             /**
              * Adapter
-             * @description ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN.
+             * @description ROLE, TENANT/ROLE, a version of it, or an ended job.
              */
             adapter: string;
             /**
@@ -2134,7 +2151,7 @@ export interface components {
             base: string | null;
             /**
              * Source
-             * @description A folder, a .gguf file, or TENANT/ROLE[/vN].
+             * @description A folder, a .gguf file, TENANT/ROLE[/vN], or an ended job: JOB[/TRAINER].
              */
             source: string;
             /**
@@ -2176,18 +2193,20 @@ export interface components {
              */
             dtype: "auto" | "float32" | "bfloat16" | "float16";
             /**
-             * Format
-             * @description gguf needs the llamacpp environment.
-             * @default safetensors
-             * @enum {string}
+             * Name
+             * @description TENANT/ROLE[/vN], or an ended job: JOB[/TRAINER].
              */
-            format: "safetensors" | "gguf";
-            /** Name */
             name: string;
             /**
-             * To
-             * Format: path
+             * Target
              * @description Folder to write; it must not exist.
+             * @default null
+             */
+            target: string | null;
+            /**
+             * To
+             * @description Format: safetensors, or gguf, which needs the llamacpp environment.
+             * @default safetensors
              */
             to: string;
         };
@@ -2259,6 +2278,31 @@ export interface components {
              * @default HF_TOKEN
              */
             token_env: string;
+        };
+        /** AdaptersRegisterBody */
+        AdaptersRegisterBody: {
+            /**
+             * Job
+             * @description An ended job: the name that it was given, its id, or the beginning of one.
+             */
+            job: string;
+            /**
+             * Promote
+             * @description Make it live, too.
+             * @default false
+             */
+            promote: boolean;
+            /**
+             * Role
+             * @description What the adapter is for: it becomes TENANT/ROLE/vN.
+             */
+            role: string;
+            /**
+             * Targets
+             * @description With --promote: TYPE, TYPE=URL or TYPE=ENDPOINT; default: embedded if it runs, and registry.
+             * @default []
+             */
+            targets: string[];
         };
         /** AdaptersRollbackBody */
         AdaptersRollbackBody: {
@@ -2764,7 +2808,7 @@ export interface components {
         AskInput: {
             /**
              * Adapter
-             * @description ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN.
+             * @description ROLE, TENANT/ROLE, a version of it, or an ended job.
              */
             adapter: string;
             /**
@@ -3424,10 +3468,17 @@ export interface components {
             /** Chain Id */
             chain_id: string;
             /**
+             * Detail
+             * @default
+             */
+            detail: string;
+            /**
              * Digest
              * @default
              */
             digest: string;
+            /** @default null */
+            gate: components["schemas"]["ClosedGate"] | null;
             /**
              * Id
              * @default
@@ -3437,6 +3488,11 @@ export interface components {
             message: string;
             /** Name */
             name: string;
+            /**
+             * Next
+             * @default []
+             */
+            next: string[];
             /**
              * Nodes
              * @default []
@@ -3608,12 +3664,18 @@ export interface components {
              * @default false
              */
             watch: boolean;
+            /**
+             * Yes
+             * @description Train also on fewer rows than were asked for, or than a verdict needs.
+             * @default false
+             */
+            yes: boolean;
         };
         /** ChatBody */
         ChatBody: {
             /**
              * Adapter
-             * @description ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN.
+             * @description ROLE, TENANT/ROLE, TENANT/ROLE/vN, or an ended job: JOB[/TRAINER].
              */
             adapter: string;
             /**
@@ -3651,7 +3713,7 @@ export interface components {
         ChatInput: {
             /**
              * Adapter
-             * @description ROLE, TENANT/ROLE or a version of it: TENANT/ROLE/vN.
+             * @description ROLE, TENANT/ROLE, TENANT/ROLE/vN, or an ended job: JOB[/TRAINER].
              */
             adapter: string;
             /**
@@ -3807,6 +3869,33 @@ export interface components {
             node: string | null;
         };
         /**
+         * ClosedGate
+         * @description The no of a gate: nothing was deployed, for these reasons.
+         */
+        ClosedGate: {
+            /**
+             * Do
+             * @default
+             */
+            do: string;
+            /**
+             * Evaluator
+             * @default
+             */
+            evaluator: string;
+            /** Node */
+            node: string;
+            /**
+             * Passed
+             * @default []
+             */
+            passed: string[];
+            /** Reasons */
+            reasons: string[];
+            /** Verdict */
+            verdict: string;
+        };
+        /**
          * CoconutLatent
          * @description Hidden states that are fed back as thoughts, and take the place of one step of the reasoning after the other
          *     (arXiv 2412.06769).
@@ -3923,29 +4012,16 @@ export interface components {
         /** CompareInput */
         CompareInput: {
             /**
-             * First
-             * @description Id of an ended run, the beginning of one, or its name.
+             * Job
+             * @description Two to five jobs: names, ids, or beginnings of them.
              */
-            first: string;
+            job: string[];
             /**
              * Plot
-             * @description Draw both loss curves.
+             * @description Draw the loss curves of two.
              * @default false
              */
             plot: boolean;
-            /**
-             * Second
-             * @description The other one; may be of the same run.
-             */
-            second: string;
-        };
-        /** CompareJobsInput */
-        CompareJobsInput: {
-            /**
-             * Job
-             * @description Two to five jobs: ids, beginnings of them, or names.
-             */
-            job: string[];
         };
         /**
          * Compared
@@ -4000,13 +4076,6 @@ export interface components {
              */
             worse: number;
         };
-        /** ComparedJobs */
-        ComparedJobs: {
-            /** Jobs */
-            jobs: string[];
-            /** Settings */
-            settings: components["schemas"]["DifferingSetting"][];
-        };
         /** ComparedSample */
         ComparedSample: {
             /** First */
@@ -4020,27 +4089,43 @@ export interface components {
         };
         /**
          * Comparison
-         * @description Two trainings next to each other.
+         * @description Two to five jobs next to each other.
          */
         Comparison: {
-            /** Benchmarks */
+            /**
+             * Benchmarks
+             * @default []
+             */
             benchmarks: components["schemas"]["ComparedBenchmark"][];
-            /** Metrics */
+            /** Jobs */
+            jobs: string[];
+            /**
+             * Left Out
+             * @default
+             */
+            left_out: string;
+            /**
+             * Metrics
+             * @default []
+             */
             metrics: components["schemas"]["Compared"][];
             /**
              * Plot
              * @default false
              */
             plot: boolean;
-            /** Samples */
+            /**
+             * Samples
+             * @default []
+             */
             samples: components["schemas"]["ComparedSample"][];
             /** Settings */
-            settings: components["schemas"]["Compared"][];
-            /** Sides */
-            sides: [
-                components["schemas"]["Side"],
-                components["schemas"]["Side"]
-            ];
+            settings: components["schemas"]["DifferingSetting"][];
+            /**
+             * Sides
+             * @default []
+             */
+            sides: components["schemas"]["Side"][];
         };
         /**
          * ContainsReward
@@ -4081,7 +4166,7 @@ export interface components {
             base: string | null;
             /**
              * Source
-             * @description A folder, a .gguf file, or TENANT/ROLE[/vN].
+             * @description A folder, a .gguf file, TENANT/ROLE[/vN], or an ended job: JOB[/TRAINER].
              */
             source: string;
             /**
@@ -4229,6 +4314,12 @@ export interface components {
              * @default false
              */
             watch: boolean;
+            /**
+             * Yes
+             * @description Train also on fewer rows than were asked for, or than a verdict needs.
+             * @default false
+             */
+            yes: boolean;
         };
         /** CreateSessionInput */
         CreateSessionInput: {
@@ -4346,6 +4437,8 @@ export interface components {
             estimated_rows: number | null;
             /** Estimated Tokens */
             estimated_tokens: number | null;
+            /** @default null */
+            generation: components["schemas"]["GenerationPreview"] | null;
             /** Hidden */
             hidden: {
                 [key: string]: number;
@@ -4356,6 +4449,11 @@ export interface components {
             /** Model */
             model: string;
             raw: components["schemas"]["RawRows"];
+            /**
+             * Refusal
+             * @default
+             */
+            refusal: string;
             /** Rendered */
             rendered: components["schemas"]["RenderedRow"][];
             /** Seconds */
@@ -4372,6 +4470,13 @@ export interface components {
          * @description Reads documents or rows: one set by its own fields, more under `sets`, each named by its port, or a `mix`.
          */
         DataSourceConfig: {
+            /**
+             * Columns
+             * @description Field of a row -> the column that contains it, such as prompt: question_text.
+             */
+            columns?: {
+                [key: string]: string;
+            };
             /**
              * Converter
              * @description Name in the setting `converters`.
@@ -4477,6 +4582,13 @@ export interface components {
          * @description Where a job's rows are: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`).
          */
         DatasetSpec: {
+            /**
+             * Columns
+             * @description Field of a row -> the column that contains it.
+             */
+            columns?: {
+                [key: string]: string;
+            };
             /**
              * Data Worker
              * @description Always refused in this release.
@@ -4598,11 +4710,18 @@ export interface components {
              */
             canary_max_tokens: number;
             /**
-             * Role
-             * @description What the adapter is for; part of its name.
-             * @default assistant
+             * Few Rows
+             * @description Where there are not enough rows to say; allow: deploy what is better on these rows.
+             * @default stop
+             * @enum {string}
              */
-            role: string;
+            few_rows: "stop" | "allow";
+            /**
+             * Role
+             * @description What the adapter is for; part of its name. Default: the data's name.
+             * @default null
+             */
+            role: string | null;
             /** Targets */
             targets?: components["schemas"]["Target"][];
             /**
@@ -4645,6 +4764,58 @@ export interface components {
          * @enum {string}
          */
         Device: "auto" | "cpu" | "cuda" | "rocm" | "mps";
+        /**
+         * DeviceHolder
+         * @description Who has a device.
+         */
+        DeviceHolder: {
+            /** Kind */
+            kind: string;
+            /** Name */
+            name: string;
+            /**
+             * Pid
+             * @default 0
+             */
+            pid: number;
+            /**
+             * Run
+             * @default
+             */
+            run: string;
+            /**
+             * Since
+             * @default null
+             */
+            since: number | null;
+        };
+        /**
+         * DeviceState
+         * @description One device of this machine, as Trainyard's processes use it.
+         */
+        DeviceState: {
+            /** Device */
+            device: number;
+            holder: components["schemas"]["DeviceHolder"] | null;
+            /** Waiting */
+            waiting: string[];
+        };
+        /**
+         * DeviceWait
+         * @description What a job waits for.
+         */
+        DeviceWait: {
+            /** @default null */
+            holder: components["schemas"]["DeviceHolder"] | null;
+            /** Position */
+            position: number;
+            /** Reason */
+            reason: string;
+            /** Since */
+            since: number;
+            /** Text */
+            text: string;
+        };
         /**
          * Diagnosis
          * @description All checks.
@@ -4751,6 +4922,12 @@ export interface components {
              */
             type: "distill";
         };
+        /**
+         * DivergenceKind
+         * @description What speaks against a training.
+         * @enum {string}
+         */
+        DivergenceKind: "loss_rose" | "near_limit" | "overfitting";
         /** DownOutput */
         DownOutput: {
             /** Stopped */
@@ -4924,7 +5101,7 @@ export interface components {
             attention: "auto" | "fa3" | "fa2" | "sdpa" | "eager";
             /**
              * Autotune
-             * @description Fit what memory is free by the knobs that leave length, rank and rows of a step alone.
+             * @description Fit the device's memory by the knobs that leave length, rank and rows of a step alone.
              * @default false
              */
             autotune: boolean;
@@ -5290,6 +5467,11 @@ export interface components {
             judge: {
                 [key: string]: unknown;
             } | null;
+            /**
+             * Live
+             * @default null
+             */
+            live: number | null;
             /** Margin */
             margin: number | null;
             /** Metric */
@@ -5304,6 +5486,8 @@ export interface components {
             skipped: number;
             /** @default null */
             vs_control: components["schemas"]["PairedInterval"] | null;
+            /** @default null */
+            vs_live: components["schemas"]["PairedInterval"] | null;
         };
         /**
          * Evaluation
@@ -5343,9 +5527,19 @@ export interface components {
             facts: {
                 [key: string]: unknown;
             };
+            /**
+             * Few Rows
+             * @default []
+             */
+            few_rows: string[];
             gate: components["schemas"]["EvaluationGate"];
             /** @default null */
             improvement: components["schemas"]["PairedInterval"] | null;
+            /**
+             * Live
+             * @default null
+             */
+            live: string | null;
             /** Node */
             node: string;
             /** Notes */
@@ -5380,10 +5574,20 @@ export interface components {
             /** Better */
             better: boolean;
             /**
+             * Better On Few
+             * @default false
+             */
+            better_on_few: boolean;
+            /**
              * Cautions
              * @default []
              */
             cautions: string[];
+            /**
+             * Few Rows
+             * @default []
+             */
+            few_rows: string[];
             /**
              * Passed
              * @default []
@@ -5445,6 +5649,11 @@ export interface components {
             cautions: string[];
             /** Ended */
             ended: number;
+            /**
+             * Few Rows
+             * @default []
+             */
+            few_rows: string[];
             /** @default null */
             improvement: components["schemas"]["PairedInterval"] | null;
             /** Node */
@@ -5500,11 +5709,11 @@ export interface components {
         EvaluatorConfig: {
             /**
              * Baseline
-             * @description The base model, or the adapter now deployed.
+             * @description The base model, the adapter now live, or both: then it has to be better than either.
              * @default base
              * @enum {string}
              */
-            baseline: "base" | "live";
+            baseline: "base" | "live" | "both";
             /**
              * Benchmarks
              * @description Default: loss and token accuracy on all held-out sets.
@@ -5523,6 +5732,12 @@ export interface components {
              */
             judge: components["schemas"]["JudgeSettings"] | null;
             /**
+             * Least Rows
+             * @description Rows trained on, and of the primary benchmark, below which there is no verdict.
+             * @default 30
+             */
+            least_rows: number;
+            /**
              * Primary
              * @description `benchmark/set` that decides the gate; default: the chain's kind.
              * @default null
@@ -5540,6 +5755,12 @@ export interface components {
              * @default 2000
              */
             resamples: number;
+            /**
+             * Role
+             * @description Whose live version it is compared with; default: the deployer's role.
+             * @default null
+             */
+            role: string | null;
             /**
              * Samples
              * @description Prompts answered by baseline and candidate in the report.
@@ -6118,6 +6339,69 @@ export interface components {
             verb: string;
         };
         /**
+         * GeneratedPair
+         * @description One question with its wordings, and the answer in the words of the document.
+         */
+        GeneratedPair: {
+            /** Answer */
+            answer: string;
+            /** Kind */
+            kind: string;
+            /** Question */
+            question: string;
+            /** Source */
+            source: string;
+            /** Wordings */
+            wordings: string[];
+        };
+        /**
+         * GenerationPreview
+         * @description The pairs that the rules find in documents, without a model.
+         */
+        GenerationPreview: {
+            /** Advice */
+            advice: string;
+            /** Coverage */
+            coverage: number;
+            /** Documents */
+            documents: number;
+            /** Documents With Pairs */
+            documents_with_pairs: number;
+            /** Documents Without Pairs */
+            documents_without_pairs: string[];
+            /** Enough */
+            enough: boolean;
+            /** Examples */
+            examples: components["schemas"]["GeneratedPair"][];
+            /** Found Pairs */
+            found_pairs: number;
+            /** Found Share */
+            found_share: number;
+            /** Kinds */
+            kinds: {
+                [key: string]: number;
+            };
+            /** Last Resort Share */
+            last_resort_share: number;
+            model_cost: components["schemas"]["ModelCost"];
+            /** Sentences */
+            sentences: number;
+            /** Trained Rows */
+            trained_rows: number;
+            /** Used Sentences */
+            used_sentences: number;
+            /** Wanted Pairs */
+            wanted_pairs: number;
+            /** Wanted Rows */
+            wanted_rows: number;
+            /** Wordings */
+            wordings: number;
+            /** Words */
+            words: number;
+            /** Words Per Pair */
+            words_per_pair: number | null;
+        };
+        /**
          * GenerationTemplate
          * @enum {string}
          */
@@ -6149,6 +6433,11 @@ export interface components {
             alerts: string[];
             /** Cuda Version */
             cuda_version: string | null;
+            /**
+             * Devices
+             * @default []
+             */
+            devices: components["schemas"]["DeviceState"][];
             /** Driver Version */
             driver_version: string | null;
             /** Gpus */
@@ -6867,6 +7156,8 @@ export interface components {
              * @default
              */
             url: string;
+            /** @default null */
+            waiting: components["schemas"]["DeviceWait"] | null;
         };
         /**
          * JobDetail
@@ -6900,6 +7191,13 @@ export interface components {
             created: number | null;
             /** Detail */
             detail: string;
+            /**
+             * Divergence
+             * @default []
+             */
+            divergence: components["schemas"]["TrainingDivergence"][];
+            /** @default null */
+            gate: components["schemas"]["ClosedGate"] | null;
             /** Id */
             id: string;
             /**
@@ -6921,6 +7219,11 @@ export interface components {
             method: string;
             /** Name */
             name: string;
+            /**
+             * Next
+             * @default []
+             */
+            next: string[];
             /**
              * Node
              * @default
@@ -6982,6 +7285,8 @@ export interface components {
              * @default
              */
             url: string;
+            /** @default null */
+            waiting: components["schemas"]["DeviceWait"] | null;
         };
         /** JobInput */
         JobInput: {
@@ -8110,18 +8415,20 @@ export interface components {
              */
             dtype: "auto" | "float32" | "bfloat16" | "float16";
             /**
-             * Format
-             * @description gguf needs the llamacpp environment.
-             * @default safetensors
-             * @enum {string}
+             * Name
+             * @description TENANT/ROLE[/vN], or an ended job: JOB[/TRAINER].
              */
-            format: "safetensors" | "gguf";
-            /** Name */
             name: string;
             /**
-             * To
-             * Format: path
+             * Target
              * @description Folder to write; it must not exist.
+             * @default null
+             */
+            target: string | null;
+            /**
+             * To
+             * @description Format: safetensors, or gguf, which needs the llamacpp environment.
+             * @default safetensors
              */
             to: string;
         };
@@ -8253,6 +8560,13 @@ export interface components {
          */
         MixedSet: {
             /**
+             * Columns
+             * @description Field of a row -> the column that contains it, such as prompt: question_text.
+             */
+            columns?: {
+                [key: string]: string;
+            };
+            /**
              * Converter
              * @description Name in the setting `converters`.
              * @default null
@@ -8361,6 +8675,20 @@ export interface components {
             sets: {
                 [key: string]: components["schemas"]["MixedSet"];
             };
+        };
+        /**
+         * ModelCost
+         * @description What a language model would read and write for as many pairs.
+         */
+        ModelCost: {
+            /** Basis */
+            basis: string;
+            /** Calls */
+            calls: number;
+            /** Prompt Tokens */
+            prompt_tokens: number;
+            /** Reply Tokens */
+            reply_tokens: number;
         };
         /**
          * ModelEntry
@@ -9204,6 +9532,10 @@ export interface components {
              * @default []
              */
             advice: string[];
+            /** Choices */
+            choices?: {
+                [key: string]: string;
+            };
             /** Config */
             config: {
                 [key: string]: unknown;
@@ -9234,6 +9566,11 @@ export interface components {
          */
         Point: {
             /**
+             * Clipped
+             * @default null
+             */
+            clipped: number | null;
+            /**
              * Eval Loss
              * @default null
              */
@@ -9254,6 +9591,11 @@ export interface components {
              */
             grad_norm: number | null;
             /**
+             * Kl
+             * @default null
+             */
+            kl: number | null;
+            /**
              * Learning Rate
              * @default null
              */
@@ -9264,12 +9606,37 @@ export interface components {
              */
             loss: number | null;
             /**
+             * Memory Bytes
+             * @default null
+             */
+            memory_bytes: number | null;
+            /**
+             * Policy Loss
+             * @default null
+             */
+            policy_loss: number | null;
+            /**
              * Reward
              * @default null
              */
             reward: number | null;
+            /**
+             * Reward Accuracy
+             * @default null
+             */
+            reward_accuracy: number | null;
+            /**
+             * Reward Margin
+             * @default null
+             */
+            reward_margin: number | null;
             /** Step */
             step: number;
+            /**
+             * Thought Gain
+             * @default null
+             */
+            thought_gain: number | null;
             /**
              * Time
              * @default 0
@@ -9280,6 +9647,11 @@ export interface components {
              * @default null
              */
             tokens_per_second: number | null;
+            /**
+             * Value Loss
+             * @default null
+             */
+            value_loss: number | null;
         };
         /**
          * Port
@@ -9430,10 +9802,29 @@ export interface components {
              */
             base_model: string | null;
             /**
+             * Columns
+             * @description Field of a row and its column, as prompt=question_text; may be repeated.
+             */
+            columns?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Count
+             * @description Rows to train on that are wanted, with generate.
+             * @default 200
+             */
+            count: number;
+            /**
              * @description Format of the rows; default: recognised.
              * @default null
              */
             format: components["schemas"]["DataFormat"] | null;
+            /**
+             * Generate
+             * @description Show the pairs that documents give by rule, without a model.
+             * @default false
+             */
+            generate: boolean;
             /**
              * Limit
              * @description Rows that are rendered and counted.
@@ -9463,6 +9854,12 @@ export interface components {
              * @default auto
              */
             template: string;
+            /**
+             * Wordings
+             * @description Of each question, with generate.
+             * @default 3
+             */
+            wordings: number;
         };
         /**
          * ProblemDocument
@@ -10044,6 +10441,77 @@ export interface components {
              */
             weight: number;
         };
+        /** RegisterInput */
+        RegisterInput: {
+            /**
+             * Job
+             * @description An ended job: the name that it was given, its id, or the beginning of one.
+             */
+            job: string;
+            /**
+             * Promote
+             * @description Make it live, too.
+             * @default false
+             */
+            promote: boolean;
+            /**
+             * Role
+             * @description What the adapter is for: it becomes TENANT/ROLE/vN.
+             */
+            role: string;
+            /**
+             * Targets
+             * @description With --promote: TYPE, TYPE=URL or TYPE=ENDPOINT; default: embedded if it runs, and registry.
+             * @default []
+             */
+            targets: string[];
+        };
+        /**
+         * Registered
+         * @description A version that a job's adapter has become, and whether it is live.
+         */
+        Registered: {
+            /**
+             * Adapter Run
+             * @default null
+             */
+            adapter_run: boolean | null;
+            /**
+             * Adapter Run Because
+             * @default
+             */
+            adapter_run_because: string;
+            /**
+             * Better
+             * @default null
+             */
+            better: boolean | null;
+            /** Evaluated */
+            evaluated: boolean;
+            /** Job */
+            job: string;
+            /** Live */
+            live: boolean;
+            /**
+             * Next
+             * @default []
+             */
+            next: string[];
+            /**
+             * Targets
+             * @default []
+             */
+            targets: {
+                [key: string]: unknown;
+            }[];
+            /** Version */
+            version: string;
+            /**
+             * Warnings
+             * @default []
+             */
+            warnings: string[];
+        };
         /** RenderedPart */
         RenderedPart: {
             /** Learned */
@@ -10383,6 +10851,12 @@ export interface components {
              * @default false
              */
             watch: boolean;
+            /**
+             * Yes
+             * @description Train also on fewer rows than were asked for, or than a verdict needs.
+             * @default false
+             */
+            yes: boolean;
         };
         /** RunChainInput */
         RunChainInput: {
@@ -10428,6 +10902,12 @@ export interface components {
              * @default false
              */
             watch: boolean;
+            /**
+             * Yes
+             * @description Train also on fewer rows than were asked for, or than a verdict needs.
+             * @default false
+             */
+            yes: boolean;
         };
         /** RunInput */
         RunInput: {
@@ -10475,6 +10955,12 @@ export interface components {
              * @default false
              */
             watch: boolean;
+            /**
+             * Yes
+             * @description Train also on fewer rows than were asked for, or than a verdict needs.
+             * @default false
+             */
+            yes: boolean;
         };
         /** RunNightInput */
         RunNightInput: {
@@ -10612,10 +11098,17 @@ export interface components {
              */
             chain: string;
             /**
+             * Detail
+             * @default
+             */
+            detail: string;
+            /**
              * Digest
              * @default
              */
             digest: string;
+            /** @default null */
+            gate: components["schemas"]["ClosedGate"] | null;
             /**
              * Id
              * @default
@@ -10625,6 +11118,11 @@ export interface components {
             message: string;
             /** Name */
             name: string;
+            /**
+             * Next
+             * @default []
+             */
+            next: string[];
             /**
              * Nodes
              * @default []
@@ -10958,7 +11456,7 @@ export interface components {
         ServeBody: {
             /**
              * Adapters
-             * @description Role model: ROLE or TENANT/ROLE, whose live version is loaded on its base; may repeat.
+             * @description Role model: ROLE or TENANT/ROLE, whose live version is loaded, or an ended job; may repeat.
              * @default []
              */
             adapters: string[];
@@ -10993,6 +11491,12 @@ export interface components {
              */
             host: string;
             /**
+             * Job
+             * @description Serve the adapter of this ended job on its base, or its model.
+             * @default null
+             */
+            job: string | null;
+            /**
              * Model
              * @description Role model: `starter`, a folder or a Hub name; may repeat. Default: the setting serve_models.
              * @default []
@@ -11012,11 +11516,10 @@ export interface components {
             port: number | null;
             /**
              * Role
-             * @description What to serve: the REST API, the graph that nights write, or models.
-             * @default training
-             * @enum {string}
+             * @description What to serve: the REST API (training), the graph that nights write, or models. Default: training; model for a JOB.
+             * @default null
              */
-            role: "training" | "graph" | "model";
+            role: ("training" | "graph" | "model") | null;
             /**
              * Threads
              * @description Role model: threads; default: the setting threads.
@@ -11040,7 +11543,7 @@ export interface components {
         ServeInput: {
             /**
              * Adapters
-             * @description Role model: ROLE or TENANT/ROLE, whose live version is loaded on its base; may repeat.
+             * @description Role model: ROLE or TENANT/ROLE, whose live version is loaded, or an ended job; may repeat.
              * @default []
              */
             adapters: string[];
@@ -11075,6 +11578,12 @@ export interface components {
              */
             host: string;
             /**
+             * Job
+             * @description Serve the adapter of this ended job on its base, or its model.
+             * @default null
+             */
+            job: string | null;
+            /**
              * Model
              * @description Role model: `starter`, a folder or a Hub name; may repeat. Default: the setting serve_models.
              * @default []
@@ -11094,11 +11603,10 @@ export interface components {
             port: number | null;
             /**
              * Role
-             * @description What to serve: the REST API, the graph that nights write, or models.
-             * @default training
-             * @enum {string}
+             * @description What to serve: the REST API (training), the graph that nights write, or models. Default: training; model for a JOB.
+             * @default null
              */
-            role: "training" | "graph" | "model";
+            role: ("training" | "graph" | "model") | null;
             /**
              * Threads
              * @description Role model: threads; default: the setting threads.
@@ -11279,8 +11787,8 @@ export interface components {
             hyperparameters?: components["schemas"]["Hyperparameters"];
             /**
              * Idle S
-             * @description Seconds after the last call at which it saves and ends.
-             * @default 900
+             * @description Seconds after the last call or heartbeat at which it saves, ends and gives its device back.
+             * @default 120
              */
             idle_s: number;
             launch?: components["schemas"]["LaunchSettings"];
@@ -11832,6 +12340,13 @@ export interface components {
          * @description One named set of a data source. Exactly one of path, url, repository, hub and sql says where it is.
          */
         SourceSet: {
+            /**
+             * Columns
+             * @description Field of a row -> the column that contains it, such as prompt: question_text.
+             */
+            columns?: {
+                [key: string]: string;
+            };
             /**
              * Converter
              * @description Name in the setting `converters`.
@@ -12742,6 +13257,23 @@ export interface components {
             steps_per_point: number;
         };
         /**
+         * TrainingDivergence
+         * @description A loss above that of the base, numbers near their limit, or overfitting, with what to do about it.
+         */
+        TrainingDivergence: {
+            /** Advice */
+            advice: string;
+            /** Because */
+            because: string;
+            kind: components["schemas"]["DivergenceKind"];
+            /** Node */
+            node: string;
+            /** Step */
+            step: number;
+            /** Text */
+            text: string;
+        };
+        /**
          * TrainingOrigin
          * @description One trainer: what it counted, and how it was carried out.
          */
@@ -12973,6 +13505,12 @@ export interface components {
              */
             no_auth: boolean;
             /**
+             * Port
+             * @description Port of the API; default: the setting api_port, else the one it had.
+             * @default null
+             */
+            port: number | null;
+            /**
              * Tls Cert
              * @description With --expose: certificate, with those above it (PEM).
              * @default null
@@ -13017,6 +13555,12 @@ export interface components {
              * @default false
              */
             no_auth: boolean;
+            /**
+             * Port
+             * @description Port of the API; default: the setting api_port, else the one it had.
+             * @default null
+             */
+            port: number | null;
             /**
              * Tls Cert
              * @description With --expose: certificate, with those above it (PEM).
@@ -13415,6 +13959,7 @@ export type AdaptersMergeBody = components['schemas']['AdaptersMergeBody'];
 export type AdaptersPromoteBody = components['schemas']['AdaptersPromoteBody'];
 export type AdaptersPullBody = components['schemas']['AdaptersPullBody'];
 export type AdaptersPushBody = components['schemas']['AdaptersPushBody'];
+export type AdaptersRegisterBody = components['schemas']['AdaptersRegisterBody'];
 export type AdaptersRollbackBody = components['schemas']['AdaptersRollbackBody'];
 export type AddInput = components['schemas']['AddInput'];
 export type Added = components['schemas']['Added'];
@@ -13480,14 +14025,13 @@ export type CheckOutput = components['schemas']['CheckOutput'];
 export type Checkpoint = components['schemas']['Checkpoint'];
 export type CheckpointList = components['schemas']['CheckpointList'];
 export type CheckpointsInput = components['schemas']['CheckpointsInput'];
+export type ClosedGate = components['schemas']['ClosedGate'];
 export type CoconutLatent = components['schemas']['CoconutLatent'];
 export type CodiLatent = components['schemas']['CodiLatent'];
 export type Collected = components['schemas']['Collected'];
 export type CompareInput = components['schemas']['CompareInput'];
-export type CompareJobsInput = components['schemas']['CompareJobsInput'];
 export type Compared = components['schemas']['Compared'];
 export type ComparedBenchmark = components['schemas']['ComparedBenchmark'];
-export type ComparedJobs = components['schemas']['ComparedJobs'];
 export type ComparedSample = components['schemas']['ComparedSample'];
 export type Comparison = components['schemas']['Comparison'];
 export type ContainsReward = components['schemas']['ContainsReward'];
@@ -13516,10 +14060,14 @@ export type DemoUrls = components['schemas']['DemoUrls'];
 export type DeployerConfig = components['schemas']['DeployerConfig'];
 export type DeployerNode = components['schemas']['DeployerNode'];
 export type Device = components['schemas']['Device'];
+export type DeviceHolder = components['schemas']['DeviceHolder'];
+export type DeviceState = components['schemas']['DeviceState'];
+export type DeviceWait = components['schemas']['DeviceWait'];
 export type Diagnosis = components['schemas']['Diagnosis'];
 export type DiffInput = components['schemas']['DiffInput'];
 export type DifferingSetting = components['schemas']['DifferingSetting'];
 export type DistillStage = components['schemas']['DistillStage'];
+export type DivergenceKind = components['schemas']['DivergenceKind'];
 export type DownOutput = components['schemas']['DownOutput'];
 export type DpoStage = components['schemas']['DpoStage'];
 export type DraftScriptInput = components['schemas']['DraftScriptInput'];
@@ -13570,6 +14118,8 @@ export type GcBody = components['schemas']['GcBody'];
 export type GcInput = components['schemas']['GcInput'];
 export type GenerateInput = components['schemas']['GenerateInput'];
 export type GenerateReply = components['schemas']['GenerateReply'];
+export type GeneratedPair = components['schemas']['GeneratedPair'];
+export type GenerationPreview = components['schemas']['GenerationPreview'];
 export type GenerationTemplate = components['schemas']['GenerationTemplate'];
 export type GeneratorKind = components['schemas']['GeneratorKind'];
 export type GpuJob = components['schemas']['GpuJob'];
@@ -13657,6 +14207,7 @@ export type MigratedFolder = components['schemas']['MigratedFolder'];
 export type Migration = components['schemas']['Migration'];
 export type MixedSet = components['schemas']['MixedSet'];
 export type Mixture = components['schemas']['Mixture'];
+export type ModelCost = components['schemas']['ModelCost'];
 export type ModelEntry = components['schemas']['ModelEntry'];
 export type ModelList = components['schemas']['ModelList'];
 export type ModelReward = components['schemas']['ModelReward'];
@@ -13727,6 +14278,8 @@ export type ReadSource = components['schemas']['ReadSource'];
 export type Record = components['schemas']['Record'];
 export type Reference = components['schemas']['Reference'];
 export type RegexReward = components['schemas']['RegexReward'];
+export type RegisterInput = components['schemas']['RegisterInput'];
+export type Registered = components['schemas']['Registered'];
 export type RenderedPart = components['schemas']['RenderedPart'];
 export type RenderedRow = components['schemas']['RenderedRow'];
 export type RendererTable = components['schemas']['RendererTable'];
@@ -13836,6 +14389,7 @@ export type TrainerConfig = components['schemas']['TrainerConfig'];
 export type TrainerNode = components['schemas']['TrainerNode'];
 export type Training = components['schemas']['Training'];
 export type TrainingCurve = components['schemas']['TrainingCurve'];
+export type TrainingDivergence = components['schemas']['TrainingDivergence'];
 export type TrainingOrigin = components['schemas']['TrainingOrigin'];
 export type TrainingReport = components['schemas']['TrainingReport'];
 export type TrainingScript = components['schemas']['TrainingScript'];
@@ -14192,6 +14746,44 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Published"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    adapters_register: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["AdaptersRegisterBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Registered"];
                 };
             };
             400: components["responses"]["400"];
@@ -15198,44 +15790,6 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
-    compare: {
-        parameters: {
-            query: {
-                /** @description Id of an ended run, the beginning of one, or its name. */
-                first: string;
-                /** @description The other one; may be of the same run. */
-                second: string;
-                /** @description Draw both loss curves. */
-                plot?: boolean;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description What it returned. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Comparison"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            409: components["responses"]["409"];
-            413: components["responses"]["413"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            424: components["responses"]["424"];
-            429: components["responses"]["429"];
-            503: components["responses"]["503"];
-        };
-    };
     corpus_status: {
         parameters: {
             query?: {
@@ -15425,12 +15979,22 @@ export interface operations {
                 path: string;
                 /** @description Format of the rows; default: recognised. */
                 format?: components["schemas"]["DataFormat"];
+                /** @description Field of a row and its column, as prompt=question_text; may be repeated. */
+                columns?: {
+                    [key: string]: unknown;
+                };
                 /** @description Model whose tokenizer counts; default: the default base model. */
                 base_model?: string;
                 /** @description Chat template: auto, a renderer's name, or a .jinja file. */
                 template?: string;
                 /** @description Longest row in tokens, as in the training. */
                 max_length?: number;
+                /** @description Show the pairs that documents give by rule, without a model. */
+                generate?: boolean;
+                /** @description Rows to train on that are wanted, with generate. */
+                count?: number;
+                /** @description Of each question, with generate. */
+                wordings?: number;
                 /** @description Rows that are shown. */
                 rows?: number;
                 /** @description Rows that are rendered and counted. */
@@ -16105,6 +16669,8 @@ export interface operations {
                 file?: string;
                 /** @description Follow it to its end. */
                 watch?: boolean;
+                /** @description Train also on fewer rows than were asked for, or than a verdict needs. */
+                yes?: boolean;
             };
             header?: {
                 /** @description The same key and request again get the first answer. */
@@ -16141,11 +16707,13 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
-    jobs_compare: {
+    compare: {
         parameters: {
             query: {
-                /** @description Two to five jobs: ids, beginnings of them, or names. */
+                /** @description Two to five jobs: names, ids, or beginnings of them. */
                 job: string[];
+                /** @description Draw the loss curves of two. */
+                plot?: boolean;
             };
             header?: never;
             path?: never;
@@ -16159,7 +16727,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["ComparedJobs"];
+                    "application/json": components["schemas"]["Comparison"];
                 };
             };
             400: components["responses"]["400"];
@@ -17769,6 +18337,43 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["GenerateReply"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    sessions_heartbeat: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Id of a session. */
+                session: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SessionInfo"];
                 };
             };
             400: components["responses"]["400"];
