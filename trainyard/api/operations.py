@@ -12,6 +12,7 @@ through `Context.say`. A new operation is a request in `api/requests/`, a functi
 from __future__ import annotations
 
 from trainyard.api.table.adapters import ADAPTERS
+from trainyard.api.table.data import DATA
 from trainyard.api.table.operation import Operation, Scope
 from trainyard.api.table.sessions import SESSIONS
 
@@ -357,23 +358,7 @@ OPERATIONS: dict[str, Operation] = {
         NOTHING, "monitoring.gpus:show_gpus", "trainers:gpus_text", READ,
         route="GET /api/v1/gpus", tenants=True,
     ),
-    "models": Operation(
-        "The base models on this machine: the starter, the default, folders, and the cache of the Hub.",
-        NOTHING, "data.listing:list_models", "data:models_text", READ,
-        route="GET /api/v1/models", tenants=True,
-    ),
-    "data list": Operation(
-        "The files and folders that a chain may read, as a path names them.",
-        "data:FolderInput", "data.listing:list_data", "data:data_list_text", READ,
-        example="trainyard data list handbook",
-        route="GET /api/v1/data", tenants=True,
-    ),
-    "data preview": Operation(
-        "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",
-        "data:PreviewInput", "data.preview:preview", "data:preview_text", READ, part_renderer="data:raw_text",
-        example="trainyard data preview chats.jsonl --base-model Qwen/Qwen3-4B --max-length 2048",
-        route="GET /api/v1/data/preview", heavy=True, tenants=True, confined=True,
-    ),
+    **DATA,
     "artifacts list": Operation(
         "What the nodes of runs left, the newest run first: sets of rows, adapters, reports.",
         "records.artifacts:ArtifactsInput", "records.artifacts:list_artifacts",

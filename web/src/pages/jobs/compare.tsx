@@ -129,7 +129,7 @@ function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jo
   const query = useQuery({
     queryKey: ["compare", "pair", first.run_id, second.run_id],
     queryFn: () =>
-      dataOf(client.GET("/api/v1/compare", { params: { query: { first: first.run_id, second: second.run_id } } })),
+      dataOf(client.GET("/api/v1/jobs/compare", { params: { query: { job: [first.run_id, second.run_id] } } })),
     enabled: areOver,
     retry: false,
   });
