@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 class CallerLeft(BaseException):
     """The caller has left: nobody reads what would be returned or raised.
 
-    Like `asyncio.CancelledError` it is no `Exception`, so that nothing on its way takes it for a failure of its own.
+    Like `asyncio.CancelledError` it is not an `Exception`, so that no handler on its way takes it for a failure.
     """
 
 

@@ -20,6 +20,7 @@ CACHE = "made again when it does not fit"
 GIVEN = "bytes or text of the user, or for people to read"
 WITHOUT = {
     "trainyard/api/records.py: begin": GIVEN,
+    "trainyard/api/rest/starting.py: start_api": CACHE,
     "trainyard/api/stack.py: choose_working_folder": CACHE,
     "trainyard/api/stack.py: mark_bootstrapped": CACHE,
     "trainyard/api/verbs/machine/scripts.py: save_script": GIVEN,

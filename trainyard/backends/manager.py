@@ -35,7 +35,7 @@ from trainyard.backends.results import TrainingStopped, early_stop_text, move, u
 from trainyard.callbacks import ignore
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, read_events
-from trainyard.compute.lease import claim_devices
+from trainyard.compute.lease import Patience, claim_devices
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound, TrainyardError
 from trainyard.settings import Settings
@@ -147,7 +147,7 @@ class Running:
             len(devices),
             run=self.folder.name,
             among=devices,
-            give_up=lambda: self.wanted is not DesiredState.RUN,
+            patience=Patience(give_up=lambda: self.wanted is not DesiredState.RUN),
         )
         with unless_stopped(claim, self.get_wanted, "The job was stopped before its first step."):
             return train_within_memory(

@@ -181,53 +181,6 @@ def first_lock(
             time.sleep(POLL_S if len(asked) <= 1 else LOOK_EVERY_S)
 
 
-@contextmanager
-def claim_devices(
-    settings: Settings,
-    count: int = 1,
-    *,
-    run: str = "",
-    among: Sequence[int] | None = None,
-    turn: Path | None = None,
-    limit: Limit = lambda _device, _give_up: nullcontext(),
-    wait_s: float = inf,
-    give_up: GiveUp = never,
-    on_wait: OnWait = ignore,
-) -> Iterator[tuple[int, ...]]:
-    """Claim `count` of these devices, by default of this host's: steps 1 to 4.
-
-    Each device is the first free one that leaves enough devices with higher numbers, so the caller only waits for a
-    device above those that it has. Yields their numbers; fewer than `count` if there are fewer.
-
-    Raises `Conflict`: `E-DEVICE-BUSY` naming the holder after `wait_s` seconds or when `give_up()` returns True,
-    `E-DEVICE-OCCUPIED` when another program computes on the device.
-    """
-    deadline = time.monotonic() + wait_s
-
-    def late() -> bool:
-        return give_up() or time.monotonic() >= deadline
-
-    numbers = sorted(among if among is not None else device_numbers())
-    taken: list[int] = []
-    with ExitStack() as locks:
-        if turn is not None:
-            with take_ticket(settings, [turn], run=run, reason=TURN) as ticket:
-                note = WaitReport(settings, ticket, on_wait)
-                locks.enter_context(first_lock(lambda: [turn], run=run, give_up=late, on_wait=note))
-        for left in range(min(count, len(numbers)), 0, -1):
-            above = [number for number in numbers if not taken or number > taken[-1]]
-            eligible = above[: len(above) - left + 1]
-            with take_ticket(settings, [slot_lock(settings, one) for one in eligible], run=run) as ticket:
-                note, free = WaitReport(settings, ticket, on_wait), partial(slots, settings, eligible, ticket)
-                slot = locks.enter_context(first_lock(free, run=run, give_up=late, on_wait=note))
-            number = next(one for one in eligible if slot_lock(settings, one) == slot)
-            with take_ticket(settings, (), run=run, reason=LIMIT):
-                locks.enter_context(limit(number, late))
-            wait_until_empty(number, ours=lambda: own_services(settings), give_up=give_up)
-            taken.append(number)
-        yield tuple(taken)
-
-
 @dataclass(frozen=True)
 class Wait:
     """What a process waits for."""
@@ -242,6 +195,64 @@ class Wait:
 
 
 OnWait = Callable[[Wait], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a claim waits, and what it reports meanwhile."""
+
+    wait_s: float = inf
+    give_up: GiveUp = never
+    on_wait: OnWait = ignore
+    """Called whenever what it waits for has changed."""
+
+
+FOREVER = Patience()
+
+
+@contextmanager
+def claim_devices(
+    settings: Settings,
+    count: int = 1,
+    *,
+    run: str = "",
+    among: Sequence[int] | None = None,
+    turn: Path | None = None,
+    limit: Limit = lambda _device, _give_up: nullcontext(),
+    patience: Patience = FOREVER,
+) -> Iterator[tuple[int, ...]]:
+    """Claim `count` of these devices, by default of this host's: steps 1 to 4.
+
+    Each device is the first free one that leaves enough devices with higher numbers, so the caller only waits for a
+    device above those that it has. Yields their numbers; fewer than `count` if there are fewer.
+
+    Raises `Conflict`: `E-DEVICE-BUSY` naming the holder when `patience` ends,
+    `E-DEVICE-OCCUPIED` when another program computes on the device.
+    """
+    deadline = time.monotonic() + patience.wait_s
+
+    def late() -> bool:
+        return patience.give_up() or time.monotonic() >= deadline
+
+    numbers = sorted(among if among is not None else device_numbers())
+    taken: list[int] = []
+    with ExitStack() as locks:
+        if turn is not None:
+            with take_ticket(settings, [turn], run=run, reason=TURN) as ticket:
+                note = WaitReport(settings, ticket, patience.on_wait)
+                locks.enter_context(first_lock(lambda: [turn], run=run, give_up=late, on_wait=note))
+        for left in range(min(count, len(numbers)), 0, -1):
+            above = [number for number in numbers if not taken or number > taken[-1]]
+            eligible = above[: len(above) - left + 1]
+            with take_ticket(settings, [slot_lock(settings, one) for one in eligible], run=run) as ticket:
+                note, free = WaitReport(settings, ticket, patience.on_wait), partial(slots, settings, eligible, ticket)
+                slot = locks.enter_context(first_lock(free, run=run, give_up=late, on_wait=note))
+            number = next(one for one in eligible if slot_lock(settings, one) == slot)
+            with take_ticket(settings, (), run=run, reason=LIMIT):
+                locks.enter_context(limit(number, late))
+            wait_until_empty(number, ours=lambda: own_services(settings), give_up=patience.give_up)
+            taken.append(number)
+        yield tuple(taken)
 
 
 def find_wait(waiter: Waiter, waiters: Sequence[Waiter]) -> Wait:

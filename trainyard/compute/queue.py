@@ -49,7 +49,7 @@ def queue_folder(settings: Settings) -> Path:
 
 @contextmanager
 def take_ticket(settings: Settings, locks: Sequence[Path], *, run: str = "", reason: str = DEVICE) -> Iterator[Waiter]:
-    """Stand in the queue for the first of these locks that is free while the block runs."""
+    """Wait in the queue for the first of these locks that is free while the block runs."""
     folder, now = queue_folder(settings), time.time()
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns():020d}-{os.getpid()}-{threading.get_ident()}"

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from trainyard.callbacks import ignore
 from trainyard.compute.child import faultpoint
 from trainyard.compute.gpus import device_numbers
-from trainyard.compute.lease import claim_devices
+from trainyard.compute.lease import Patience, claim_devices
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput
@@ -60,7 +60,8 @@ def make_night_deps(
 
     def alone(run: str) -> AbstractContextManager[object]:
         """The first device. Raises `Conflict` (`E-DEVICE-BUSY`, `E-DEVICE-OCCUPIED`)."""
-        return nullcontext() if locked else claim_devices(settings, run=run, among=device_numbers()[:1], wait_s=0)
+        first = device_numbers()[:1]
+        return nullcontext() if locked else claim_devices(settings, run=run, among=first, patience=Patience(wait_s=0))
 
     return NightDeps(
         root=root,

@@ -22,7 +22,16 @@ from trainyard.compute.gpus import (
     read_gpus,
     training_threads,
 )
-from trainyard.compute.lease import claim_devices, device_lock, device_locks, first_lock, holder, slot_lock, turn_lock
+from trainyard.compute.lease import (
+    Patience,
+    claim_devices,
+    device_lock,
+    device_locks,
+    first_lock,
+    holder,
+    slot_lock,
+    turn_lock,
+)
 from trainyard.errors import Conflict
 from trainyard.settings import load_settings
 
@@ -97,7 +106,7 @@ def test_a_claim_waits_no_longer_than_it_may_and_names_the_holder(home: Path, wa
     with hold(slot_lock(here, 0), 60) as other:
         began = time.monotonic()
         with pytest.raises(Conflict, match=r"E-DEVICE-BUSY: slot-0 is in use by process \d+ of run night-7"):
-            claim_devices(here, among=(0,), wait_s=wait_s).__enter__()
+            claim_devices(here, among=(0,), patience=Patience(wait_s=wait_s)).__enter__()
         assert wait_s <= time.monotonic() - began < 30
         other.kill()
 

@@ -241,7 +241,7 @@ def test_what_the_rollouts_of_a_training_reported_is_in_the_table_and_in_its_lin
 
 def test_a_candidate_has_to_be_better_than_base_and_live(tmp_path: Path) -> None:
     values = {"baseline": BASE * 4, "candidate": TUNED * 4, "live": SHUFFLED * 4}
-    live = Participant(name="live adapter acme/desk/v1", path="/home/adapters/acme/desk/v1", kind="adapter")
+    live = Participant(name="live adapter acme/desk/v1", path="/srv/adapters/acme/desk/v1", kind="adapter")
     given = job(tmp_path, control=False).model_copy(update={"live": live})
     found = build_report(given, scores(scored("heldout_loss", "unseen_wording", values)))
     assert not found["gate"]["better"]

@@ -21,7 +21,7 @@ ACTIVE = ("started", "progress", "note", "warning")
 
 
 def read_activity(folder: Path, types: dict[str, str]) -> str:
-    """Return what the node that reported last does; empty where none is at work. `types`: node -> its type."""
+    """Return what the node that reported last does; empty where none is active. `types`: node -> its type."""
     for event in reversed(last_events(folder / EVENTS_FILE)):
         word = WORDS.get(types.get(str(event.get("node")), ""))
         if word is None:

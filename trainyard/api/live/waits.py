@@ -68,9 +68,9 @@ class DeviceState(Response):
         """Holder and queue in words; empty for a free device that nobody waits for."""
         owner = self.holder
         since = f" since {clock(owner.since)}" if owner is not None and owner.since else ""
-        held = f"{owner.kind} {owner.name} has it{since}" if owner is not None else ""
+        owned = f"{owner.kind} {owner.name} has it{since}" if owner is not None else ""
         queue = f"{len(self.waiting)} waiting: {', '.join(self.waiting)}" if self.waiting else ""
-        return "; ".join(words for words in (held, queue) if words)
+        return "; ".join(words for words in (owned, queue) if words)
 
 
 def clock(time_s: float) -> str:

@@ -218,7 +218,7 @@ class Reading:
         """Have a reading service that is ended when the time is over."""
         if not self.deadline:
             self.service = self.stack.enter_context(kept_service())
-            self.service.parse(ParseRequest(()))  # its imports are no reading
+            self.service.parse(ParseRequest(()))  # its imports do not count as reading
             self.deadline = time.monotonic() + self.settings.plan_read_s
         process = self.service.process
         timer = threading.Timer(max(0.1, self.deadline - time.monotonic()), process.kill if process else ignore)

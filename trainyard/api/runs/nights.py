@@ -10,7 +10,7 @@ from functools import partial
 from trainyard.api.runs.server import limit_name
 from trainyard.api.runs.slots import device_limit
 from trainyard.compute.gpus import device_numbers
-from trainyard.compute.lease import claim_devices, holder, slot_lock
+from trainyard.compute.lease import Patience, claim_devices, holder, slot_lock
 from trainyard.errors import Conflict
 from trainyard.settings import Settings
 
@@ -26,7 +26,8 @@ def night_slot(settings: Settings, *, run: str, window_s: float) -> Iterator[flo
     first, limit = device_numbers()[:1], partial(device_limit, settings)
     with ExitStack() as leases:
         try:
-            leases.enter_context(claim_devices(settings, run=run, among=first, limit=limit, wait_s=window_s))
+            patience = Patience(wait_s=window_s)
+            leases.enter_context(claim_devices(settings, run=run, among=first, limit=limit, patience=patience))
         except Conflict as error:
             if error.code != "E-DEVICE-BUSY":
                 raise

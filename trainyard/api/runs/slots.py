@@ -19,7 +19,7 @@ from trainyard.api.runs.server import client, ensure_limit, limit_name
 from trainyard.backends.results import unless_stopped
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers
-from trainyard.compute.lease import GiveUp, OnWait, claim_devices, holder, slot_lock
+from trainyard.compute.lease import GiveUp, OnWait, Patience, claim_devices, holder, slot_lock
 from trainyard.compute.supervise import DesiredState, always_run
 from trainyard.errors import Conflict, Unavailable
 from trainyard.settings import Settings
@@ -48,7 +48,7 @@ def device_slots(
     """
     claim = claim_devices(
         settings, count, run=run, among=among, turn=turn, limit=partial(device_limit, settings),
-        give_up=lambda: wanted() is not DesiredState.RUN, on_wait=on_wait,
+        patience=Patience(give_up=lambda: wanted() is not DesiredState.RUN, on_wait=on_wait),
     )  # fmt: skip
     return unless_stopped(claim, wanted, "The run was stopped while it waited for the device.")
 

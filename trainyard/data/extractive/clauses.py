@@ -40,7 +40,7 @@ class Clause(NamedTuple):
     verb: str
     rest: str
     surface: str
-    """The verb as it stands in the sentence, the auxiliary included."""
+    """The verb as it is in the sentence, the auxiliary included."""
     negative: bool
     kind: str
     """be, modal, have, verb or command."""

@@ -30,7 +30,7 @@ FOOTNOTES = (
     re.compile(r"\s?[（(\[［〔]\s*(?:※|\*|注|脚注|註)\s*\d{1,2}\s*[)）\]］〕]|\s?※\s?\d{1,2}|(?<=\w)\*\d{1,2}(?!\w)"),
 )
 VARIABLE = re.compile(r"\{\{[^{}]{0,100}\}\}")
-"""A variable of a site builder that stands for a heading."""
+"""A variable of a site builder in place of a heading."""
 PILCROW = re.compile(r"(?<!\s)\s*[¶§🔗]\s*$|(?<!\s)\s+#+\s*$")
 """The link to itself that documentation tools put behind a heading."""
 LABEL = re.compile(

@@ -99,14 +99,14 @@ class Ask(NamedTuple):
 
 
 def content_words(text: str) -> list[str]:
-    """The words of a text in small letters that are no stop words."""
+    """The words of a text in small letters without stop words."""
     return [word for word in re.findall(r"[\w'’-]+", text.lower()) if word not in STOP_WORDS]
 
 
 TO_DO_VERBS = word_set("en_to_do_verbs")
 WEAK_VERBS = word_set("en_weak_verbs")
-HOLDING_VERBS = word_set("en_holding_verbs")
-MOVING_VERBS = word_set("en_moving_verbs")
+STATE_VERBS = word_set("en_state_verbs")
+MOTION_VERBS = word_set("en_motion_verbs")
 PLACED_VERBS = word_set("en_placed_verbs")
 PLACED_PARTICIPLES = word_set("en_placed_participles")
 
@@ -114,7 +114,7 @@ PLACED_PARTICIPLES = word_set("en_placed_participles")
 def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subject: str = "") -> list[Ask]:
     """Return the questions that a sentence answers: none, one, or two of a long sentence.
 
-    `vocabulary` has the words that the document writes in small letters; `subject` stands for a pronoun at the start.
+    `vocabulary` has the words that the document writes in small letters; `subject` replaces a pronoun at the start.
     """
     text = sentence.strip().rstrip(".!。").strip()
     text = re.sub(r"\s*\([^()]*\)$", "", re.sub(r",? for (?:example|instance)\b,?", "", text))
@@ -344,7 +344,7 @@ def object_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     to_do = tail.startswith("to ") and verb in TO_DO_VERBS and len(obj.split()) <= 5
     if tail.startswith("to ") and not to_do:
         goal = first_word(tail[3:]) in BASE
-        if (goal and verb in HOLDING_VERBS) or (not goal and verb not in MOVING_VERBS):
+        if (goal and verb in STATE_VERBS) or (not goal and verb not in MOTION_VERBS):
             tail = ""
     if HANGING.match(tail) or (tail and len(tail.split()) < 2):
         tail = ""

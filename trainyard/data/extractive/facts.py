@@ -140,10 +140,10 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         yield Fact(
             found.rule, found.topic, place, found.answer, found.worth + 1, clause=found.clause, placed=found.placed
         )
-    held = [statement.answer for statement in statements]
+    answers = [statement.answer for statement in statements]
     for paragraph in section.paragraphs:
         for fact in sentence_facts(paragraph, title, topic, language):
-            if not any(answer.startswith(fact.answer) for answer in held):
+            if not any(answer.startswith(fact.answer) for answer in answers):
                 yield fact
     if opening and (not topic or topic.lower() == title.lower()):
         yield Fact("about", title, title, opening, LAST_RESORT)

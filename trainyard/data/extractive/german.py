@@ -59,12 +59,12 @@ DEFINED = re.compile(r"(?:ein|eine|der|die|das)\b")
 
 
 def content_words(text: str) -> list[str]:
-    """The words of a text in small letters that are no stop words."""
+    """The words of a text in small letters without stop words."""
     return [word for word in re.findall(r"[\w’-]+", text.lower()) if word not in STOP_WORDS]
 
 
 def ask_german(sentence: str, vocabulary: Collection[str] = frozenset(), subject: str = "") -> list[Ask]:
-    """Return the question that a sentence answers, if there is one. `subject` stands for a pronoun at the start."""
+    """Return the question that a sentence answers, if there is one. `subject` replaces a pronoun at the start."""
     text = re.sub(r"\s*\([^()]*\)$", "", sentence.strip().rstrip(".!").strip())
     text = re.sub(r"^(?:Bitte (?:beachten Sie, dass )?|Hinweis: |Wichtig: |Achtung: )(?=[A-ZÄÖÜ])", "", text)
     for ask in forms_of(text):
@@ -142,7 +142,7 @@ def small(phrase: str) -> str:
 
 
 def cut_at_verb(text: str) -> tuple[str, str, str] | None:
-    """(what stands before the finite verb, the verb, the rest) of a main clause."""
+    """(what is before the finite verb, the verb, the rest) of a main clause."""
     words = text.split()
     for place, word in enumerate(words[1:14], 1):
         if words[place - 1][-1:] in ",;:":

@@ -41,7 +41,7 @@ class Item:
 
 
 @dataclass
-class Block:
+class TextBlock:
     """A paragraph or a list item in the order of the page."""
 
     text: str
@@ -66,7 +66,7 @@ class Section:
     items: list[Item] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
     """Table rows; the header row comes first, and a table follows another one after an empty row."""
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[TextBlock] = field(default_factory=list)
     """Paragraphs and items in order."""
     code: list[tuple[str, str]] = field(default_factory=list)
     """(paragraph before the block, code)."""
@@ -86,7 +86,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.sections = [Section("", 0)]
-        self.lists: list[Block] = []
+        self.lists: list[TextBlock] = []
         self.num_lists = 0
 
     @property
@@ -99,16 +99,16 @@ class Builder:
 
     def paragraph(self, text: str) -> None:
         self.current.paragraphs.append(text)
-        self.current.blocks.append(Block(text))
+        self.current.blocks.append(TextBlock(text))
 
     def open_list(self, *, ordered: bool) -> None:
         """Begin a list; what announces it is the item or the paragraph before."""
-        last = self.current.blocks[-1] if self.current.blocks else Block("")
+        last = self.current.blocks[-1] if self.current.blocks else TextBlock("")
         nested = bool(self.lists)
         announces = last.text.rstrip().endswith((":", "：")) or nested
         self.num_lists += 1
         lead = (last.label or last.text) if announces else ""
-        self.lists.append(Block("", self.num_lists, int(ordered), "", lead, len(self.lists) + 1))
+        self.lists.append(TextBlock("", self.num_lists, int(ordered), "", lead, len(self.lists) + 1))
 
     def close_list(self) -> None:
         self.lists.pop()
@@ -117,16 +117,16 @@ class Builder:
         """Add an item; a further paragraph of one (`first=False`) keeps the label of its item."""
         self.current.items.append(Item(label, text))
         if not self.lists:
-            self.current.blocks.append(Block(text, label=label))
+            self.current.blocks.append(TextBlock(text, label=label))
             return
         around = self.lists[-1]
         if not first:
             before = [block for block in self.current.blocks if block.list_id == around.list_id]
-            self.current.blocks.append(Block(text, 0, 0, "", before[-1].label if before else "", around.depth))
+            self.current.blocks.append(TextBlock(text, 0, 0, "", before[-1].label if before else "", around.depth))
             return
         number = around.number
         around.number += bool(number)
-        self.current.blocks.append(Block(text, around.list_id, number, label, around.lead, around.depth))
+        self.current.blocks.append(TextBlock(text, around.list_id, number, label, around.lead, around.depth))
 
     def code(self, code: str) -> None:
         before = self.current.paragraphs[-1] if self.current.paragraphs else ""

@@ -18,7 +18,7 @@ from trainyard.data.extractive.cleaning import only_refers
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
 from trainyard.data.extractive.lexicon import word_set
-from trainyard.data.extractive.outline import Block, Section
+from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
@@ -135,7 +135,7 @@ class Reader:
                 elif block.label and not only_refers(block.text):
                     yield from self.read_note(block, topic)
 
-    def read_note(self, block: Block, topic: str) -> Iterator[Statement]:
+    def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """A further paragraph of a labelled list item."""
         label = block.label.strip("`")
         if value := labelled_value(block.text):
@@ -157,7 +157,7 @@ class Reader:
                     yield from self.ask(other, answer, topic, count, subject)
 
     def subject_of(self, sentence: str) -> str:
-        """Return what a pronoun after an English sentence stands for; empty where that is not certain."""
+        """Return what a pronoun after an English sentence means; empty where that is not certain."""
         if self.language != ENGLISH:
             return ""
         clause = clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary)
@@ -165,7 +165,7 @@ class Reader:
             return ""
         return clause.subject if len(clause.subject.split()) <= 5 else ""
 
-    def read_code(self, block: Block, code: str, topic: str) -> Iterator[Statement]:
+    def read_code(self, block: TextBlock, code: str, topic: str) -> Iterator[Statement]:
         """Yield the statement of a paragraph that announces a short piece of code."""
         lead = sentences.sentences(block.text)[-1].strip()
         if num_words(lead) < 4 or FOLLOWS[self.language].match(lead) or not acceptable_part(lead.rstrip(":")):
@@ -284,7 +284,7 @@ class Reader:
         return None
 
     def is_weak(self, phrase: str, sentence: str) -> bool:
-        """Whether a phrase alone hardly tells which sentence is wanted: one word that is no code and no subject."""
+        """Whether a phrase alone is vague: one word that is neither code nor a subject."""
         words = phrase.split()
         if len(words) > 2 or phrase.startswith("`") or (self.language == GERMAN and len(phrase) >= LONG_WORD):
             return False
@@ -355,7 +355,7 @@ class Reader:
             return german.cut_at_verb(sentence) is not None or bool(re.match(r"\w+en Sie\b", sentence))
         return clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary) is not None
 
-    def read_list(self, blocks: list[Block], topic: str) -> Iterator[Statement]:
+    def read_list(self, blocks: list[TextBlock], topic: str) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
         lead = blocks[0].lead
         shown = [block for block in blocks if num_words(block.text)]
@@ -412,7 +412,7 @@ class Reader:
             found = Ask("condition_do", clause[0].lower() + clause[1:])
         return found
 
-    def read_item(self, block: Block, topic: str) -> Iterator[Statement]:
+    def read_item(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """A list item: a sentence like any other, a labelled one, or a step of a numbered list."""
         text = block.text
         value = labelled_value(text)
@@ -494,7 +494,7 @@ def ended(text: str) -> str:
 
 
 def commands(texts: Collection[str], language: str) -> bool:
-    """Whether most items of a list tell the reader to do something."""
+    """Whether most items of a list are instructions."""
     if language != ENGLISH:
         return sum(bool(re.match(r"\w+en Sie\b", text)) for text in texts) * 2 > len(texts)
     return sum(clauses.first_word(text) in lexicon.BASE for text in texts) * 2 > len(texts)

@@ -1,7 +1,7 @@
 """Columns under other names: `columns: {prompt: frage, completion: antwort}` of a data source.
 
-A mapped column is read under the name of its field. A column that is not mapped and has such a name is no field of the
-row: it counts as an ignored key.
+A mapped column is read under the name of its field. A column that is not mapped and has such a name is not read: it
+counts as an ignored key.
 """
 
 from __future__ import annotations

@@ -21,13 +21,19 @@ MOST_CHARS = 200_000
 
 
 @dataclass(frozen=True)
-class SetRequest:
-    """Read one set into a folder of `target` that is named by its port."""
+class SetPlace:
+    """Where a set is, and where its rows go."""
 
     place: Path
     """The real path of a file, a folder or a repository, inside one of `roots`."""
     roots: tuple[Path, ...]
     target: Path
+
+
+@dataclass(frozen=True)
+class SetRequest(SetPlace):
+    """Read one set into a folder of `target` that is named by its port."""
+
     given: FileSelection = field(default_factory=FileSelection)
     repository: bool = False
     """Whether the place is a git repository to be read as one."""

@@ -46,7 +46,7 @@ class RowSchema:
     """One JSON Schema in its child."""
 
     def __init__(self, schema: dict[str, Any], *, cpu_s: float = ROW_CPU_S) -> None:
-        """Start the child. Raises `InvalidInput` (`E-DATA-FORMAT`) for what is no schema or does not end."""
+        """Start the child. Raises `InvalidInput` (`E-DATA-FORMAT`) for what is not a schema or does not end."""
         self.schema, self.cpu_s, self.breaches = schema, cpu_s, 0
         self.start()
 

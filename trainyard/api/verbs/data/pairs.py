@@ -38,8 +38,8 @@ class ModelCost(Response):
     basis: str
 
 
-class GenerationPreview(Response):
-    """The pairs that the rules find in documents, without a model."""
+class PairCounts(Response):
+    """How many pairs documents give, of those that were asked for."""
 
     documents: int
     documents_with_pairs: int
@@ -57,6 +57,11 @@ class GenerationPreview(Response):
     enough: bool
     """Whether at least a third of the wanted pairs was found."""
     wordings: int
+
+
+class GenerationPreview(PairCounts):
+    """The pairs that the rules find in documents, without a model."""
+
     kinds: dict[str, int]
     """Kind of question -> pairs, the most frequent first."""
     examples: tuple[GeneratedPair, ...]
@@ -121,7 +126,7 @@ def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tup
 
 
 def check_documents(request: PreviewInput, port: str) -> None:
-    """Raise `InvalidInput` (`E-DATA-FORMAT`) where the data set is no documents."""
+    """Raise `InvalidInput` (`E-DATA-FORMAT`) where the data set does not contain documents."""
     if port != "documents":
         raise InvalidInput(
             f"{request.path[:200]!r} has rows for {port}, not documents.",

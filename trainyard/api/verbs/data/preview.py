@@ -147,7 +147,17 @@ class RunVerdict(Response):
     """Why a run with the default `max_bad_fraction` would refuse the rows; empty if it would not."""
 
 
-class DataPreview(RunVerdict):
+class PreviewCost(RunVerdict):
+    """Estimated cost of one training on a data set with the default settings."""
+
+    estimated_rows: int | None
+    estimated_tokens: int | None
+    stage: str | None
+    seconds: float | None
+    basis: str
+
+
+class DataPreview(PreviewCost):
     """What a data set is, and what a training would make of it."""
 
     raw: RawRows
@@ -167,12 +177,6 @@ class DataPreview(RunVerdict):
     unreadable: tuple[UnreadableRow, ...]
     """The first of the unreadable ones, at most as many as `rows`."""
     lengths: LengthStatistics
-    estimated_rows: int | None
-    estimated_tokens: int | None
-    stage: str | None
-    seconds: float | None
-    """Estimated time of one training with the default settings."""
-    basis: str
     generation: GenerationPreview | None = None
     """With `generate`: the pairs that the documents give by rule. Lengths and costs are then those of these pairs."""
 

@@ -15,7 +15,7 @@ from trainyard.api.invocation import carry_out
 from trainyard.api.live.waits import OTHER_TENANT, describe_wait, read_devices, read_waits
 from trainyard.api.records import RunRecord
 from trainyard.api.requests.base import Nothing
-from trainyard.compute.lease import Wait, claim_devices, holder, slot_lock
+from trainyard.compute.lease import Patience, Wait, claim_devices, holder, slot_lock
 from trainyard.compute.queue import list_waiters, queue_folder
 from trainyard.settings import Settings, load_settings
 
@@ -106,7 +106,7 @@ def test_a_wait_is_reported_when_it_changes(claim: Claim) -> None:
         waits.append(wait)
         (first if len(waits) == 1 else second).kill()
 
-    with claim_devices(settings, run="third", among=(0,), on_wait=note):
+    with claim_devices(settings, run="third", among=(0,), patience=Patience(on_wait=note)):
         pass
     assert waits[0].position == 2
     assert [wait.holder.run for wait in waits if wait.holder][:1] == ["first"]
