@@ -161,22 +161,20 @@ def test_a_relative_model_starts_at_the_working_folder_and_not_at_the_worker_s(w
     assert nodes["validator"]["config"]["tokenizer"] == str(work / "mine")
 
 
-def test_rows_that_turn_out_to_be_another_kind_are_told_by_the_node(work: Path) -> None:
+def test_rows_of_another_kind_are_refused_before_a_node_starts(work: Path) -> None:
     state = run(
         source("data.jsonl"),
         {"type": "trainer", "config": {"stage": "dpo", "hyperparameters": {"max_steps": 1}}},
     )
     assert state.is_failed()
-    assert (
-        "E-NODE: The node 'trainer' got no preference. Why: The nodes before it left sft: what a file contains"
-    ) in result_of(state).node("trainer").message
+    assert "R-PORT trainer: Stage dpo learns from preference, and what was read is sft rows" in str(state.message)
 
 
-def test_a_failing_child_fails_the_node_with_its_own_words(work: Path, tmp_path: Path) -> None:
+def test_rows_that_cannot_be_read_are_refused_before_a_node_starts(work: Path) -> None:
     (work / "p.jsonl").write_text('{"prompt": "a", "chosen": "b"}\n' * 3)
     state = run(source("p.jsonl", format="preference"))
     assert state.is_failed()
-    assert "E-DATA-FORMAT" in result_of(state).node("data-source").message
+    assert "E-DATA-FORMAT data-source" in str(state.message)
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_a_job_without_its_trainer_is_recorded_and_says_what_it_waits_for(contex
     answer = created(context, watch=watch)
     assert (answer.state, answer.exit_code) == (JobState.PENDING, 0)
     text = render("jobs create", answer)
-    assert "pending. no trainer installed: mlx is not installed" in text
+    assert "no trainer installed: mlx is not installed" in text
     assert INSTALL in text
     row = jobs.show_job(jobs.requests.JobInput(job=answer.run_id), context)
     assert (row.state, row.detail) == (JobState.PENDING, "no trainer installed")

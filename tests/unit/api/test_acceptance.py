@@ -30,13 +30,16 @@ from trainyard.testing.vllm_server import VllmDouble, vllm_server
 
 Node = dict[str, Any]
 ROWS = "rows.jsonl"
+CHAT = (
+    '{"messages": [{"role": "user", "content": "What is a kettle?"}, {"role": "assistant", "content": "A vessel."}]}\n'
+)
 
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
     folder.mkdir()
-    (folder / "rows.jsonl").write_text('{"prompt": "What is a kettle?", "completion": "A vessel."}\n')
+    (folder / "rows.jsonl").write_text(CHAT * 8)
     (folder / "pairs.jsonl").write_text('{"prompt": "What is a kettle?", "chosen": "A vessel.", "rejected": "No."}\n')
     return folder
 
@@ -101,7 +104,7 @@ def test_check_plan_and_run_refuse_a_missing_file_and_a_missing_model_with_the_s
         "E-DATA-NOT-FOUND data-source.config.path", "E-MODEL-NOT-FOUND trainer.config.base_model",
     ]  # fmt: skip
     assert f"It was looked for in {work}" in found[0]
-    assert "in a run that a form or `prefect deployment run` starts" in found[0]
+    assert "in a form, over REST and in `prefect deployment run`" in found[0]
     assert f"a relative path starts at {work}" in found[1]
 
 
@@ -150,7 +153,7 @@ def test_the_line_that_a_refused_path_prints_allows_it(
 ) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "rows.jsonl").write_text("{}")
+        (tmp_path / name / "rows.jsonl").write_text(CHAT * 8)
     home.mkdir()
     for name in ("first", "second"):
         own = load_settings(working_folder=work, default_base_model=str(tiny_model))

@@ -30,11 +30,13 @@ from trainyard.spec.training import TrainerConfig
 
 STARTER = Path(trainyard.__file__).parent / "train" / "starter" / "model"
 
+CHAT = '{"messages": [{"role": "user", "content": "A?"}, {"role": "assistant", "content": "It is B."}]}'
+
 
 @pytest.fixture
 def here(tmp_path: Path) -> Settings:
     (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "rows.jsonl").write_text('{"messages": []}\n')
+    (tmp_path / "work" / "rows.jsonl").write_text(f"{CHAT}\n" * 40)
     shutil.copytree(STARTER, tmp_path / "base", ignore=shutil.ignore_patterns("manifest.json"))
     return Settings(
         home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tmp_path / "base"),

@@ -72,7 +72,9 @@ def test_the_verbs_are_the_promised_ones() -> None:
         "backends install",
         "eject",
         "compare",
+        "data list",
         "data preview",
+        "models",
         "import",
         "export",
         "templates",
@@ -81,7 +83,10 @@ def test_the_verbs_are_the_promised_ones() -> None:
     nights = {"nightly run", "nightly simulate", "nightly worker", "nightly status"}
     sweeps = {"sweep", "sweep show", "sweep list", "sweep stop"}
     verbs = {"forward", "backward", "step", "zero-grad", "generate", "logprobs", "save", "load"}
-    work |= {f"sessions {verb}" for verb in {*verbs, "create", "list", "show", "close", "resume", "result", "output"}}
+    work |= {
+        f"sessions {verb}"
+        for verb in {*verbs, "create", "list", "show", "close", "resume", "result", "output", "heartbeat"}
+    }
     corpora = {"corpus engineering", "corpus apprenticeship", "corpus status"}
     work |= {"tokens create", "tokens list", "tokens revoke", "audit list", "audit verify"}
     work |= {f"adapters {verb}" for verb in adapters} | {f"scripts {verb}" for verb in SCRIPTS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ HOSTILE = "{{ ''.__class__.__mro__ }}"
 @pytest.fixture
 def context(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text("{}")
+    turns = [{"role": "user", "content": "What is a kettle?"}, {"role": "assistant", "content": "A vessel."}]
+    (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 8)
     return Context(load_settings(default_base_model=str(tiny_model)), say=lambda _text: None)
 
 

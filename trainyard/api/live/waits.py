@@ -132,10 +132,10 @@ def with_waits(rows: Iterable[Row], settings: Settings, tenant: str = "") -> lis
 
 
 def with_wait(row: Row, wait: DeviceWait | None, settings: Settings) -> Row:
-    if row["state"] not in OPEN or row["detail"] in STOPPING:
+    if row["state"] not in OPEN or row.get("detail") in STOPPING:
         return row
     if wait is None:
-        is_silent = row["state"] is JobState.RUNNING and not row["detail"]
+        is_silent = row["state"] is JobState.RUNNING and not row.get("detail")
         return {**row, "detail": activity_of(settings.runs / row["run_id"])} if is_silent else row
     return {**row, "detail": f"waiting for {SUBJECTS[wait.reason]}", "message": wait.text, "waiting": wait}
 

@@ -49,6 +49,7 @@ def tool_of(name: str) -> types.Tool:
     row = OPERATIONS[name]
     hints = types.ToolAnnotations(read_only_hint=True) if row.scope is Scope.READ else None  # else it may destroy
     schema = shorten(load(REQUESTS + row.request).model_json_schema())
+    schema.pop("description", None)  # the summary of the operation says it
     return types.Tool(name=tool_name(name), description=row.summary, input_schema=schema, annotations=hints)
 
 

@@ -83,6 +83,7 @@ def test_without_a_gpu_the_answer_is_a_state(context: Context) -> None:
     found = list_gpus(GpuMonitor((lambda: None,)).read(), context)
     answer = json.loads(found.model_dump_json())
     machine = answer.pop("machine")
+    assert answer.pop("devices")[0] == {"device": 0, "holder": None, "waiting": []}
     assert answer == {
         "state": "no GPU", "gpus": [], "driver_version": None, "cuda_version": None, "alerts": [],
     }  # fmt: skip
