@@ -127,5 +127,9 @@ def test_a_row_that_the_template_refuses_is_left_out(tiny_model: Path, script: M
     tokenizer.chat_template = choose_template("gemma").text
     row = SftRow([Message("system", "Be short."), Message("user", "One?"), Message("assistant", "First.")])
     assert encode_sft([row], tokenizer, 100)[0] == []
-    assert script.Chat(tokenizer).sides(plain(row), False) == []
-    assert "as the chat template refuses it" in (tmp_path / "events.jsonl").read_text()
+    chat = script.Chat(tokenizer)
+    assert chat.sides(plain(row), False) == []
+    script.require_accepted(chat.refused, 40, 0.05)
+    assert "The chat template refuses 1 of 40 rows: " in (tmp_path / "events.jsonl").read_text()
+    with pytest.raises(SystemExit, match=r"refuses 1 of 10 rows.*At most 5\.0% may be lost"):
+        script.require_accepted(chat.refused, 10, 0.05)
