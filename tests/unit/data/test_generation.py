@@ -204,7 +204,7 @@ def test_a_question_asked_by_two_documents_is_taken_once(tmp_path: Path) -> None
 
 def test_preference_pairs_reject_another_answer_of_the_same_document(tmp_path: Path) -> None:
     documents = documents_in(
-        tmp_path / "documents", [PAGE.format(name="Alpha"), "# One\n\n## Two\nOnly one fact stands here."]
+        tmp_path / "documents", [PAGE.format(name="Alpha"), "# One\n\n## Two\nRefunds are paid within 14 days."]
     )
     result = by_rule(tmp_path, documents, count=4, template="preference")
     assert (result["kept"], result["rejected"]) == (3, {"no_other_answer": 1})
