@@ -59,7 +59,7 @@ UNUSED_FEATURES = (
 )  # fmt: skip
 """Chromium draws an address bar for each page, also where nobody sees it: two renderers and 0.7 s of CPU for a page of
 1.1 s. The second line and those below are Playwright's own, which this option takes the place of."""
-PAGE_MS = 20_000
+PAGE_MS = 45_000
 SIZE: ViewportSize = {"width": 1280, "height": 900}
 expect.set_options(timeout=PAGE_MS)
 
