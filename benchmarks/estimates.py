@@ -1,4 +1,4 @@
-"""How far the time that `trainyard plan` promises is from the real one, for eight small data sets of different kinds.
+"""How far is the time that `trainyard plan` promises from the real one, for eight small data sets of different kinds?
 
     python -m benchmarks.estimates [FOLDER]
 

@@ -37,6 +37,7 @@ def test_the_commands_are_the_promised_ones() -> None:
     chains = {"check", "plan", "run", "compare", "templates", "schema"}
     assert commands == stack | chains | {
         "demo",
+        "models",
         "prove-resume",
         "eject",
         "serve",
@@ -62,10 +63,9 @@ def test_the_commands_are_the_promised_ones() -> None:
         "samples",
         "nodes",
         "node",
-        "compare",
         "provenance",
     }
-    life = {"create", "list", "show", "close", "resume"}
+    life = {"create", "list", "show", "close", "resume", "heartbeat"}
     verbs = {"forward", "backward", "step", "zero-grad", "generate", "logprobs", "save", "load"}
     assert groups == {
         "sweep": {"show", "list", "stop"},
@@ -81,6 +81,7 @@ def test_the_commands_are_the_promised_ones() -> None:
             "push",
             "pull",
             "ask",
+            "register",
         },
         "backends": {"install", "cancel", "test"},
         "scripts": {"list", "show", "save", "draft"},
@@ -88,7 +89,7 @@ def test_the_commands_are_the_promised_ones() -> None:
         "evaluations": {"list", "show"},
         "chains": {"list", "create", "show", "update", "delete", "run", "runs", "palette", "expand", "links", "diff"},
         "corpus": {"engineering", "apprenticeship", "status"},
-        "data": {"preview"},
+        "data": {"list", "preview"},
         "graph": {"query", "stats", "export", "entities", "neighbors"},
         "jobs": jobs,
         "nightly": {"run", "simulate", "worker", "status", "list", "show"},
@@ -188,10 +189,10 @@ HEAVY = {"torch", "numpy", "pyarrow", "prefect", "transformers", "fastapi", "typ
 
 @pytest.mark.parametrize("command", LIGHT)
 def test_a_command_imports_only_what_it_needs(command: str, tmp_path: Path) -> None:
-    nodes = "{type: ai_generator}, {type: validator}, {type: trainer}, {type: evaluator}, {type: deployer}"
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("# A\n\nA node reads.\n")
-    (tmp_path / "good.yaml").write_text(f"nodes: [{{type: data_source, config: {{path: docs}}}}, {nodes}]")
+    # Local data is read: a chain without any needs no reader of tables.
+    nodes = "{type: validator}, {type: trainer}, {type: evaluator}, {type: deployer}"
+    source = "{type: data_source, config: {url: 'https://example.com/rows.jsonl', format: openai}}"
+    (tmp_path / "good.yaml").write_text(f"nodes: [{source}, {nodes}]")
     (tmp_path / "bad.yaml").write_text("nodes: [{type: trainr}]")
     program = (
         "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
