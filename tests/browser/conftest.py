@@ -33,6 +33,7 @@ from tests.browser.dashboard import (
     PageWatch,
     audit,
     log_in,
+    write_readable,
     write_spoiled,
 )
 from tests.browser.records import (
@@ -147,9 +148,11 @@ def start_jobs(service: DashboardService, *, with_chain: bool) -> None:
     """Start what the tests look at.
 
     One text of the spoiled file contains the character 0, which no data source reads: its job fails, and its message
-    names the file.
+    names the file. `check` would refuse it, so the file gets that text once the job is accepted.
     """
-    service.start_job(SPOILED, {"dataset": {"path": write_spoiled(service.stack)}, "hyperparameters": {"max_steps": 2}})
+    path = write_readable(service.stack)
+    service.start_job(SPOILED, {"dataset": {"path": path}, "hyperparameters": {"max_steps": 2}})
+    write_spoiled(service.stack)
     if with_chain:
         start_chain(service)
 

@@ -202,8 +202,15 @@ evaluates while it does; a training that was started from the form and cancelled
 SPOILED_FILE = "<img src=x onerror=document.executed=2>.jsonl"
 
 
+def write_readable(stack: Stack) -> str:
+    """Write the rows of the corpus that can be read, which `check` accepts; returns the name of the file."""
+    rows = [{"instruction": text, "output": text} for text in CORPUS if "\0" not in text for _ in range(4)]
+    (stack.work / SPOILED_FILE).write_text("\n".join(json.dumps(row) for row in rows))
+    return SPOILED_FILE
+
+
 def write_spoiled(stack: Stack) -> str:
-    """Rows of the corpus in a file with a name of it, and a script; returns the name."""
+    """Write the rows of the corpus to a file with a name of it, and a script; returns the name."""
     rows = [{"instruction": text, "output": text} for text in CORPUS for _ in range(4)]
     (stack.work / SPOILED_FILE).write_text("\n".join(json.dumps(row) for row in rows))
     scripts = stack.settings.home / "script_templates"

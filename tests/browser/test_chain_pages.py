@@ -35,7 +35,7 @@ FROM_HANDLE = """(path, handle) => {
   return Math.hypot(end.x - box.x - box.width / 2, end.y - box.y - box.height / 2);
 }"""
 """How far from a handle a drawn link ends on the screen (px). In one call: the view may move between two."""
-CHECKED_MS, RUN_MS = 20_000, 240_000
+CHECKED_MS, RUN_MS = 60_000, 240_000
 CHECKED_AGAIN_MS = 400
 """After which a change would have been sent."""
 STEPS = 40

@@ -44,6 +44,8 @@ PRELOADED = (
     "trainyard.api.access.confined_calls", "trainyard.api.verbs.chains.check", "trainyard.api.verbs.chains.plan",
     "trainyard.api.verbs.editing.drafts", "trainyard.api.verbs.machine.scripts", "trainyard.api.access.reaching",
     "trainyard.api.access.secrets",
+    "pyarrow", "transformers", "trainyard.api.plans.samples", "trainyard.api.plans.fitting",
+    "trainyard.data.generation.generate", "trainyard.data.validation",
 )  # fmt: skip
 """What the process imports from which children are forked."""
 MEMORY_EXIT = 70
