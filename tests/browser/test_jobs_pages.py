@@ -258,8 +258,9 @@ def test_jobs_are_cards_on_a_telephone(page: Page, trained_job: dict[str, Any]) 
     table = page.get_by_role("region", name="Jobs, the newest first")
     row = table.get_by_role("row").filter(has_text=trained_job["id"])
     for text in (trained_job["name"], "completed", as_shown(trained_job["loss"])):
-        expect(row.get_by_text(text, exact=False).first).to_be_in_viewport(ratio=0.9)
-        row.scroll_into_view_if_needed()
+        shown = row.get_by_text(text, exact=False).first
+        shown.scroll_into_view_if_needed()
+        expect(shown).to_be_in_viewport(ratio=0.9)
     assert table.evaluate("(frame) => frame.scrollWidth <= frame.clientWidth")
 
 
