@@ -154,7 +154,7 @@ def test_a_refused_chain_never_reaches_a_server(tmp_path: Path, context: Context
 def test_a_run_without_a_server_says_how_to_get_one(context: Context, tiny_model: Path) -> None:
     context = replace(context, settings=load_settings(default_base_model=str(tiny_model)))
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
-        run(RunInput(target="code-tuning"), context)
+        run(RunInput(target="code-tuning", yes=True), context)
 
 
 def test_env_without_a_server_says_how_to_get_one(context: Context) -> None:

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from trainyard.api.verbs.stack import start_embedded
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound, TrainyardError
 from trainyard.serve import embedded
-from trainyard.serve.bases.origins import choose_base, find_adapters, full_name
+from trainyard.serve.bases.origins import choose_base, find_adapter, full_name, require_bases
 from trainyard.serve.bases.sources import find_bases, needed_bytes, require_room
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.estimate.answering import TOKENS, answering_bytes
@@ -153,8 +153,9 @@ def test_roles_are_found_by_their_short_names(here: Settings, tmp_path: Path) ->
     assert full_name("bot/v2", here) == "default/bot/v2"
     assert full_name("acme/bot", here) == "acme/bot"
     bases = find_bases(["starter"], here).bases
-    found = find_adapters(["bot", "default/bot/v2"], bases, here)
-    assert [(one.version.name, one.alias) for one in found] == [
+    found = [find_adapter(name, here) for name in ("bot", "default/bot/v2")]
+    require_bases(found, bases)
+    assert [(one.name, one.alias) for one in found] == [
         ("default/bot/v1", "default/bot"),
         ("default/bot/v2", None),
     ]
@@ -181,4 +182,4 @@ def test_a_role_that_cannot_be_served_is_refused(here: Settings, tmp_path: Path,
     for role in ("merged", "stranger"):
         registry.promote(f"default/{role}/v1")
     with pytest.raises(TrainyardError, match=code):
-        find_adapters([name], find_bases(["starter"], here).bases, here)
+        require_bases([find_adapter(name, here)], find_bases(["starter"], here).bases)
