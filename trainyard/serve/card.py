@@ -162,7 +162,8 @@ def template_sha256(facts: CardFacts) -> str:
 
 def data_text(facts: CardFacts) -> str:
     """What it was trained on: sources with digests where the deployment has recorded them, and the counts."""
-    sources: Sequence[Mapping[str, Any]] = facts.version.facts.get("data") or ()
+    known = facts.version.facts.get("data")  # of a night it has the counts of the training
+    sources: Sequence[Mapping[str, Any]] = known if isinstance(known, list | tuple) else ()
     keys = ("source", "format", "rows", "sha256", "license")
     listed = table(keys, [[text(one.get(key)) for key in keys] for one in sources]) if sources else ""
     counted = facts.training.get("data") or {}
