@@ -66,7 +66,9 @@ class VersionFacts(BaseModel):
 def check_facts(facts: Mapping[str, Any], name: str) -> VersionFacts:
     """The facts of a version, as a card needs them. Raises `Corrupt` (`E-CORRUPT`) naming the first that is wrong."""
     try:
-        return VersionFacts.model_validate({**facts, "report": facts.get("report") or None})
+        # Of a night's version, `data` has the counts of the training.
+        own = {"data": []} if isinstance(facts.get("data"), Mapping) else {}
+        return VersionFacts.model_validate({**facts, **own, "report": facts.get("report") or None})
     except ValidationError as error:
         raise Corrupt(
             f"The facts of {name} are not those of an adapter version.",
