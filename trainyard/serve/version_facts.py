@@ -67,7 +67,7 @@ def check_facts(facts: Mapping[str, Any], name: str) -> VersionFacts:
     """The facts of a version, as a card needs them. Raises `Corrupt` (`E-CORRUPT`) naming the first that is wrong."""
     try:
         # Of a night's version, `data` has the counts of the training.
-        own = {"data": []} if isinstance(facts.get("data"), Mapping) else {}
+        own: dict[str, Any] = {"data": []} if isinstance(facts.get("data"), Mapping) else {}
         return VersionFacts.model_validate({**facts, **own, "report": facts.get("report") or None})
     except ValidationError as error:
         raise Corrupt(
