@@ -39,7 +39,7 @@ CPU_S = {
 }  # fmt: skip
 WAIT_S = 20.0
 """How long a request waits for a place."""
-MOST_OF_CALLER, MOST_WAITING_OF_CALLER, MOST_WAITING = 2, 12, 24
+MOST_OF_CALLER, MOST_WAITING_OF_CALLER, MOST_WAITING = 2, 4, 12
 PRELOADED = (
     "trainyard.api.access.confined_calls", "trainyard.api.verbs.chains.check", "trainyard.api.verbs.chains.plan",
     "trainyard.api.verbs.editing.drafts", "trainyard.api.verbs.machine.scripts", "trainyard.api.access.reaching",

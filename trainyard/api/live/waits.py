@@ -21,7 +21,8 @@ from trainyard.stores.jobs import JobStore
 
 Row = dict[str, Any]
 SUBJECTS = {DEVICE: "the device", TURN: "an equal training", LIMIT: "the device's limit of the server"}
-OTHER_TENANT = "another tenant"
+OTHER_TENANT, THIS_MACHINE = "of another tenant", "of this machine"
+"""In place of the name of a holder that a caller may not see, or that belongs to no tenant."""
 OPEN = (JobState.PENDING, JobState.RUNNING)
 STOPPING = ("cancelling", "pausing")
 """Details that say more than a wait does."""
@@ -83,7 +84,8 @@ def name_holder(found: Holder, settings: Settings, tenant: str = "") -> DeviceHo
     kind, name, owner = find_owner(found.run, settings)
     facts: dict[str, Any] = {"pid": found.pid, "since": found.since or None}
     if tenant not in ("", owner):
-        return DeviceHolder(kind=kind, name=OTHER_TENANT, since=facts["since"])
+        name = OTHER_TENANT if owner else THIS_MACHINE
+        return DeviceHolder(kind=kind, name=name, since=facts["since"])
     return DeviceHolder(kind=kind, name=name or f"process {found.pid}", run=found.run, **facts)
 
 
