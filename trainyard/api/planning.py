@@ -324,6 +324,8 @@ class Examined(NamedTuple):
     shortages: list[Reason]
     """Fewer rows than were asked for, or than a verdict needs: a run has to be asked for all the same."""
     nodes: Mapping[str, SampledNode]
+    unread: list[str]
+    """Parts of the data that were not read in time."""
 
 
 def examine_data(
@@ -340,13 +342,15 @@ def examine_data(
         found += ask(chain, own)
     nodes: dict[str, SampledNode] = {}
     shortages: list[Reason] = []
+    unread: list[str] = []
     if read_data and reads_local_data(chain):
         # Readers import pyarrow: a chain without local data is checked without them.
         sample = load("trainyard.api.plans.samples:read_chain")(
             chain, own, outputs, frozenset(reason.node or "" for reason in found)
         )
-        nodes, shortages, found = sample.nodes, sample.shortages, [*found, *sample.reasons]
-    return Examined(acceptance.in_chain_order(chain, found), shortages, nodes)
+        nodes, shortages, unread = sample.nodes, sample.shortages, sample.unread
+        found += sample.reasons
+    return Examined(acceptance.in_chain_order(chain, found), shortages, nodes, unread)
 
 
 def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
@@ -424,7 +428,7 @@ def plan(
     chain, decisions = decided(spec, settings)
     settings = settings.for_tenant(chain.tenant)
     looks = look_up(chain, settings)
-    reasons, _, sampled = examine_data(chain, settings, {one: look.output for one, look in looks.items()})
+    reasons, _, sampled, _ = examine_data(chain, settings, {one: look.output for one, look in looks.items()})
     found = FinishedNodes(
         chain, {one: look.output for one, look in looks.items()}, {one: look.key for one, look in looks.items()}
     )

@@ -11,6 +11,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from trainyard.api import planning
+from trainyard.api.context import Context
+from trainyard.api.requests.chains import CheckInput
+from trainyard.api.verbs.chains.check import check
 from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
 from trainyard.backends.job import job_for
 from trainyard.backends.rows import rows_of
@@ -200,3 +203,14 @@ def test_too_few_rows_need_to_be_allowed(deployer: dict[str, Any], codes: set[st
         with pytest.raises(Refused, match="E-FEW-ROWS"):
             refuse_or_wait(resolved, here, is_job=False)
     assert refuse_or_wait(resolved, here, is_job=False, allows=bool) == ""
+
+
+def test_check_says_what_it_had_no_time_to_read(here: Settings) -> None:
+    (here.working_folder / "rows.jsonl").write_text(lines({"messages": CHAT}, count=40_000))
+    (here.working_folder / "chain.yaml").write_text(
+        "nodes: [{type: data_source, config: {path: rows.jsonl}}, {type: trainer}]"
+    )
+    hurried = here.model_copy(update={"plan_read_s": 0.05})
+    (found,) = check(CheckInput(files=(here.working_folder / "chain.yaml",)), Context(hurried)).files
+    assert found.ok
+    assert any("0.05 s" in note and note.endswith("a run may still refuse what follows") for note in found.notes)

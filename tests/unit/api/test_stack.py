@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from trainyard.api import stack
-from trainyard.api.verbs.stack import models_served
+from trainyard.api.context import Context
+from trainyard.api.requests.base import Nothing
+from trainyard.api.verbs.stack import env, models_served
 from trainyard.callbacks import ignore
 from trainyard.compute.services import Service, free_port, record_path, write_record
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
@@ -271,3 +273,11 @@ def test_a_model_server_does_not_outlive_a_start_that_failed(home: Path, tiny_mo
     with pytest.raises(Unavailable, match="no Prefect"):
         fail()
     assert embedded.instance(here) is None
+
+
+def test_the_variables_of_prefect_exempt_loopback_from_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = Context(load_settings(), say=lambda _: None)
+    monkeypatch.setattr(stack, "known_api_url", lambda _: "http://127.0.0.1:4200/api")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "localhost,127.0.0.1,::1")
+    assert env(Nothing(), context).variables["NO_PROXY"] == "localhost,127.0.0.1,::1"

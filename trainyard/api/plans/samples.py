@@ -61,6 +61,8 @@ class ChainSample:
     """Why a run would fail on these rows."""
     shortages: list[Reason] = field(default_factory=list)
     """Why a run would train on far fewer rows than were asked for, or could give no verdict (`E-FEW-ROWS`)."""
+    unread: list[str] = field(default_factory=list)
+    """Parts that were not read in time, so that a run may still refuse them."""
 
     @property
     def notes(self) -> dict[str, tuple[str, ...]]:
@@ -126,7 +128,7 @@ class Reading:
         if not all(name in self.sets for name in before):
             return
         if before and self.deadline and time.monotonic() > self.deadline:
-            self.note(node.id, f"rows: not read within {self.settings.plan_read_s:g} s (setting plan_read_s)")
+            self.note_unread(node.id, f"rows: not read within {self.settings.plan_read_s:g} s (setting plan_read_s)")
             return
         config = node.config
         try:
@@ -154,6 +156,10 @@ class Reading:
     def note(self, name: str, text: str) -> None:
         known = self.sample.nodes.get(name, SampledNode())
         self.sample.nodes[name] = known.model_copy(update={"notes": (*known.notes, text)})
+
+    def note_unread(self, name: str, text: str) -> None:
+        self.note(name, text)
+        self.sample.unread.append(f"{name}: {text}")
 
     def take_finished(self, node: ResolvedNode, output: NodeOutput) -> None:
         """Take the rows of a finished result as they are; of one without its files nothing is known."""
@@ -204,7 +210,7 @@ class Reading:
                 break
             most = more
         if best is None:
-            self.note(node.id, f"rows: not read within {self.settings.plan_read_s:g} s (setting plan_read_s)")
+            self.note_unread(node.id, f"rows: not read within {self.settings.plan_read_s:g} s (setting plan_read_s)")
             return
         folder, outputs, most = best
         scale = 1.0
@@ -234,7 +240,9 @@ class Reading:
         paths = [given.path for _, _, given in config.named_sets()]
         lines = count_lines(paths[0], self.settings) if len(paths) == 1 and paths[0] and not config.mix else None
         if lines is None:
-            self.note(node.id, f"first {rows:,} rows read within {self.settings.plan_read_s:g} s; there are more")
+            self.note_unread(
+                node.id, f"first {rows:,} rows read within {self.settings.plan_read_s:g} s; there are more"
+            )
             return 1.0 + 1e-9
         lines = min(lines, config.max_rows or lines)
         self.note(node.id, f"first {rows:,} rows read, extrapolated to {lines:,}")

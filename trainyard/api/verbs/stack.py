@@ -32,6 +32,7 @@ from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.proxies import EXEMPTIONS
 from trainyard.serve import embedded
 from trainyard.serve.bases.sources import find_bases
 from trainyard.serve.targets import local
@@ -198,8 +199,10 @@ def down(_: Nothing, context: Context) -> DownOutput:
 
 
 def env(_: Nothing, context: Context) -> EnvOutput:
+    """What Prefect's own commands need: the server's address and, behind a proxy, that loopback does not go to it."""
     settings = context.settings
-    return EnvOutput(variables=stack.prefect_environment(settings, stack.known_api_url(settings)))
+    exemptions = {name: os.environ[name] for name in EXEMPTIONS if name in os.environ}
+    return EnvOutput(variables={**stack.prefect_environment(settings, stack.known_api_url(settings)), **exemptions})
 
 
 # What earlier versions wrote. Files in an earlier form are read as they are (`stores/schema.py`) and counted here. Work

@@ -71,4 +71,5 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
     notes += [f"{one.id}: {text}" for one in chain.nodes for text in planning.list_advice(one.config, settings)]
     notes += planning.confinement_notes(chain)
     notes += [f"a run would be refused without --yes: {reason.line()}" for reason in examined.shortages]
+    notes += [f"{text}: a run may still refuse what follows" for text in examined.unread]
     return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=tuple(notes))

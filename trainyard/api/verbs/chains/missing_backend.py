@@ -38,7 +38,7 @@ def refuse_or_wait(
     `allows` is asked about a run on too few rows (`E-FEW-ROWS`). Raises `Refused` with every reason when something
     else prevents the run.
     """
-    reasons, shortages, _ = examine_data(chain, settings, read_data=read_data)
+    reasons, shortages, _, _ = examine_data(chain, settings, read_data=read_data)
     if reasons and not (is_job and all(reason.code == MISSING for reason in reasons)):
         raise Refused(reasons)
     if shortages and not allows(shortages):
