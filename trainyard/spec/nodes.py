@@ -27,7 +27,8 @@ EndpointName = Annotated[str, Field(min_length=1, max_length=256)]
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?$")]
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 ColumnField = Literal[
-    "messages", "prompt", "completion", "answer", "chosen", "rejected", "label", "text", "input", "system", "tools"
+    "messages", "prompt", "completion", "answer", "chosen", "rejected", "label", "text", "input", "history", "system",
+    "tools",
 ]
 """The keys of `COLUMN_FIELDS`."""
 TableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
