@@ -1,4 +1,4 @@
-"""How far is the time that `trainyard plan` promises from the real one, for eight small data sets of different kinds?
+"""How far is the time that `trainyard plan` promises from the real one, for ten small data sets of different kinds?
 
     python -m benchmarks.estimates [FOLDER]
 
@@ -52,6 +52,17 @@ def pairs(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
 def completions(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
         yield {"prompt": f"{number}. {words(draw, 6)}", "completion": words(draw, draw.randint(3, 14))}
+
+
+def labels(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
+    for number in range(count):
+        answer = f"Please {words(draw, 12)}." if number % 2 else f"No {words(draw, 5)}."
+        yield {"prompt": f"How do I {words(draw, 5)} in room {number}?", "completion": answer, "label": number % 2 == 1}
+
+
+def texts(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
+    for number in range(count):
+        yield {"text": f"Note {number}. " + " ".join(f"{words(draw, draw.randint(4, 12))}." for _ in range(6))}
 
 
 def problems(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
@@ -123,6 +134,8 @@ def write_chains(folder: Path) -> dict[str, list[dict[str, Any]]]:
     write_lines(folder / "completions.jsonl", completions(draw, 400))
     write_lines(folder / "problems.jsonl", problems(draw, 48))
     write_lines(folder / "calls.jsonl", calls(draw, 150))
+    write_lines(folder / "labels.jsonl", labels(draw, 160))
+    write_lines(folder / "texts.jsonl", texts(draw, 200))
     table = "\n".join(f'"{row["prompt"]}","{row["completion"]}",{at}' for at, row in enumerate(completions(draw, 250)))
     (folder / "table.csv").write_text(f"frage,antwort,id\n{table}\n", encoding="utf-8")
     write_documents(folder / "manual", draw)
@@ -140,6 +153,8 @@ def write_chains(folder: Path) -> dict[str, list[dict[str, Any]]]:
         "completion": [source(path="completions.jsonl"), trainer("sft", epochs=2)],
         "csv": [source(path="table.csv", columns=columns), trainer("sft")],
         "tools": [source(path="calls.jsonl"), trainer("sft")],
+        "labels": [source(path="labels.jsonl"), trainer("kto")],
+        "texts": [source(path="texts.jsonl"), trainer("cpt")],
     }
 
 

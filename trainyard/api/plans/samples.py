@@ -20,13 +20,11 @@ from typing import Any
 from trainyard.api.acceptance import reason_of
 from trainyard.api.plans.known import folder_of, is_local
 from trainyard.callbacks import ignore
-from trainyard.data.generation.generate import generate
 from trainyard.data.limited.requests import ParseRequest
 from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.rows import ROWS_FILE
 from trainyard.data.sources import read_source
-from trainyard.data.validation import load_token_counter, validate
 from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable
 from trainyard.evals.tasks import count_held_out
 from trainyard.loading import load
@@ -270,6 +268,7 @@ class Reading:
 
     def generate(self, node: ResolvedNode, config: AiGeneratorConfig) -> None:
         """Run the rules on the documents."""
+        generate = load("trainyard.data.generation.generate:generate")  # imports grammars, schemas and clients
         documents = self.first(node, Port.DOCUMENTS)
         folder = self.folder_for(node)
         made = generate(config, documents.folder, folder, complete=None, report=ignore)
@@ -289,6 +288,8 @@ class Reading:
 
     def validate(self, node: ResolvedNode, config: ValidatorConfig) -> None:
         """Run the validator on what was read."""
+        validate = load("trainyard.data.validation:validate")  # imports the rules of quality
+        load_token_counter = load("trainyard.data.quality.lengths:load_token_counter")
         name = config.tokenizer or self.settings.default_base_model
         base = folder_of(name, self.settings)
         if base is None:
