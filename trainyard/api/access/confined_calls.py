@@ -45,7 +45,7 @@ MOST_WAITING_OF_CALLER, MOST_WAITING = 4, 12
 """Requests that wait for a place: those of one caller, and all."""
 SMALL_BYTES = 64 << 10
 MOST_SMALL_OF_CALLER, MOST_SMALL = 12, 16
-"""The same for a request of at most `SMALL_BYTES`, as an editor sends them with each change: it costs a thread alone."""
+"""The same for a request of at most `SMALL_BYTES`, as an editor sends with each change: it costs one thread."""
 PRELOADED = (
     "trainyard.api.access.confined_calls", "trainyard.api.verbs.chains.check", "trainyard.api.verbs.chains.plan",
     "trainyard.api.verbs.editing.drafts", "trainyard.api.verbs.machine.scripts", "trainyard.api.access.reaching",
