@@ -29,7 +29,7 @@ from trainyard.api.plans.known import (
 from trainyard.api.plans.queue import queue_seconds
 from trainyard.api.responses import Response
 from trainyard.backends.base import probe_all
-from trainyard.backends.choices import decide_choices
+from trainyard.backends.choices import decide_choices, decide_evaluation
 from trainyard.backends.timings.records import slowdown_here
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import devices_here
@@ -59,7 +59,7 @@ from trainyard.spec.graph import check, resolve, with_method
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.migrate import list_deprecated, spell_out
-from trainyard.spec.nodes import DeployerConfig
+from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.templates import TEMPLATES
 from trainyard.spec.training import DEFAULT_MAX_LENGTH, TrainerConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
@@ -292,7 +292,9 @@ def list_step_advice(config: Any, steps: int | None) -> list[str]:
 
 
 def list_choices(config: Any, settings: Settings) -> dict[str, str]:
-    """Return what this machine decides for a trainer; {} for other nodes, and for a base that is not here."""
+    """Return what this machine decides for a trainer or an evaluator; {} for a base that is not here."""
+    if isinstance(config, EvaluatorConfig):
+        return decide_evaluation(settings).lines()
     folder = folder_of(config.base_model, settings) if isinstance(config, TrainerConfig) and config.base_model else None
     try:
         return decide_choices(config, folder, settings).lines() if folder is not None else {}
