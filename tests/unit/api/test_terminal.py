@@ -10,7 +10,8 @@ from trainyard.api.records import NodeResult, NodeState, RunResult
 from trainyard.api.terminal.command import render
 from trainyard.api.terminal.jobs import metrics_text
 from trainyard.api.terminal.progress import Progress
-from trainyard.api.terminal.text import print_error, table
+from trainyard.api.terminal.tables import table
+from trainyard.api.terminal.text import print_error
 from trainyard.api.verbs.jobs import JobMetrics, TrainingCurve
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.states import JobState

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainyard.api.terminal.text import draw_curves, next_lines, table
+from trainyard.api.terminal.tables import paragraph, table
+from trainyard.api.terminal.text import draw_curves, next_lines
 from trainyard.loading import load
 
 LONGEST = 44
@@ -189,7 +190,8 @@ def section_texts(sections: Sequence[Any]) -> list[str]:
     for one in sections:
         words = " ".join(one.text.split())
         rows = [(row.name, row.type, row.limits, row.default, " ".join(row.text.split())) for row in one.rows]
-        found.append("\n".join([f"{one.path}: {words}" if words else one.path, table(rows, header)]))
+        head = paragraph(f"{one.path}: {words}" if words else one.path)
+        found.append("\n".join([head, table(rows, header)]))
     return found
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from trainyard.api.records import RunResult
 from trainyard.api.terminal.chains import node_table, run_text
-from trainyard.api.terminal.text import draw_curves, draw_lines, next_lines, table
+from trainyard.api.terminal.tables import table
+from trainyard.api.terminal.text import draw_curves, draw_lines, next_lines
 from trainyard.stores.metrics import in_time
 
 

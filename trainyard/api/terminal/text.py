@@ -1,4 +1,4 @@
-"""What every text for people is made of: tables, curves, and errors in words."""
+"""What texts for people are made of besides tables: curves, and errors in words."""
 
 from __future__ import annotations
 
@@ -18,14 +18,6 @@ TICKS = 12
 """Columns that plotille writes left of the canvas."""
 MARKS = ((None, "o"), ("+", "x"))
 """Marks of the losses (None: braille) and the evaluation losses of the first and the second training."""
-
-
-def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
-    """Columns padded with spaces: readable, and cut and grep work on it."""
-    everything = [list(header), *[[str(cell) for cell in row] for row in rows]]
-    widths = [max(len(row[column]) for row in everything) for column in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-                     for row in everything)  # fmt: skip
 
 
 def draw_curves(curves: Mapping[str, Sequence[Any]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
 
 LONGEST = 60
 
