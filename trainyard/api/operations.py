@@ -305,7 +305,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "jobs logs": Operation(
         "A job's log, with what its trainers printed; with --follow, as it comes.",
-        "jobs:LogsInput", "jobs:show_logs", "jobs:log_text", READ, part_renderer="jobs:log_line_text",
+        "jobs:LogsInput", "monitoring.logs:show_logs", "jobs:log_text", READ, part_renderer="jobs:log_line_text",
         route="GET /api/v1/jobs/{job}/logs", tenants=True, stream="live.streams:follow_logs",
     ),
     "jobs metrics": Operation(

@@ -18,6 +18,7 @@ from prefect.exceptions import ObjectNotFound
 from trainyard.api.live.found import the_only
 from trainyard.api.live.trainings import with_chain_facts
 from trainyard.api.runs.operating import process_of
+from trainyard.api.runs.plain_logs import text_of
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import run_state, waits_for_trainer
 from trainyard.api.runs.watching import run_url
@@ -33,7 +34,6 @@ PLANNED = "Scheduled"
 """Prefect's name of the state of a run that is not due yet; a late one has another."""
 SLACK_S = 3600.0
 """By how much a run may be due before it was created: clocks differ, and a client may name an earlier time."""
-NO_TRACEBACK = "\nNoneType: None"
 
 
 def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **wanted: Any) -> Iterator[Any]:
@@ -194,8 +194,3 @@ def read_log(run_id: str, offset: int = 0, most: int | None = None) -> list[dict
         every = paged(prefect.read_logs, offset, log_filter=wanted, sort=LogSort.TIMESTAMP_ASC)
         lines = islice(every, most)
         return [{"time": one.timestamp.timestamp(), "level": one.level, "text": text_of(one.message)} for one in lines]
-
-
-def text_of(message: str) -> str:
-    """Return a message without the traceback of no exception, which Prefect adds where a flow returned a failure."""
-    return message.removesuffix(NO_TRACEBACK)
