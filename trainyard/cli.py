@@ -324,7 +324,7 @@ def show_help(ctx: click.Context, topic: tuple[str, ...]) -> None:
     command, context = find_command(root, topic)
     if command is None:
         page = load("trainyard.api.terminal.manual:page_text")(" ".join(topic))
-        click.echo_via_pager(page + "\n")  # a pipe gets the page as it is
+        click.echo_via_pager(page)  # a pipe gets the page as it is
         return
     print(command.get_help(context))
     if topic:
