@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_l
 from trainyard.api.live.trainings import trainings_of
 from trainyard.api.requests.jobs import LogsInput
 from trainyard.api.responses import Response
+from trainyard.api.runs.plain_logs import LogSource, choose_source
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, training_logs_of
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
 from trainyard.errors import NotFound
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 
@@ -151,22 +151,22 @@ def read_run_log(row: dict[str, Any], given: LogsInput, listing: Any, known: Seq
 
 def read_logs(given: LogsInput, context: Context) -> JobLog:
     """Merge the run's log and its trainers' own. With `follow`, report each line as it comes until the job ends."""
-    row = found.look_up_job(given.job, context).row
-    reader = LogReader(row["run_id"], context.settings)
+    source: LogSource = choose_source(context.settings)
+    row = source.find_job(given.job, context.caller.tenant)
+    reader = LogReader(source, row["run_id"], context.settings)
     lines = list(reader.read())
     lines = lines[-given.tail :] if given.tail else lines if given.tail is None else []
     if given.follow:
-        follow(reader, lines, context)
+        follow(reader, lines, context.on_part)
         return JobLog(id=row["id"], lines=(), streamed=True)
     return JobLog(id=row["id"], lines=(*lines, *reader.rest()) if given.tail is None else tuple(lines))
 
 
-def follow(reader: LogReader, lines: list[LogLine], context: Context) -> None:
-    report = context.on_part
+def follow(reader: LogReader, lines: list[LogLine], report: Callable[[LogLine], None]) -> None:
     while True:
         for line in lines:
             report(line)
-        if gone(found.look_up_job(reader.run_id, context).row):
+        if gone(reader.source.find_job(reader.run_id)):
             break
         time.sleep(FOLLOW_EVERY_S)
         lines = list(reader.read())
@@ -177,8 +177,8 @@ def follow(reader: LogReader, lines: list[LogLine], context: Context) -> None:
 class LogReader:
     """Lines of a run that are new: of the run itself from the server, of its trainers from their files."""
 
-    def __init__(self, run_id: str, settings: Settings) -> None:
-        self.read_log = load("trainyard.api.runs.plain_logs:choose_reader")(settings)
+    def __init__(self, source: LogSource, run_id: str, settings: Settings) -> None:
+        self.source = source
         self.run_id, self.folder = run_id, settings.runs / run_id
         self.num_read, self.known = 0, known_secrets(settings)
         self.tails: dict[str, LogTail] = {}
@@ -192,7 +192,7 @@ class LogReader:
 
     def new_lines(self) -> Iterator[LogLine]:
         """The run's new lines, then each trainer's: its output, which carries no time to sort it by, and its steps."""
-        for line in self.read_log(self.run_id, self.num_read):
+        for line in self.source.read_log(self.run_id, self.num_read):
             self.num_read += 1
             yield LogLine(source="run", **line)
         for work in training_logs_of(self.folder):
