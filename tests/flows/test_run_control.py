@@ -235,7 +235,7 @@ def test_the_log_of_a_job_shows_its_steps(deployed: Settings, tmp_path: Path) ->
         {"event": "progress", "time": now + 62, "step": 9, "total_steps": 9, "loss": 3.5},
     ]
     (work / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    log = logs.read_logs(logs.LogsInput(job=run_id), Context(deployed))
+    log = logs.read_logs(listing, logs.LogsInput(job=run_id), Context(deployed))
     assert [line.text for line in log.lines if line.source == "trainer"] == [
         "tokens: read 10",
         "step 1/9, loss 4.5000, 1,234 tokens/s",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,33 @@ def print_error(error: TrainyardError, *, as_json: bool) -> None:
     lines += [f"  {line}" for line in error.why.splitlines()]
     lines += [f"  Do: {error.do}"] if error.do and error.do not in error.why else []
     print("\n".join(lines), file=sys.stderr)
+
+
+CODED = re.compile(r"(?P<code>[ER]-[A-Z0-9-]+): ")
+OF_NODE = re.compile(r"(?P<node>\S+: )?(?P<error>[ER]-[A-Z0-9-]+: .*)")
+
+
+def short_reason(message: str) -> str:
+    """Return the code of an error in words, whose whole text is shown once, elsewhere; else the first line."""
+    coded = CODED.match(message)
+    return coded["code"] if coded else message.partition("\n")[0]
+
+
+def message_text(message: str) -> str:
+    """Return the message of a run with what, why and what to do of each error on lines of their own."""
+    return "\n".join(line for text in message.splitlines() for line in error_lines(text))
+
+
+def error_lines(text: str) -> list[str]:
+    """Split an error in one line, as a state of Prefect has it; any other text stays one line."""
+    error = OF_NODE.fullmatch(text)
+    if error is None:
+        return [text]
+    what, _, rest = text.partition(" Why: ")
+    why, _, do = rest.partition(" Do: ")
+    if not rest:
+        what, _, do = text.partition(" Do: ")
+    return [what, *([f"  {why}"] if why else []), *([f"  Do: {do}"] if do else [])]
 
 
 def next_lines(commands: Sequence[str]) -> list[str]:

@@ -61,7 +61,7 @@ def show_logs(given: LogsInput, context: Context) -> JobLog:
         return read_part(given.model_copy(update={"source": given.source or NODE}), context)
     if given.source is not None and not given.follow:
         return read_part(given, context)
-    return read_logs(given, context)
+    return read_logs(choose_source(context.settings), given, context)
 
 
 def gone(row: dict[str, Any]) -> bool:
@@ -149,9 +149,8 @@ def read_run_log(row: dict[str, Any], given: LogsInput, listing: Any, known: Seq
     )  # fmt: skip
 
 
-def read_logs(given: LogsInput, context: Context) -> JobLog:
+def read_logs(source: LogSource, given: LogsInput, context: Context) -> JobLog:
     """Merge the run's log and its trainers' own. With `follow`, report each line as it comes until the job ends."""
-    source: LogSource = choose_source(context.settings)
     row = source.find_job(given.job, context.caller.tenant)
     reader = LogReader(source, row["run_id"], context.settings)
     lines = list(reader.read())
