@@ -36,4 +36,5 @@ def test_reading_a_log_imports_no_prefect() -> None:
         "import sys, trainyard.api.verbs.monitoring.logs; "
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'prefect', 'torch', 'transformers', 'aiohttp'}))"
     )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
