@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from trainyard.api.table.words import WORDS
 from trainyard.errors import NotFound
 from trainyard.project import project_folder
+from trainyard.spec.load.nearest import did_you_mean, nearest
 
 
 def manual_pages() -> dict[str, Path]:
@@ -28,10 +28,9 @@ def page_text(topic: str) -> str:
     names = {name.rpartition("/")[2]: name for name in pages} | {name: name for name in pages}
     if topic in names:
         return pages[names[topic]].read_text(encoding="utf-8").rstrip()
-    near = get_close_matches(topic, [*WORDS, *names], n=3)
+    near = nearest(topic, [*WORDS, *names])
     raise NotFound(
         f"There is no command and no page {topic!r}.",
-        why=f"Did you mean {' or '.join(near)}?" if near else f"Pages: {', '.join(pages) or 'none are installed'}.",
-        do="Look at `trainyard --help`.",
+        do=did_you_mean(near, "Look at `trainyard --help`."),
         code="E-NOT-FOUND",
     )
