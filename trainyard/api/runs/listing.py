@@ -103,7 +103,7 @@ def select_ended(run_ids: Iterable[str]) -> set[str]:
 
 
 def find_job(name: str, tenant: str = "") -> dict[str, Any]:
-    """The one job of that id, run id, beginning of one of them, or name; of that tenant, if one is given.
+    """The one job of that id, run id, name, or beginning of one of them; of that tenant, if one is given.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
     """
@@ -138,7 +138,9 @@ def candidates(prefect: SyncPrefectClient, name: str) -> Iterator[FlowRun]:
     elif JOB_ID.fullmatch(name) and (tagged := list(jobs_of(prefect, name))):
         yield from tagged
     else:
-        yield from (run for run in jobs_of(prefect) if is_meant(name, str(run.id), run.name, run.tags))
+        runs = list(jobs_of(prefect))
+        meant = [run for run in runs if is_meant(name, str(run.id), run.name, run.tags)]
+        yield from meant or [run for run in runs if run.name.startswith(name)]
 
 
 def is_id(text: str) -> bool:

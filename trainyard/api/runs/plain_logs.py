@@ -75,9 +75,10 @@ class OwnServer:
             yield from self.pages("flow_runs", {"id": {"any_": [word.lower()]}})
             return
         tags = [JOB_TAG, word] if JOB_ID.fullmatch(word) else [JOB_TAG]
-        for run in self.pages("flow_runs", {"tags": {"all_": tags}}, sort="EXPECTED_START_TIME_DESC"):
-            if is_meant(word, run["id"], run["name"], run["tags"]) and not is_upcoming(run):
-                yield run
+        found = self.pages("flow_runs", {"tags": {"all_": tags}}, sort="EXPECTED_START_TIME_DESC")
+        runs = [run for run in found if not is_upcoming(run)]
+        meant = [run for run in runs if is_meant(word, run["id"], run["name"], run["tags"])]
+        yield from meant or [run for run in runs if run["name"].startswith(word)]
 
     def read_log(self, run_id: str, offset: int = 0) -> list[dict[str, Any]]:
         """Return the run's lines from an offset on, in order: {time, level, text}."""
