@@ -6,7 +6,6 @@ Imports neither Prefect nor torch, so that `trainyard check` and `trainyard plan
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from trainyard.api.plans.known import (
     known_timings,
     list_templated,
     reads_local_data,
+    shape_of,
 )
 from trainyard.api.plans.queue import queue_seconds
 from trainyard.api.responses import Response
@@ -550,8 +550,3 @@ def shapes(chain: ResolvedChain, settings: Settings) -> dict[str, ModelShape]:
     trainers = [node.config for node in chain.nodes if isinstance(node.config, TrainerConfig)]
     names = {name for one in trainers for name in (one.base_model, one.stage.teacher_model)}
     return {name: shape for name in names if name and (shape := shape_of(name, settings)) is not None}
-
-
-def shape_of(name: str, settings: Settings) -> ModelShape | None:
-    folder = folder_of(name, settings)
-    return ModelShape.from_config(json.loads((folder / "config.json").read_text("utf-8"))) if folder else None

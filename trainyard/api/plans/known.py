@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import Timings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 from trainyard.spec.training import TrainerConfig
@@ -35,6 +37,12 @@ def folder_of(name: str, settings: Settings) -> Path | None:
         return resolve_model(name, settings).path
     except TrainyardError:
         return None
+
+
+def shape_of(name: str, settings: Settings) -> ModelShape | None:
+    """The shape of a base model that is here."""
+    folder = folder_of(name, settings)
+    return ModelShape.from_config(json.loads((folder / "config.json").read_text("utf-8"))) if folder else None
 
 
 def trainers_of(chain: ResolvedChain) -> list[tuple[ResolvedNode, TrainerConfig]]:

@@ -104,7 +104,7 @@ class ExportConfigInput(Request):
 
 
 class StoredName(Request):
-    chain: Annotated[str, Argument("CHAIN")] = Field(
+    chain: Annotated[str, Argument("CHAIN", completes="chain")] = Field(
         min_length=1, max_length=CHAIN_CHARS, description="Id of a stored chain, or its name where only one has it."
     )
 

@@ -1,4 +1,4 @@
-"""Requests about jobs. A job is named by its id, by a beginning of its id that fits only one, or by its name."""
+"""Requests about jobs. A job is named by its id, its name, or a beginning of one that fits only one job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainyard.spec.states import JobState
 
 class JobInput(Request):
     job: Annotated[str, Argument("JOB", completes="run")] = Field(
-        min_length=1, description="Id of a job, the beginning of one, or its name."
+        min_length=1, description="Id of a job, its name, or the beginning of one."
     )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from trainyard.api.records import RunResult
 from trainyard.api.terminal.chains import node_table, run_text
-from trainyard.api.terminal.text import draw_curves, draw_lines, next_lines, table
+from trainyard.api.terminal.tables import table
+from trainyard.api.terminal.text import draw_curves, draw_lines, message_text, next_lines, short_reason
 from trainyard.stores.metrics import in_time
 
 
@@ -15,7 +16,7 @@ def jobs_text(result: Any) -> str:
     rows = []
     for job in result.jobs:
         step = f"{job.step}/{job.total_steps}" if job.total_steps else "-"
-        message = job.message.splitlines()[0][:60] if job.message else ""
+        message = short_reason(job.message)[:60]
         loss = "-" if job.loss is None else f"{job.loss:.4f}"
         rows.append([job.id, job.name, job_state(job), step, loss, f"{job.seconds:.0f}", message])
     header = ("id", "name", "state", "step", "loss", "seconds", "message")
@@ -39,7 +40,7 @@ def job_text(result: Any) -> str:
     """One job in one line, with what can be done next."""
     step = f" at step {result.step} of {result.total_steps}" if result.total_steps else ""
     after = {"paused": f"\nContinue it by `trainyard jobs resume {result.id}`."}.get(result.state.value, "")
-    return f"{result.name} ({result.id}): {job_state(result)}{step}. {result.message}{after}"
+    return message_text(f"{result.name} ({result.id}): {job_state(result)}{step}. {result.message}{after}")
 
 
 def job_detail_text(result: Any) -> str:

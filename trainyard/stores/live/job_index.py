@@ -238,7 +238,10 @@ class JobIndex:
         return rows[0][0] if rows else None
 
     def find(self, word: str, tenant: str = "") -> list[Row]:
-        """The jobs that a word names: an id, the beginning of one, or a name. At most `MOST_MATCHES`."""
+        """The jobs that a word names: an id, the beginning of one, a name, or else the beginning of a name.
+
+        At most `MOST_MATCHES`.
+        """
         if not word:
             return []
         first, last = word.lower(), word.lower() + LAST_CHARACTER
@@ -248,6 +251,12 @@ class JobIndex:
             "and (? = '' or tenant = ?) order by created desc, run_id desc limit ?"
         )
         found = self.query(text, first, last, first, last, *name_patterns(word), tenant, tenant, MOST_MATCHES)
+        if not found:
+            text = (
+                "select row from jobs where name between ? and ? and (? = '' or tenant = ?) "
+                "order by created desc, run_id desc limit ?"
+            )
+            found = self.query(text, word, word + LAST_CHARACTER, tenant, tenant, MOST_MATCHES)
         return [read_row(blob) for (blob,) in found]
 
     def rows_of(self, run_ids: Iterable[str]) -> dict[str, Row]:

@@ -23,19 +23,18 @@ from jinja2.exceptions import TemplateError
 from pydantic import ValidationError
 
 from trainyard.api.context import Context
-from trainyard.api.plans.known import folder_of
+from trainyard.api.plans.known import folder_of, shape_of
 from trainyard.api.requests.data import PreviewInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.data.pairs import GenerationPreview, check_documents, survey_pairs
 from trainyard.api.verbs.data.tenancy import settings_of
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import devices_here
-from trainyard.data.generation.survey import PairSurvey
 from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
-from trainyard.data.quality.lengths import load_token_counter
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.remote.pins import pin_sources
+from trainyard.data.renderers.tokenizer import load_tokenizer, render_without_torch
 from trainyard.data.rows import (
     ROWS_FILE,
     DocumentRow,
@@ -61,6 +60,7 @@ from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.stores.models import resolve_model
 
 if TYPE_CHECKING:
+    from trainyard.data.generation.survey import PairSurvey
     from trainyard.data.renderers.rendering import Cut, Piece, Renderer
 
 RENDERING = "trainyard.data.renderers.rendering"
@@ -190,6 +190,8 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
     name = given.base_model or settings.default_base_model
     if given.generate:
         return preview_generation(given, name, context, settings)
+    if context.surface == "cli":
+        render_without_torch()  # this process shows the rows and ends
     with tempfile.TemporaryDirectory() as scratch, kept_service():
         raw, rows, _ = read_first(given, given.rows, Path(scratch) / "first", settings)
         context.on_part(raw)
@@ -267,6 +269,8 @@ def count_pairs(survey: PairSurvey, folder: Path | None) -> list[tuple[int, int]
     if folder is None or not answers:
         sizes = [(len(question) // 4, len(answer) // 4) for question, answer in zip(questions, answers, strict=True)]
         return [(question + answer + 12, answer) for question, answer in sizes]
+    from trainyard.data.quality.lengths import load_token_counter  # with pyarrow's functions, which rows need not
+
     count = load_token_counter(folder)
     whole = count(
         [[Message("user", text), Message("assistant", answer)] for text, answer in zip(questions, answers, strict=True)]
@@ -338,7 +342,7 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
     """The renderer of a base model, with its own template or the one that is asked for."""
     location = resolve_model(name, settings).location
     try:
-        tokenizer = load("transformers:AutoTokenizer").from_pretrained(location, trust_remote_code=False)
+        tokenizer = load_tokenizer(str(location))
     except OSError as error:
         raise NotFound(
             f"The tokenizer of {name!r} cannot be loaded.",
@@ -528,6 +532,4 @@ def estimate_training(
     config, device = resolve_trainer(given, name), devices_here()[0]
     steps = None if rows is None else steps_of(config.hyperparameters, rows)
     timings = read_timings(timing_key(config, folder_of(name, settings), device, settings), settings)
-    return estimate_time(
-        load("trainyard.api.planning:shape_of")(name, settings), config, Workload(rows, steps, mean), timings
-    )
+    return estimate_time(shape_of(name, settings), config, Workload(rows, steps, mean), timings)
