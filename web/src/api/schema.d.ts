@@ -677,6 +677,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/data/columns": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The columns of a file of rows, and the fields that `columns` of a data set maps them to. */
+        get: operations["data_columns"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/data/preview": {
         parameters: {
             query?: never;
@@ -689,6 +706,24 @@ export interface paths {
         put?: never;
         post?: never;
         delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/data/uploads/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Copy a file of this machine into the tenant's folder of uploads, from where chains read it. */
+        put: operations["data_upload"];
+        post?: never;
+        /** Remove an uploaded file, or an uploaded folder with its files. */
+        delete: operations["data_delete"];
         options?: never;
         head?: never;
         patch?: never;
@@ -4009,6 +4044,14 @@ export interface components {
              */
             open_runs: string[];
         };
+        /** ColumnsInput */
+        ColumnsInput: {
+            /**
+             * Path
+             * @description File or folder of rows inside a data root.
+             */
+            path: string;
+        };
         /** CompareInput */
         CompareInput: {
             /**
@@ -4380,6 +4423,22 @@ export interface components {
             /** Url */
             url: string;
         };
+        /** DataColumn */
+        DataColumn: {
+            /** Example */
+            example: string;
+            /** Name */
+            name: string;
+        };
+        /** DataColumns */
+        DataColumns: {
+            /** Columns */
+            columns: components["schemas"]["DataColumn"][];
+            /** Fields */
+            fields: string[];
+            /** Path */
+            path: string;
+        };
         /**
          * DataEntry
          * @description A file or a folder that a path may name.
@@ -4395,8 +4454,18 @@ export interface components {
              * @enum {string}
              */
             kind: "file" | "folder";
+            /**
+             * Modified
+             * @default null
+             */
+            modified: number | null;
             /** Path */
             path: string;
+            /**
+             * Uploaded
+             * @default
+             */
+            uploaded: string;
         };
         /**
          * DataFormat
@@ -4419,6 +4488,8 @@ export interface components {
              * Format: path
              */
             start: string;
+            /** Upload Bytes */
+            upload_bytes: number;
         };
         /**
          * DataPreview
@@ -4577,6 +4648,21 @@ export interface components {
              */
             type: "data_source";
         };
+        /** DataUploadBody */
+        DataUploadBody: {
+            /**
+             * File
+             * @description A file of this machine.
+             * @default null
+             */
+            file: string | null;
+            /**
+             * Folder
+             * @description Folder of uploads that it belongs to, as for documents.
+             * @default
+             */
+            folder: string;
+        };
         /**
          * DatasetSpec
          * @description Where a job's rows are: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`).
@@ -4634,6 +4720,15 @@ export interface components {
             name: string;
             /** Revisions */
             revisions: number;
+        };
+        /** DeletedUpload */
+        DeletedUpload: {
+            /** Bytes */
+            bytes: number;
+            /** Files */
+            files: number;
+            /** Name */
+            name: string;
         };
         /** DeletedVersion */
         DeletedVersion: {
@@ -13631,6 +13726,53 @@ export interface components {
             };
         };
         /**
+         * UploadInput
+         * @description A file to keep. Over REST, its bytes are the body.
+         */
+        UploadInput: {
+            /**
+             * File
+             * @description A file of this machine.
+             * @default null
+             */
+            file: string | null;
+            /**
+             * Folder
+             * @description Folder of uploads that it belongs to, as for documents.
+             * @default
+             */
+            folder: string;
+            /**
+             * Name
+             * @description Name of the upload, such as chats.jsonl; default: the file's own.
+             * @default
+             */
+            name: string;
+        };
+        /** UploadNameInput */
+        UploadNameInput: {
+            /**
+             * Name
+             * @description Name of an uploaded file or folder.
+             */
+            name: string;
+        };
+        /** UploadedFile */
+        UploadedFile: {
+            /** Bytes */
+            bytes: number;
+            /** Folder Path */
+            folder_path: string;
+            /** Is New */
+            is_new: boolean;
+            /** Name */
+            name: string;
+            /** Path */
+            path: string;
+            /** Sha256 */
+            sha256: string;
+        };
+        /**
          * ValidatorConfig
          * @description Keeps the good rows, counts every other one with its reason, and sets evaluation rows aside.
          */
@@ -14029,6 +14171,7 @@ export type ClosedGate = components['schemas']['ClosedGate'];
 export type CoconutLatent = components['schemas']['CoconutLatent'];
 export type CodiLatent = components['schemas']['CodiLatent'];
 export type Collected = components['schemas']['Collected'];
+export type ColumnsInput = components['schemas']['ColumnsInput'];
 export type CompareInput = components['schemas']['CompareInput'];
 export type Compared = components['schemas']['Compared'];
 export type ComparedBenchmark = components['schemas']['ComparedBenchmark'];
@@ -14045,15 +14188,19 @@ export type CreateInput = components['schemas']['CreateInput'];
 export type CreateSessionInput = components['schemas']['CreateSessionInput'];
 export type CreateTokenInput = components['schemas']['CreateTokenInput'];
 export type DashboardLink = components['schemas']['DashboardLink'];
+export type DataColumn = components['schemas']['DataColumn'];
+export type DataColumns = components['schemas']['DataColumns'];
 export type DataEntry = components['schemas']['DataEntry'];
 export type DataFormat = components['schemas']['DataFormat'];
 export type DataList = components['schemas']['DataList'];
 export type DataPreview = components['schemas']['DataPreview'];
 export type DataSourceConfig = components['schemas']['DataSourceConfig'];
 export type DataSourceNode = components['schemas']['DataSourceNode'];
+export type DataUploadBody = components['schemas']['DataUploadBody'];
 export type DatasetSpec = components['schemas']['DatasetSpec'];
 export type DeleteInput = components['schemas']['DeleteInput'];
 export type DeletedChain = components['schemas']['DeletedChain'];
+export type DeletedUpload = components['schemas']['DeletedUpload'];
 export type DeletedVersion = components['schemas']['DeletedVersion'];
 export type DemoResult = components['schemas']['DemoResult'];
 export type DemoUrls = components['schemas']['DemoUrls'];
@@ -14402,6 +14549,9 @@ export type UpBody = components['schemas']['UpBody'];
 export type UpInput = components['schemas']['UpInput'];
 export type UpOutput = components['schemas']['UpOutput'];
 export type UpdateChainInput = components['schemas']['UpdateChainInput'];
+export type UploadInput = components['schemas']['UploadInput'];
+export type UploadNameInput = components['schemas']['UploadNameInput'];
+export type UploadedFile = components['schemas']['UploadedFile'];
 export type ValidatorConfig = components['schemas']['ValidatorConfig'];
 export type ValidatorNode = components['schemas']['ValidatorNode'];
 export type Verified = components['schemas']['Verified'];
@@ -15972,6 +16122,40 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    data_columns: {
+        parameters: {
+            query: {
+                /** @description File or folder of rows inside a data root. */
+                path: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DataColumns"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     data_preview: {
         parameters: {
             query: {
@@ -16013,6 +16197,85 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["DataPreview"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    data_upload: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Name of the upload, such as chats.jsonl; default: the file's own. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["DataUploadBody"];
+                "application/octet-stream": string;
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadedFile"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    data_delete: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Name of an uploaded file or folder. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeletedUpload"];
                 };
             };
             400: components["responses"]["400"];

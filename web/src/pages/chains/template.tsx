@@ -8,11 +8,14 @@ import { useLogin } from "../../api/login";
 import type { ExpandedChain } from "../../api/schema";
 import { ActionButton } from "../../components/action";
 import { useChoices } from "../../components/choices";
+import { ColumnMap } from "../../components/columns";
 import { SchemaForm } from "../../components/form";
 import { labelOf } from "../../components/format";
 import { ChainGraph, type GraphNode } from "../../components/graph";
 import { Page, Queried, Section } from "../../components/page";
 import { resolveSchema, type JsonSchema } from "../../components/schema";
+import { Upload } from "../../components/upload";
+import { PairsPreview } from "../jobs/pairs";
 import { expand, parameterDefaults, reasonsOf, type CheckReason } from "./editor/server";
 import { Reasons } from "./reasons";
 
@@ -74,6 +77,32 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   const hints = Object.fromEntries(
     folder ? folders.map((name) => [`${PREFIX}.${name}`, `Here that is \`${folder}\`.`]) : [],
   );
+  const set = (change: Values) =>
+    setParameters((before) =>
+      Object.fromEntries(Object.entries({ ...before, ...change }).filter(([, value]) => value !== undefined)),
+    );
+  const extras = Object.fromEntries(
+    folders.map((name) => [
+      `${PREFIX}.${name}`,
+      <PathExtras key={name} name={name} parameters={parameters} columns={columnsOf(name, names)} set={set} />,
+    ]),
+  );
+  const controls = Object.fromEntries(
+    folders.flatMap((name) => {
+      const columns = columnsOf(name, names);
+      if (!columns) return [];
+      const map = (
+        <ColumnMap
+          key={columns}
+          title={schema.properties![columns]!.title}
+          path={parameters[name]}
+          value={parameters[columns]}
+          onChange={(value) => set({ [columns]: value })}
+        />
+      );
+      return [[`${PREFIX}.${columns}`, map]];
+    }),
+  );
   const reasons = reasonsOf(expanded.data);
   const empty = reasons.filter((one) => isEmpty(one, schema)).map((one) => one.field.slice(PREFIX.length + 1));
   const wrong = reasons.filter((one) => !isEmpty(one, schema));
@@ -89,6 +118,8 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           prefix={PREFIX}
           choices={choices}
           hints={hints}
+          extras={extras}
+          controls={controls}
           defaults={parameterDefaults(expanded.data, pathsOf(schema, schema, PREFIX))}
         />
       </Section>
@@ -112,6 +143,34 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
         </Queried>
       </Section>
     </div>
+  );
+}
+
+/** The parameter that maps the columns of a data set, where the template has one. */
+const columnsOf = (name: string, names: readonly string[]): string | undefined =>
+  names.find((one) => one === `${name}_columns`);
+
+/** What a field of a path has below it: an upload, and for documents the pairs that they give. */
+function PathExtras(props: {
+  name: string;
+  parameters: Values;
+  columns: string | undefined;
+  set: (change: Values) => void;
+}) {
+  const { name, parameters, columns, set } = props;
+  return (
+    <>
+      <Upload
+        documents={!columns}
+        what={
+          columns ? `a file of ${name === "preference" ? "preferences" : name === "sft" ? "examples" : name}` : name
+        }
+        onUploaded={(path) => set({ [name]: path, ...(columns && { [columns]: undefined }) })}
+      />
+      {name === "documents" && (
+        <PairsPreview path={parameters.documents} count={parameters.count} wordings={parameters.wordings} />
+      )}
+    </>
   );
 }
 
