@@ -255,6 +255,10 @@ class Settings(MachineSettings):
         return self.home / "runs"
 
     @property
+    def notes(self) -> Path:
+        return self.home / "notes"
+
+    @property
     def sweeps(self) -> Path:
         return self.home / "sweeps"
 

@@ -11,6 +11,10 @@ from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.fields import Argument, Option
 
 ChainText = dict[str, Any]
+GROUP_NAME = r"^([a-z0-9][a-z0-9._-]{0,62})?$"
+Group = Annotated[
+    str, Field(pattern=GROUP_NAME, description="Group of runs that belong together, to list and compare.")
+]
 """A chain or a job as a mapping, as its file has it: what a program gives in place of a file."""
 PARAMETERS = "A parameter; dots reach inside."
 PRESET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
@@ -51,6 +55,7 @@ class RunInput(Request):
         False, description="Train also on fewer rows than were asked for, or than a verdict needs."
     )
     tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+    group: Group = ""
 
 
 class EjectInput(Request):
@@ -150,6 +155,7 @@ class RunChainInput(StoredName):
         False, description="Train also on fewer rows than were asked for, or than a verdict needs."
     )
     tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+    group: Group = ""
 
 
 class ChainRunsInput(StoredName):

@@ -288,7 +288,7 @@ def start_run(given: dict[str, Any]) -> Talk:
         )  # fmt: skip
     stored = yield from store_chain(target)
     named = {"chain": stored.id, "revision": stored.revision}
-    words = {key: given[key] for key in ("refresh", "refresh_from", "tags") if key in given}
+    words = {key: given[key] for key in ("refresh", "refresh_from", "tags", "group") if key in given}
     return (yield from ask("chains run", named | words))
 
 
