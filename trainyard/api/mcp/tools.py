@@ -67,6 +67,8 @@ def shorten(schema: Any) -> Any:
         for key, value in schema.items()
         if key not in LEFT_OUT and not (key == "propertyNames" and "enum" not in value and "$ref" not in value)
     }
+    if "enum" in short:
+        short.pop("type", None)
     choices = short.pop("anyOf", None)
     if choices is None:
         return short

@@ -11,11 +11,9 @@ from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.fields import Argument, Option
 
 ChainText = dict[str, Any]
-GROUP_NAME = r"^([a-z0-9][a-z0-9._-]{0,62})?$"
-Group = Annotated[
-    str, Field(pattern=GROUP_NAME, description="Group of runs that belong together, to list and compare.")
-]
 """A chain or a job as a mapping, as its file has it: what a program gives in place of a file."""
+GROUP_NAME = r"^([a-z0-9][a-z0-9._-]{0,62})?$"
+Group = Annotated[str, Field(pattern=GROUP_NAME, description="Group of runs, to list and compare them.")]
 PARAMETERS = "A parameter; dots reach inside."
 PRESET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 CHAIN_CHARS = 100

@@ -1176,6 +1176,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job}/note": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Write what to remember about a job; lists and its page show it. */
+        put: operations["jobs_note"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job}/pause": {
         parameters: {
             query?: never;
@@ -3663,6 +3680,12 @@ export interface components {
         /** ChainsRunBody */
         ChainsRunBody: {
             /**
+             * Group
+             * @description Group of runs, to list and compare them.
+             * @default
+             */
+            group: string;
+            /**
              * Parameters
              * @description Of the call of a template that is stored; dots reach inside.
              */
@@ -4344,6 +4367,12 @@ export interface components {
              * @default null
              */
             file: string | null;
+            /**
+             * Group
+             * @description Group of runs, to list and compare them.
+             * @default
+             */
+            group: string;
             /**
              * Parameters
              * @description A parameter; dots reach inside.
@@ -7182,6 +7211,11 @@ export interface components {
             created: number | null;
             /** Detail */
             detail: string;
+            /**
+             * Group
+             * @default
+             */
+            group: string;
             /** Id */
             id: string;
             /**
@@ -7203,6 +7237,11 @@ export interface components {
              * @default
              */
             node: string;
+            /**
+             * Note
+             * @default
+             */
+            note: string;
             /**
              * Pid
              * @default null
@@ -7293,6 +7332,11 @@ export interface components {
             divergence: components["schemas"]["TrainingDivergence"][];
             /** @default null */
             gate: components["schemas"]["ClosedGate"] | null;
+            /**
+             * Group
+             * @default
+             */
+            group: string;
             /** Id */
             id: string;
             /**
@@ -7326,6 +7370,11 @@ export interface components {
             node: string;
             /** Nodes */
             nodes: components["schemas"]["NodeResult"][];
+            /**
+             * Note
+             * @default
+             */
+            note: string;
             /** Parameters */
             parameters: {
                 [key: string]: unknown;
@@ -7557,6 +7606,12 @@ export interface components {
              */
             cursor: string | null;
             /**
+             * Group
+             * @description Only jobs of this group, or of this sweep.
+             * @default null
+             */
+            group: string | null;
+            /**
              * Limit
              * @description At most so many.
              * @default 50
@@ -7590,6 +7645,15 @@ export interface components {
              * @default null
              */
             text: string | null;
+        };
+        /** JobsNoteBody */
+        JobsNoteBody: {
+            /**
+             * Text
+             * @description What to remember about the job; empty: remove the note.
+             * @default
+             */
+            text: string;
         };
         /** JobsPauseBody */
         JobsPauseBody: {
@@ -9266,6 +9330,20 @@ export interface components {
          * @enum {string}
          */
         NodeState: "pending" | "running" | "paused" | "completed" | "reused" | "failed" | "skipped" | "canceled";
+        /** NoteInput */
+        NoteInput: {
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Text
+             * @description What to remember about the job; empty: remove the note.
+             * @default
+             */
+            text: string;
+        };
         /**
          * Nothing
          * @description An operation without arguments.
@@ -10903,6 +10981,12 @@ export interface components {
         /** RunBody */
         RunBody: {
             /**
+             * Group
+             * @description Group of runs, to list and compare them.
+             * @default
+             */
+            group: string;
+            /**
              * Parameters
              * @description A parameter; dots reach inside.
              */
@@ -10961,6 +11045,12 @@ export interface components {
              */
             chain: string;
             /**
+             * Group
+             * @description Group of runs, to list and compare them.
+             * @default
+             */
+            group: string;
+            /**
              * Parameters
              * @description Of the call of a template that is stored; dots reach inside.
              */
@@ -11006,6 +11096,12 @@ export interface components {
         };
         /** RunInput */
         RunInput: {
+            /**
+             * Group
+             * @description Group of runs, to list and compare them.
+             * @default
+             */
+            group: string;
             /**
              * Parameters
              * @description A parameter; dots reach inside.
@@ -14303,6 +14399,7 @@ export type JobSpec = components['schemas']['JobSpec'];
 export type JobState = components['schemas']['JobState'];
 export type JobsCancelBody = components['schemas']['JobsCancelBody'];
 export type JobsInput = components['schemas']['JobsInput'];
+export type JobsNoteBody = components['schemas']['JobsNoteBody'];
 export type JobsPauseBody = components['schemas']['JobsPauseBody'];
 export type JobsResumeBody = components['schemas']['JobsResumeBody'];
 export type JobsRetryBody = components['schemas']['JobsRetryBody'];
@@ -14377,6 +14474,7 @@ export type NodeInput = components['schemas']['NodeInput'];
 export type NodeLine = components['schemas']['NodeLine'];
 export type NodeResult = components['schemas']['NodeResult'];
 export type NodeState = components['schemas']['NodeState'];
+export type NoteInput = components['schemas']['NoteInput'];
 export type Nothing = components['schemas']['Nothing'];
 export type OftMethod = components['schemas']['OftMethod'];
 export type Operated = components['schemas']['Operated'];
@@ -16890,6 +16988,8 @@ export interface operations {
                 backend?: components["schemas"]["BackendName"];
                 /** @description Only jobs whose last trainer has this objective. */
                 stage?: components["schemas"]["Stage"];
+                /** @description Only jobs of this group, or of this sweep. */
+                group?: string;
                 /** @description Only with this text in name, id, tags, base model or message. */
                 text?: string;
                 /** @description At most so many. */
@@ -16934,6 +17034,8 @@ export interface operations {
                 watch?: boolean;
                 /** @description Train also on fewer rows than were asked for, or than a verdict needs. */
                 yes?: boolean;
+                /** @description Group of runs, to list and compare them. */
+                group?: string;
             };
             header?: {
                 /** @description The same key and request again get the first answer. */
@@ -17268,6 +17370,47 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["NodeDetail"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_note: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["JobsNoteBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Job"];
                 };
             };
             400: components["responses"]["400"];

@@ -10,6 +10,7 @@ import { ActionButton } from "../../components/action";
 import { useChoices } from "../../components/choices";
 import { ColumnMap } from "../../components/columns";
 import { SchemaForm } from "../../components/form";
+import { GroupField } from "../../components/group";
 import { labelOf } from "../../components/format";
 import { ChainGraph, type GraphNode } from "../../components/graph";
 import { Page, Queried, Section } from "../../components/page";
@@ -17,7 +18,7 @@ import { resolveSchema, type JsonSchema } from "../../components/schema";
 import { Upload } from "../../components/upload";
 import { PairsPreview } from "../jobs/pairs";
 import { expand, parameterDefaults, reasonsOf, type CheckReason } from "./editor/server";
-import { Reasons } from "./reasons";
+import { CheckNotes, Reasons } from "./reasons";
 
 type Values = Record<string, unknown>;
 
@@ -54,6 +55,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   const [, navigate] = useLocation();
   const [search] = useSearchParams();
   const [parameters, setParameters] = useState<Values>(() => JSON.parse(search.get("parameters") ?? "{}"));
+  const [group, setGroup] = useState("");
   const [settled, setSettled] = useState(parameters);
   useEffect(() => {
     const handle = window.setTimeout(() => setSettled(parameters), CHECK_AFTER_MS);
@@ -65,7 +67,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
     placeholderData: keepPreviousData,
   });
   const start = useMutation({
-    mutationFn: () => dataOf(client.POST("/api/v1/runs", { body: { target: template, parameters } as never })),
+    mutationFn: () => dataOf(client.POST("/api/v1/runs", { body: { target: template, parameters, group } as never })),
     onSuccess: (run) => navigate(`/jobs/${(run as { id: string }).id}`),
   });
   const names = Object.keys(schema.properties ?? {});
@@ -138,6 +140,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           </>
         }
       >
+        <GroupField value={group} onChange={setGroup} />
         <Queried query={expanded}>
           {(found) => <Preview template={template} found={found} wrong={wrong} empty={empty} />}
         </Queried>
@@ -198,6 +201,7 @@ function Preview(props: PreviewProps) {
         {statusOf(props)}
       </p>
       <Reasons reasons={wrong} />
+      <CheckNotes notes={found.check.notes} />
       {nodes.length > 0 && <ChainGraph nodes={nodes} label={`Nodes of ${template}`} />}
     </>
   );

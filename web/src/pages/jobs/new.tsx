@@ -8,6 +8,7 @@ import type { JobSpec } from "../../api/schema";
 import { useChoices } from "../../components/choices";
 import { ColumnMap } from "../../components/columns";
 import { SchemaForm } from "../../components/form";
+import { GroupField } from "../../components/group";
 import { ProblemNote } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import type { JsonSchema } from "../../components/schema";
@@ -74,10 +75,18 @@ export default function NewJobPage() {
 
 function JobForm({ schema }: { schema: JsonSchema }) {
   const [draft, setDraft] = useDraft();
+  const [search] = useSearchParams();
+  const [group, setGroup] = useState(search.get("group") ?? "");
   const [, navigate] = useLocation();
   const queries = useQueryClient();
   const start = useMutation({
-    mutationFn: (spec: Values) => dataOf(client.POST("/api/v1/jobs", { body: spec as unknown as JobSpec })),
+    mutationFn: (spec: Values) =>
+      dataOf(
+        client.POST("/api/v1/jobs", {
+          params: { query: group ? { group } : {} },
+          body: spec as unknown as JobSpec,
+        }),
+      ),
     onSuccess: async (started) => {
       sessionStorage.removeItem(DRAFT);
       await queries.invalidateQueries({ queryKey: ["jobs"] });
@@ -129,6 +138,7 @@ function JobForm({ schema }: { schema: JsonSchema }) {
       </Section>
       <DataPreview draft={draft} />
       <Estimate draft={draft} plan={plan} />
+      <GroupField value={group} onChange={setGroup} />
       <div className="actions">
         <button className="primary" disabled={start.isPending} aria-busy={start.isPending}>
           Start the job
