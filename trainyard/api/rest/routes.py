@@ -186,12 +186,14 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         refuse_early(name, model, context)
         require_addressed(request, context)
         limits = BATCHES if operation.keeps_replies else USUAL
-        own = {"caller": caller.identity, "folder": service.settings.services}
+        folder = service.settings.services
         if takes_file(operation, request):
             most = service.settings.upload_mb << 20
-            given = await read_upload(model, request, held, **own, most_bytes=most)
+            given = await read_upload(model, request, held, caller=caller.identity, folder=folder, most_bytes=most)
         else:
-            given = await read_request(model, request, operation.body, **own, limits=limits)
+            given = await read_request(
+                model, request, operation.body, caller=caller.identity, folder=folder, limits=limits
+            )
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
             require_allowed(name, given, context)
             return await stream(load(STREAMS + operation.stream), given, context, request)
