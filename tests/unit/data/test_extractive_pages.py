@@ -55,7 +55,6 @@ NEVER = (
         "wie folgt",
         "次のとおり",
         "具体如下",
-        "110 mm",
         "契約のページ",
         "Contents",
         "Sommaire",

@@ -128,7 +128,8 @@ def finite_verb(word: str, subject: list[str], after: list[str]) -> tuple[str, s
     if following in AUXILIARIES or (following in THIRD and following not in BASE):
         return None
     plural, pronoun = is_plural(subject), subject[-1].lower() in PRONOUNS
-    sure = is_followed_by_object(following, after[0] if after else "")
+    code = len(subject) == 1 and subject[0][0] == subject[0][-1] == "`"
+    sure = code or is_followed_by_object(following, after[0] if after else "")
     if word in THIRD and not plural and (sure or word not in AMBIGUOUS):
         return "does", THIRD[word]
     if word in BASE and (pronoun or plural) and following not in ("and", "or"):
@@ -229,7 +230,8 @@ def decapitalise(text: str, vocabulary: Collection[str]) -> str:
         or lower in GERUNDS
         or lower in DETERMINERS
         or lower in PREPOSITIONS
-        or lower in ("we", "you", "everyone", "nobody", "anyone")
+        or lower
+        in ("we", "you", "everyone", "nobody", "anyone", "further", "additional", "certain", "various", "multiple")
     )
     if first != "I" and first[1:].islower() | (len(first) == 1) and (known or lower in vocabulary):
         return text[0].lower() + text[1:]

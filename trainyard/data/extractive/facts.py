@@ -186,7 +186,11 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
     if plain or two_columns:
         number, _, cell = (plain or filled)[0]
         near = number == 1 and not begins_with(row[0], cell)
-        if answer := short_answer(f"{row[0]}{COLONS.get(language, ': ')}{cell}" if near else cell):
+        text = f"{row[0]}{COLONS.get(language, ': ')}{cell}"
+        answer = short_answer(text if near else cell)
+        if not answer and near and language in ASKERS and num_words(cell) > 1 and acceptable_part(text):
+            answer = ended(text) if num_words(text) <= sentences.MOST_WORDS else None
+        if answer:
             yield Fact("term", unquoted(row[0]), where, answer, 1)
         return
     for number, head, cell in filled:

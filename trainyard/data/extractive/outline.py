@@ -19,6 +19,8 @@ from trainyard.data.extractive.cleaning import FOOTNOTE_BODY, join_line_ends, ti
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.S)
+BUILDER_LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\s?\((?:\s*|\{[{%][^{}\n]{0,300}[%}]\}[^()\s]{0,200})\)")
+"""A link whose target a site builder fills in, as in `[refunds]({% link refunds.md %})`."""
 ROLE = re.compile(r":[a-zA-Z][\w:+-]{0,40}:`[~!]?([^`<]{1,300}?)(?:\s{0,9}<[^>`]{0,300}>)?`")
 DOCUTILS = {
     "file_insertion_enabled": False,
@@ -166,7 +168,7 @@ def markdown_outline(text: str) -> list[Section]:
     depth = quiet = 0
     first = True
     cells: list[str] = []
-    tokens = MARKDOWN.parse(FRONT_MATTER.sub("", text))
+    tokens = MARKDOWN.parse(BUILDER_LINK.sub(r"[\1](#)", FRONT_MATTER.sub("", text)))
     for before, token in zip([None, *tokens], tokens, strict=False):
         if token.type in ("list_item_open", "list_item_close"):
             depth += token.nesting

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import combinations, groupby
 
 from trainyard.data.extractive import clauses, english, german, lexicon, sentences
 from trainyard.data.extractive.cleaning import only_refers
@@ -31,7 +31,7 @@ SHORT_COMMAND, MOST_VAGUE = 6, 10
 FOLLOWING_WORDS = 8
 """Of a sentence that points back and still has a question of its own."""
 MOST_ANSWER_WORDS = 60
-MOST_LIST_WORDS = 80
+MOST_LIST_WORDS = 100
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
     ENGLISH: english.ask_english,
@@ -80,8 +80,21 @@ NOT_LAST = clauses.RELATIVE | word_set("en_not_last")
 
 GENERIC = word_set("en_generic")
 """Nouns that a question cannot be about."""
+POINTING_ADJECTIVES = word_set("en_pointing_adjectives")
+"""Adjectives that make a noun depend on the text around it."""
+MOST_WEAK = 4
+"""Vague phrases of a sentence that are tried in pairs."""
 QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
 LEAD_VERBS = word_set("en_lead_verbs")
+OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
+CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
+"""What follows a code span that is not the name of what an item explains."""
+LEAD_PREDICATE = re.compile(
+    r"(?:(?P<place>(?:In|During|For|At|On|As|After|Before) [^,]{3,50}), )?(?P<subject>[^,;:]{3,70}?) (?:"
+    r"(?P<verb>will|must|should|can|may|need to|have to)(?: also| then| always)?"
+    r"|(?P<be>is|are) (?:to|(?P<to_do>responsible for|able to|expected to|required to|allowed to)))"
+)
+"""A lead-in such as "The coordinator will:" or "In this phase, our goals are to:"."""
 ALONE, OFTEN, ONE_WORD = 3, 12, 5
 """Times that a phrase of a question may be in its section, and in its document."""
 
@@ -111,6 +124,7 @@ class Reader:
         self.used_phrases: set[str] = set()
         self.text = plain_text(" ".join(texts))
         self.counts = Counter(self.text.split())
+        self.sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         self.section_text = ""
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
@@ -174,14 +188,18 @@ class Reader:
         if not 1 <= len(lines) <= MOST_CODE_LINES or len(code) > MOST_CODE_CHARS:
             return
         answer = f"{lead}\n\n```\n{code.strip(chr(10))}\n```"
+        others = []
         for statement in self.ask(lead.rstrip(" :："), answer, topic):
             if statement.rule in ("condition_do", "condition", "purpose"):
                 yield statement
                 return
+            others.append(statement)
         if (command := clauses.parse_clause(lead.rstrip(" :"), self.vocabulary)) and command.kind == "command":
             goal = f"{command.verb} {clauses.cut(command.rest)}"
             if not english.DANGLING.search(goal) and len(goal.split()) > 2 and self.language == ENGLISH:
                 yield Statement("purpose", goal, answer, 0, "", True)
+                return
+        yield from others[:1]
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
         """(sentence, the answer that it begins, sentences of the answer).
@@ -217,6 +235,9 @@ class Reader:
 
     def ask(self, sentence: str, answer: str, topic: str, count: int = 1, subject: str = "") -> Iterator[Statement]:
         """Yield the statements of a sentence, with questions of its own or one about its subject."""
+        if sentence[:1] == "(" and (inner := re.fullmatch(r"\(([^()]+[.!])\)", sentence.strip())):
+            answer = inner[1] if answer == sentence.strip() else answer
+            sentence = inner[1]
         if sentence.rstrip()[-1:] in "?？" or sentence[:1] in "([" or ELSEWHERE.search(sentence):
             return
         asks = [ask for ask in ASKERS[self.language](sentence, self.vocabulary, subject) if ask.rule != "weak"]
@@ -257,9 +278,12 @@ class Reader:
             content = CONTENT[self.language](phrase)
             if taken & set(content):
                 continue
-            if not content or plain in self.used_phrases or plain in (topic.lower(), self.title.lower()):
+            if not content or plain in (topic.lower(), self.title.lower()):
                 continue
-            if (pointer and pointer.search(re.sub(r"`[^`]*`", "", phrase))) or len(phrase.split()) > 7:
+            bare = phrase
+            if self.language == ENGLISH and len(content) > 1 and content[0] not in POINTING_ADJECTIVES:
+                bare = re.sub(r"^(?:the|all|each) ", "", phrase)
+            if (pointer and pointer.search(re.sub(r"`[^`]*`", "", bare))) or len(phrase.split()) > 7:
                 continue
             if re.search(r"[\"“”„()\[\]<>|=]", phrase) or phrase.count("`") % 2 or only_refers(phrase):
                 continue
@@ -267,20 +291,33 @@ class Reader:
                 continue
             shown = plain_text(phrase)
             often = ONE_WORD if " " not in phrase and not phrase.startswith("`") else OFTEN
-            if self.section_text.count(shown) > ALONE or self.text.count(shown) > often:
+            frequent = self.section_text.count(shown) > ALONE or self.text.count(shown) > often
+            if self.language == GERMAN and (frequent or plain in self.used_phrases):
                 continue
-            if self.is_weak(phrase, sentence):
+            if frequent or plain in self.used_phrases or self.is_weak(phrase, sentence):
                 weak.append(phrase)
                 continue
             self.used_phrases.add(plain)
             return phrase
+        return self.two_phrases(weak, sentence)
+
+    def two_phrases(self, weak: list[str], sentence: str) -> str | None:
+        """Return two phrases that only this sentence of the page has together; each alone would be vague."""
         weak = [phrase for phrase in dict.fromkeys(weak) if len(phrase) >= LEAST_LETTERS and phrase not in GENERIC_DE]
-        if len(weak) > 1 and weak[0][:4].lower() != weak[1][:4].lower():
-            weak = sorted(weak[:2], key=sentence.find)
-            both = " und ".join(weak[:2]) if self.language == GERMAN else " and ".join(weak[:2])
-            if both.lower() not in self.used_phrases:
-                self.used_phrases |= {both.lower(), weak[0].lower(), weak[1].lower()}
-                return both
+        joint = " und " if self.language == GERMAN else " and "
+        for pair in combinations(weak[:MOST_WEAK], 2):
+            first, second = sorted(pair, key=sentence.find)
+            both = f"{first}{joint}{second}"
+            alike = set(CONTENT[self.language](first)) & set(CONTENT[self.language](second))
+            if alike or first[:4].lower() == second[:4].lower() or joint in first or joint in second:
+                continue
+            if first.lower() in lexicon.GERUNDS or second.lower() in lexicon.GERUNDS:
+                continue
+            texts = [text for text in self.sentences if plain_text(first) in text and plain_text(second) in text]
+            if len(texts) > 1 or both.lower() in self.used_phrases:
+                continue
+            self.used_phrases |= {both.lower(), first.lower(), second.lower()}
+            return both
         return None
 
     def is_weak(self, phrase: str, sentence: str) -> bool:
@@ -345,8 +382,8 @@ class Reader:
                 continue
             if words[-1].endswith(ADJECTIVES) or words[-1].removesuffix("s") in GENERIC:
                 continue
-            if len(words) > 1 or len(words[0]) > 5:
-                opening = match["all"].split()[0]
+            opening = match["all"].split()[0]
+            if len(words) > 1 or (len(words[0]) > 5 and opening != "to"):
                 yield match["all"] if opening in ("the", "a", "an", "your", "our") else " ".join(words)
 
     def has_verb(self, sentence: str) -> bool:
@@ -374,6 +411,8 @@ class Reader:
             return
         if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
             return
+        if any(block.text.rstrip().endswith((":", "：")) for block in shown):
+            return  # a list of this list is missing in it
         ordered = bool(shown[0].number)
         is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
         joined = "; ".join(texts)
@@ -396,6 +435,8 @@ class Reader:
         match = re.fullmatch(r"(?:In order to|To) (?P<goal>.*?),? you (?:should|can|must|need to|have to|may)", text)
         if match:
             return Ask("purpose", match["goal"])
+        if ask := self.ask_predicate(text):
+            return ask
         words, found = text.split(), None
         if len(words) > 3 and words[-1] in LEAD_VERBS:
             subject = clauses.decapitalise(" ".join(words[:-1]), self.vocabulary)
@@ -412,6 +453,26 @@ class Reader:
             found = Ask("condition_do", clause[0].lower() + clause[1:])
         return found
 
+    def ask_predicate(self, text: str) -> Ask | None:
+        """Return the question of a lead-in whose items say what somebody does, or what something is."""
+        match = LEAD_PREDICATE.fullmatch(text)
+        if match is None or english.DANGLING.search(text):
+            return None
+        place = clauses.decapitalise(match["place"], self.vocabulary) if match["place"] else ""
+        subject = clauses.decapitalise(match["subject"], self.vocabulary)
+        verb, to_do = match["verb"], match["to_do"]
+        if match["be"]:
+            doing = f"{to_do} do" if to_do and to_do.endswith(" to") else to_do or ""
+            question = clauses.join(f"What {match['be']}", subject, doing, place)
+            clause = clauses.join("what", subject, match["be"], doing, place)
+        elif verb in ("need to", "have to"):
+            question = clauses.join("What do", subject, verb, "do", place)
+            clause = clauses.join("what", subject, verb, "do", place)
+        else:
+            question = clauses.join(f"What {verb}", subject, "do", place)
+            clause = clauses.join("what", subject, verb, "do", place)
+        return Ask("named", f"{question}?", clause)
+
     def read_item(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """A list item: a sentence like any other, a labelled one, or a step of a numbered list."""
         text = block.text
@@ -426,6 +487,13 @@ class Reader:
                     return
                 if rule == "" and num_words(text) <= MOST_ANSWER_WORDS:
                     return  # a term with its meaning, which `item_facts` has
+        label = block.label if OPTION.fullmatch(block.label) else ""
+        rest = text[len(label) :].strip()
+        explains = label and text.startswith(label) and num_words(rest) > 2 and not CONTINUES.match(rest)
+        whole = acceptable_part(text) and num_words(text) <= MOST_ANSWER_WORDS and not text.rstrip().endswith(":")
+        if explains and whole and value is None:
+            yield Statement("option", label.strip("`"), ended(text), 1)
+            return
         if num_words(text) < 3 or text.rstrip().endswith((":", "：")) or not acceptable_part(text):
             return
         units = self.units(text, items=True) or (
