@@ -193,7 +193,8 @@ class Reader:
             if statement.rule in ("condition_do", "condition", "purpose"):
                 yield statement
                 return
-            others.append(statement)
+            if statement.rule != "statement":
+                others.append(statement)
         if (command := clauses.parse_clause(lead.rstrip(" :"), self.vocabulary)) and command.kind == "command":
             goal = f"{command.verb} {clauses.cut(command.rest)}"
             if not english.DANGLING.search(goal) and len(goal.split()) > 2 and self.language == ENGLISH:
