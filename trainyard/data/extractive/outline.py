@@ -20,7 +20,7 @@ from trainyard.data.extractive.cleaning import FOOTNOTE_BODY, join_line_ends, ti
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 WITHOUT_TAGS = MarkdownIt("commonmark", {"html": False}).enable("table")
 """For texts that were read from a page: what looks like a tag in them is a word of the page."""
-MARKED = ("markdown", "html", "docx", "epub")
+MARKED = ("markdown", "html", "docx", "epub", "pdf")
 """Kinds of documents whose readers write Markdown's marks."""
 FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.S)
 BUILDER_LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\s?\((?:\s*|\{[{%][^{}\n]{0,300}[%}]\}[^()\s]{0,200})\)")
@@ -83,6 +83,7 @@ def outline(kind: str, text: str) -> list[Section]:
     if kind == "rst":
         return rst_outline(text)
     if kind in MARKED or re.search(r"^#{1,6} \S", text, re.M):
+        text = join_line_ends(text) if kind == "pdf" else text
         return markdown_outline(text, MARKDOWN if kind == "markdown" else WITHOUT_TAGS)
     return plain_outline(text)
 

@@ -429,7 +429,7 @@ class Reader:
 
     def ask_lead(self, lead: str) -> Ask | None:
         """Return the question that the lead-in of a list answers with its items."""
-        text = lead.rstrip(" :：")
+        text = sentences.sentences(lead.rstrip(" :："))[-1]
         return ask_german_lead(text) if self.language == GERMAN else self.ask_english_lead(text)
 
     def ask_english_lead(self, text: str) -> Ask | None:

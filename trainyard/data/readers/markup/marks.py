@@ -176,6 +176,8 @@ def lines_of(text: str) -> Iterator[str]:
             around.append(INDENT[part])
         elif part == CLOSE:
             del around[-1:]
+            if BULLET.fullmatch("".join(words)):
+                prefix, words = None, []  # an item without text
         elif part in (PRE, END_PRE):
             preformatted = part == PRE
         elif part != "\n":
