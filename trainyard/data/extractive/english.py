@@ -378,6 +378,9 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     vague = clause.subject.lower() in PRONOUNS or not content_words(clause.subject)
     if not words or vague or re.match(r"(?:\w+ly )?\w+ing ", clause.subject):
         return
+    named = content_words(clause.subject)
+    if named[-1].removesuffix("s") in VAGUE_HEADS and len(named) < LEAST_PREDICATE:
+        return
     first = words[0].lower()
     if first in DETERMINERS or first.strip('`"“')[:1].isdigit() or words[0][0] in '`"“':
         yield direct("What", clause._replace(rest=""), where)

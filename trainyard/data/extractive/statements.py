@@ -247,7 +247,7 @@ class Reader:
         if (
             not asks
             and re.match(r"(?:There|It) (?:is|are|was)\b|Es gibt\b", sentence)
-            and num_words(sentence) < MOST_VAGUE
+            and (num_words(sentence) < MOST_VAGUE or sentence.split()[2] in ("also", "auch"))
         ):
             return
         if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.first_word(sentence) in lexicon.BASE:
