@@ -107,6 +107,8 @@ PERSONS = word_set("en_persons")
 FOLLOWING = re.compile(r"(?:this|that|these|those|such|the same|it|they|he|she)\b", re.I)
 PERSON_NOUNS = word_set("en_person_nouns")
 VAGUE_HEADS = word_set("en_generic")
+POINTING_ADJECTIVES = word_set("en_pointing_adjectives")
+"""Adjectives that make a noun depend on the text around it."""
 VAGUE_SUBJECT = re.compile(
     r"^(?:even|some|many|most|several|other|another|both|few|either|neither|any|no|all|every|each|such|more|one|two|"
     r"three) |\b(?:and|or|this|that|these|those|it|they|you|we|I|their|its|your|our|same|other|here|itself)\b"
@@ -379,7 +381,7 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     if not words or vague or re.match(r"(?:\w+ly )?\w+ing ", clause.subject):
         return
     named = content_words(clause.subject)
-    if named[-1].removesuffix("s") in VAGUE_HEADS and len(named) < LEAST_PREDICATE:
+    if named[-1].removesuffix("s") in VAGUE_HEADS and (len(named) == 1 or named[0] in POINTING_ADJECTIVES):
         return
     first = words[0].lower()
     if first in DETERMINERS or first.strip('`"“')[:1].isdigit() or words[0][0] in '`"“':

@@ -23,7 +23,7 @@ WITHOUT_TAGS = MarkdownIt("commonmark", {"html": False}).enable("table")
 MARKED = ("markdown", "html", "docx", "epub", "pdf")
 """Kinds of documents whose readers write Markdown's marks."""
 FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.S)
-BUILDER_LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\s?\((?:\s*|\{[{%][^{}\n]{0,300}[%}]\}[^()\s]{0,200})\)")
+BUILDER_LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\s?\((?:\s*|(?:\{[{%][^{}\n]{0,300}[%}]\}){1,3}[^()\s]{0,200})\)")
 """A link whose target a site builder fills in, as in `[refunds]({% link refunds.md %})`."""
 ROLE = re.compile(r":[a-zA-Z][\w:+-]{0,40}:`[~!]?([^`<]{1,300}?)(?:\s{0,9}<[^>`]{0,300}>)?`")
 DOCUTILS = {

@@ -80,8 +80,6 @@ NOT_LAST = clauses.RELATIVE | word_set("en_not_last")
 
 GENERIC = word_set("en_generic")
 """Nouns that a question cannot be about."""
-POINTING_ADJECTIVES = word_set("en_pointing_adjectives")
-"""Adjectives that make a noun depend on the text around it."""
 MOST_WEAK = 4
 """Vague phrases of a sentence that are tried in pairs."""
 QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
@@ -282,7 +280,7 @@ class Reader:
             if not content or plain in (topic.lower(), self.title.lower()):
                 continue
             bare = phrase
-            if self.language == ENGLISH and len(content) > 1 and content[0] not in POINTING_ADJECTIVES:
+            if self.language == ENGLISH and len(content) > 1 and content[0] not in english.POINTING_ADJECTIVES:
                 bare = re.sub(r"^(?:the|all|each) ", "", phrase)
             if (pointer and pointer.search(re.sub(r"`[^`]*`", "", bare))) or len(phrase.split()) > 7:
                 continue
