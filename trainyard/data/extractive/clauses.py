@@ -50,7 +50,13 @@ def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
     """Cut a sentence at its verb; None where that is not certain."""
     words = [] if "not only" in text else text.split()
     first = words[0].lower() if words else ""
-    if first in BASE and len(words) > 2 and words[1].lower() not in AUXILIARIES and second_of_command(words):
+    if (
+        first in BASE
+        and first != "default"
+        and len(words) > 2
+        and words[1].lower() not in AUXILIARIES
+        and second_of_command(words)
+    ):
         return Clause("you", "should", first, " ".join(words[1:]), f"should {first}", False, "command")
     words = [] if first in BASE and f"{first}s" not in AMBIGUOUS else words
     for place, word in enumerate(words[1:13], 1):

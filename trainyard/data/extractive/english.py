@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from trainyard.data.extractive.clauses import (
     ADVERBS,
-    BE,
     DETERMINERS,
     POINTING_SUBJECTS,
     PREPOSITIONS,
@@ -105,6 +104,9 @@ STOP_WORDS = word_set("en_stop_words")
 INTENDING_VERBS = word_set("en_intending_verbs")
 PERSONS = word_set("en_persons")
 FOLLOWING = re.compile(r"(?:this|that|these|those|such|the same|it|they|he|she)\b", re.I)
+DUTIES = ("required", "expected", "allowed", "permitted", "encouraged", "advised", "invited", "obliged")
+EMBEDDING = re.compile(r"\b(?:know|see|ask|check|decide|determine|tell|sure)(?: you| us)?$")
+"""How a main clause ends whose "if" is no condition: "Let us know if …"."""
 PERSON_NOUNS = word_set("en_person_nouns")
 VAGUE_HEADS = word_set("en_generic")
 POINTING_ADJECTIVES = word_set("en_pointing_adjectives")
@@ -186,6 +188,8 @@ def acceptable(ask: Ask, sentence: str) -> bool:
     """Whether a question can be read alone, and asks for something that it does not say itself."""
     shown = re.sub(r"`[^`]*`", "x", ask.topic)
     if DANGLING.search(shown) or len(ask.topic.split()) > 24 or ask.topic.count("(") != ask.topic.count(")"):
+        return False
+    if re.search(r"\b(?:called|named|known)\W*$| but ", ask.topic):
         return False
     if ask.topic.count("`") % 2 or ask.topic.count('"') % 2 or ask.topic.count("“") != ask.topic.count("”"):
         return False
@@ -288,18 +292,21 @@ def conditions(text: str) -> Iterator[Ask]:
         return
     if match is None or HANGING.match(match["clause"]) or len(match["main"].split()) < 3:
         return
-    clause = match["clause"][0].lower() + match["clause"][1:]
+    main, clause = match["main"], match["clause"][0].lower() + match["clause"][1:]
     if using := re.match(r"(if|when) (using|running|working) ", clause):
         clause = f"{using[1]} you are {clause[len(using[1]) + 1 :]}"
     if re.match(r"(?:before|after|while) (?:\w+ing|the|a|an|\w+ \w+)$", clause) or clause.split()[1].endswith("ed"):
         return
-    main = match["main"]
     if re.match(r"\w+ \w+ing\b", clause) and not re.match(
         r"(?:you|we|it is (?:important|recommended|best|a good)|please|make sure|do not|be )", main, re.I
     ):
         return
     far = len(main.split()) > 15 and not match[0].lower().startswith(match["clause"].lower())
-    if re.match(r"(?:when|if|whenever) ", main, re.I) or (far and clause.startswith("when")):
+    if (
+        EMBEDDING.search(main)
+        or re.match(r"(?:(?:when|if|whenever) |\d{4}\b)", main, re.I)
+        or (far and clause.startswith("when"))
+    ):
         return
     if len(re.findall(r"\b(?:we|you|i)\b", clause.lower())) > 1 and clause.startswith("when"):
         return
@@ -446,7 +453,7 @@ def passive_forms(clause: Clause, participle: str, words: list[str], where: str)
     if follow in ("to", "with", "from", "as", "on", "by", "for", "of", "against") and third:
         if third not in (*BASE, "be", "have", "do"):
             yield direct("What", clause, join(follow, where))
-        elif follow == "to" and clause.auxiliary in BE:
+        elif follow == "to" and participle in DUTIES and clause.auxiliary in ("is", "are", "was", "were"):
             doing = clause._replace(verb=f"{participle} to do", surface=f"{clause.auxiliary} {participle} to do")
             yield direct("What", doing, where)
     elif follow in ("in", "at", "inside", "into", "under") and participle in PLACED_PARTICIPLES:
@@ -457,7 +464,7 @@ def object_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     """Yield the question for the object of a verb, with what follows the object as its context."""
     verb = clause.verb.lower()
     obj, tail = split_object(rest)
-    if not obj or not noun_start(obj) or verb in WEAK_VERBS or first_word(obj) in GERUNDS:
+    if not obj or not noun_start(obj) or re.match(r"\w+ \d", obj) or verb in WEAK_VERBS or first_word(obj) in GERUNDS:
         return
     if first_word(obj) in PERSONS or (len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE):
         return

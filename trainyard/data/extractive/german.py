@@ -54,7 +54,8 @@ POINTING = re.compile(
 )
 STOP_WORDS = word_set("de_stop_words")
 VAGUE = (
-    r"(?:entsprech|verschied|weiter|erst|ander|jeweilig|neu|eigen|welch|gewünscht|nachfolg|obig|beliebig|folgend|best)"
+    r"(?:zweit|dritt|besonder|genannt|direkt|letzt|nächst|vergleichbar|"
+    r"entsprech|verschied|weiter|erst|ander|jeweilig|neu|eigen|welch|gewünscht|nachfolg|obig|beliebig|folgend|best)"
 )
 DEFINED = re.compile(r"(?:ein|eine|der|die|das)\b")
 

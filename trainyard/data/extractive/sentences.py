@@ -41,6 +41,7 @@ INCOMPLETE = re.compile(
     r"|\b(?:examples?|code|section|snippet|figure) above\b|\babove (?:examples?|code|section|figure)\b"
     r"|\bprevious (?:examples?|section|chapter|page)\b"
     r"|\bas (?:you can see|we saw|shown|mentioned|described) (?:above|before)"
+    r"|\b(?:u\.\s?a|z\.\s?B|d\.\s?h)\.$"
     r"|\bwie folgt\b|\bfolgende[nmrs]?\b|\bcomme suit\b|\bsuivante?s?\W*$|\bci-(?:dessous|dessus|après)\b"
     r"|\bsiguientes?\W*$|\ba continuación\b|\bcomo sigue\b"
     r"|如下|(?<![\d０-９A-Za-z度℃%％])以下(?=[のをにがは是为几列各、]|步骤|命令|内容|示例|选项|方法|操作|手順)|下列|下面的|下表|下图|上述"

@@ -51,11 +51,17 @@ FOLLOWS = {
     ),
 }  # fmt: skip
 """How a sentence begins that continues the one before."""
+DEICTIC = {
+    ENGLISH: re.compile(r"^[^,;]*\b(?:this|these|those|above|previous)\b", re.I),
+    GERMAN: re.compile(r"^[^,;]*\b(?:dies\w*|oben\w*|obige\w*|hierüber|ebenso)\b", re.I),
+}
+"""What makes a sentence too dependent on its neighbours for a question that only names its subject."""
 POINTS_ONLY = re.compile(
     r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
 )
 ELSEWHERE = re.compile(
-    r"\bhere\W*$|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b"
+    r"\bhere\W*$|^(?:Welcome|Willkommen)\b|\b(?:refer to|see|consult|check out) (?:this|our) \w+"
+    r"|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b"
     r"|\[\s*\]|\\(?:ref|label)\{",
     re.I,
 )
@@ -250,6 +256,8 @@ class Reader:
             return
         if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.first_word(sentence) in lexicon.BASE:
             return
+        if count == 1 and DEICTIC[self.language].search(sentence):
+            return
         besides = " ".join(ask.topic for ask in asks)
         long = len(sentence.split()) >= english.TWO_FACTS
         for _ in range(2 if long and not asks else 1 if long or not asks else 0):
@@ -340,7 +348,7 @@ class Reader:
                 yield re.sub(r"^(?:Der|Die|Das|Ein|Eine|Diese[rs]?|Alle|Auch) ", "", parts[0])
             found = []
             for match in PHRASE_DE.finditer(sentence):
-                if not match.start() and " " not in match[0]:
+                if (not match.start() and " " not in match[0]) or re.search(r"\bdies\w* $", sentence[: match.start()]):
                     continue
                 adjective = match["adjective"]
                 text = match[0]
@@ -354,7 +362,9 @@ class Reader:
         if clause and clause.subject.lower() not in clauses.PRONOUNS and clause.kind != "command":
             yield clause.subject
         yield from (part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 3 < len(part) < 42)
-        yield from (match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence))
+        yield from (
+            match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence) if self.is_whole_name(match, sentence)
+        )
         if clause and clause.kind != "be" and clause.verb != "be":
             obj, _ = clauses.split_object(clauses.cut(clause.rest))
             obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more|every|each) ", "", obj)
@@ -384,6 +394,18 @@ class Reader:
             opening = match["all"].split()[0]
             if len(words) > 1 or (len(words[0]) > 5 and opening != "to"):
                 yield match["all"] if opening in ("the", "a", "an", "your", "our") else " ".join(words)
+
+    def is_whole_name(self, match: re.Match[str], sentence: str) -> bool:
+        """Whether a name in capitals is not part of a longer name or of a compound such as "the DC fridge"."""
+        before = sentence[: match.start()].split()[-1:]
+        after = re.match(r" ([a-z][\w-]+)", sentence[match.end() :])
+        if before and before[0].lstrip("\"'“(")[:1].isupper() and before[0].lower() not in clauses.DETERMINERS:
+            return False
+        word = after[1] if after else ""
+        verbal = (
+            word in english.STOP_WORDS or word in clauses.PREPOSITIONS or word in lexicon.THIRD or word in lexicon.BASE
+        )
+        return " " in match[0] or not word or verbal or word.endswith("ed")
 
     def has_verb(self, sentence: str) -> bool:
         """Whether a list item is a sentence, and not only a name."""
@@ -434,6 +456,9 @@ class Reader:
         match = re.fullmatch(r"(?:In order to|To) (?P<goal>.*?),? you (?:should|can|must|need to|have to|may)", text)
         if match:
             return Ask("purpose", match["goal"])
+        opening = english.OPENING.match(text)
+        if opening:
+            text = text[opening.end() :][:1].upper() + text[opening.end() :][1:]
         if ask := self.ask_predicate(text):
             return ask
         words, found = text.split(), None
