@@ -118,7 +118,8 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     if opening and language in ASKERS and ELSEWHERE.search(opening):
         opening = None
     if question and opening:
-        yield Fact("question", question, title, short_answer(section.paragraphs[0], QUESTION_SENTENCES) or opening, 0)
+        whole = short_answer(section.paragraphs[0], QUESTION_SENTENCES) if language in ASKERS else None
+        yield Fact("question", question, title, whole or opening, 0)
     statements = list(reader.read(section, topic))
     specific = {statement.answer for statement in statements if statement.rule != "statement"}
     about_topic = opening is not None and language in ASKERS and shares_word(topic, opening)

@@ -17,6 +17,7 @@ from trainyard.data.extractive import clauses, english, german, lexicon, sentenc
 from trainyard.data.extractive.cleaning import only_refers
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
+from trainyard.data.extractive.leads import ask_lead
 from trainyard.data.extractive.lexicon import word_set
 from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.sentences import num_words
@@ -24,10 +25,14 @@ from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
 LEAST_LETTERS = 6
+NAME = re.compile(r"`[^`]+`|[A-Z][A-Z0-9.]+|[A-Z][a-z]+[A-Z]\w*")
+"""A short phrase that is a name all the same."""
 GENERIC_DE = word_set("en_generic_de")
 LONG_WORD = 15
 """Letters of a German word that says enough alone."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
+ITEM_WORDS = 8
+"""Of a list item that says something without a verb."""
 FOLLOWING_WORDS = 8
 """Of a sentence that points back and still has a question of its own."""
 MOST_ANSWER_WORDS = 60
@@ -89,16 +94,9 @@ GENERIC = word_set("en_generic")
 MOST_WEAK = 4
 """Vague phrases of a sentence that are tried in pairs."""
 QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
-LEAD_VERBS = word_set("en_lead_verbs")
 OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
 CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
-LEAD_PREDICATE = re.compile(
-    r"(?:(?P<place>(?:In|During|For|At|On|As|After|Before) [^,]{3,50}), )?(?P<subject>[^,;:]{3,70}?) (?:"
-    r"(?P<verb>will|must|should|can|may|need to|have to)(?: also| then| always)?"
-    r"|(?P<be>is|are) (?:to|(?P<to_do>responsible for|able to|expected to|required to|allowed to)))"
-)
-"""A lead-in such as "The coordinator will:" or "In this phase, our goals are to:"."""
 ALONE, OFTEN, ONE_WORD = 3, 12, 5
 """Times that a phrase of a question may be in its section, and in its document."""
 
@@ -310,7 +308,12 @@ class Reader:
 
     def two_phrases(self, weak: list[str], sentence: str) -> str | None:
         """Return two phrases that only this sentence of the page has together; each alone would be vague."""
-        weak = [phrase for phrase in dict.fromkeys(weak) if len(phrase) >= LEAST_LETTERS and phrase not in GENERIC_DE]
+        weak = [
+            phrase
+            for phrase in dict.fromkeys(weak)
+            if (len(phrase) >= LEAST_LETTERS or (self.language == ENGLISH and NAME.fullmatch(phrase)))
+            and phrase not in GENERIC_DE
+        ]
         joint = " und " if self.language == GERMAN else " and "
         for pair in combinations(weak[:MOST_WEAK], 2):
             first, second = sorted(pair, key=sentence.find)
@@ -318,6 +321,8 @@ class Reader:
             alike = set(CONTENT[self.language](first)) & set(CONTENT[self.language](second))
             if alike or first[:4].lower() == second[:4].lower() or joint in first or joint in second:
                 continue
+            if min(len(first), len(second)) < LEAST_LETTERS and (first.islower() or second.islower()):
+                continue  # a short name says enough only next to another name
             if first.lower() in lexicon.GERUNDS or second.lower() in lexicon.GERUNDS:
                 continue
             texts = [text for text in self.sentences if plain_text(first) in text and plain_text(second) in text]
@@ -440,62 +445,12 @@ class Reader:
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
-        if is_lead and (ask := self.ask_lead(lead)):
+        if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         elif name and (ordered or commands(texts, self.language)):
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))
         elif name:
             yield Statement("listing", name, answer, 1, sentences=len(texts))
-
-    def ask_lead(self, lead: str) -> Ask | None:
-        """Return the question that the lead-in of a list answers with its items."""
-        text = sentences.sentences(lead.rstrip(" :："))[-1]
-        return ask_german_lead(text) if self.language == GERMAN else self.ask_english_lead(text)
-
-    def ask_english_lead(self, text: str) -> Ask | None:
-        match = re.fullmatch(r"(?:In order to|To) (?P<goal>.*?),? you (?:should|can|must|need to|have to|may)", text)
-        if match:
-            return Ask("purpose", match["goal"])
-        opening = english.OPENING.match(text)
-        if opening:
-            text = text[opening.end() :][:1].upper() + text[opening.end() :][1:]
-        if ask := self.ask_predicate(text):
-            return ask
-        words, found = text.split(), None
-        if len(words) > 3 and words[-1] in LEAD_VERBS:
-            subject = clauses.decapitalise(" ".join(words[:-1]), self.vocabulary)
-            plain = not english.DANGLING.search(subject) and words[0].lower() not in clauses.PREPOSITIONS
-            if plain and words[-1] in ("are", "is"):
-                found = Ask("named", f"What {words[-1]} {subject}?", f"what {subject} {words[-1]}")
-            elif plain:
-                base = lexicon.THIRD.get(words[-1])
-                question = f"What {'does' if base else 'do'} {subject} {base or words[-1]}?"
-                found = Ask("named", question, f"what {subject} {words[-1]}")
-        elif re.fullmatch(r"(?:If|When) .{8,100}", (clause := text.partition(",")[0])) and not english.HANGING.match(
-            clause
-        ):
-            found = Ask("condition_do", clause[0].lower() + clause[1:])
-        return found
-
-    def ask_predicate(self, text: str) -> Ask | None:
-        """Return the question of a lead-in whose items say what somebody does, or what something is."""
-        match = LEAD_PREDICATE.fullmatch(text)
-        if match is None or english.DANGLING.search(text):
-            return None
-        place = clauses.decapitalise(match["place"], self.vocabulary) if match["place"] else ""
-        subject = clauses.decapitalise(match["subject"], self.vocabulary)
-        verb, to_do = match["verb"], match["to_do"]
-        if match["be"]:
-            doing = f"{to_do} do" if to_do and to_do.endswith(" to") else to_do or ""
-            question = clauses.join(f"What {match['be']}", subject, doing, place)
-            clause = clauses.join("what", subject, match["be"], doing, place)
-        elif verb in ("need to", "have to"):
-            question = clauses.join("What do", subject, verb, "do", place)
-            clause = clauses.join("what", subject, verb, "do", place)
-        else:
-            question = clauses.join(f"What {verb}", subject, "do", place)
-            clause = clauses.join("what", subject, verb, "do", place)
-        return Ask("named", f"{question}?", clause)
 
     def read_item(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """A list item: a sentence like any other, a labelled one, or a step of a numbered list."""
@@ -528,7 +483,8 @@ class Reader:
         if continues and num_words(f"{block.lead} {answer}") <= MOST_ANSWER_WORDS:
             answer = f"{block.lead.strip()} {answer}"
         for statement in self.ask(first, answer, topic, count) if units else ():
-            if statement.rule == "statement" and ((block.number and topic) or not self.has_verb(first)):
+            says = self.has_verb(first) or (topic and num_words(first) >= ITEM_WORDS and not first[0].islower())
+            if statement.rule == "statement" and ((block.number and topic) or not says):
                 break
             yield statement
             for other, its_answer, its_count in units[1:]:
@@ -546,21 +502,6 @@ def without_opening(text: str) -> str:
 
 def plain_text(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
-
-
-def ask_german_lead(text: str) -> Ask | None:
-    """Return the question of "Bei der Prüfung sind folgende Punkte wichtig"."""
-    match = re.fullmatch(r"(?P<before>.*?)\b[Ff]olgende (?P<noun>[A-ZÄÖÜ][\w-]+) ?(?P<after>.*)", text)
-    if match is None:
-        return None
-    if (parts := german.cut_at_verb(text)) and parts[0] == f"Folgende {match['noun']}":
-        return Ask("bare", f"Welche {match['noun']} {parts[1]} {parts[2]}?")
-    parts = german.cut_at_verb(match["before"] + "X")
-    if parts is None:
-        return None
-    inner = parts[2].removesuffix("X").strip()
-    before = parts[0][0].lower() + parts[0][1:]
-    return Ask("bare", f"Welche {match['noun']} {parts[1]} {clauses.join(before, inner, match['after'])}?")
 
 
 def labelled_value(text: str) -> tuple[str, str] | None:
