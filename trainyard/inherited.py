@@ -80,8 +80,11 @@ PASSED = (
 INSTALLED = Passed("PIP_* UV_* GIT_* SSH_AUTH_SOCK PIP_INDEX_URL PIP_EXTRA_INDEX_URL", "the installation of a backend")
 SERVICES = Passed("PREFECT_* PREFECT_API_AUTH_STRING PREFECT_SERVER_API_AUTH_STRING PREFECT_API_KEY", "Prefect's own")
 SERVER = Passed("TRAINYARD_TOKEN", "what the clients of a server send")
-TERMINALS_OWN = frozenset({"PYTHONIOENCODING", "PYTHONUTF8", "PYTHONWARNINGS", "PYTHONINSPECT", "PYTHONSTARTUP"})
-"""Settings of the interpreter that a user types at: a child writes UTF-8 to its log, and no warning ends it."""
+TERMINALS_OWN = frozenset(
+    {"PYTHONIOENCODING", "PYTHONUTF8", "PYTHONWARNINGS", "PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONSAFEPATH"}
+)
+"""Settings of the interpreter that a user types at: a child writes UTF-8 to its log, and no warning ends it. A script
+of the user's imports the modules next to it; our own programs are started with `-P`."""
 KEY_HOLDERS = ("worker", "watchdog")
 """Services that get the keys of endpoints: the worker calls them, the watchdog starts a worker that died."""
 WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")

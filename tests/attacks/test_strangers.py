@@ -239,6 +239,13 @@ def test_a_caller_has_two_children_and_four_requests_that_wait(place: Place) -> 
     assert place.ask("POST", CHECK, place.run, json=SMALL).status_code == 200
 
 
+def test_ten_small_requests_at_once_are_all_answered(place: Place) -> None:
+    """An editor sends some with each change; two run at a time, and the others wait."""
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda _: place.ask("POST", CHECK, place.run, json=SMALL), range(10)))
+    assert [answer.status_code for answer in answers] == [200] * 10
+
+
 OUTSIDE = (
     "chats.jsonl", ".env", "../.env", "nothing.jsonl", "/etc/passwd", "/etc", "/etc/nothing", "/proc/self/exe",
     "../beta", "../../tenants/beta/x.jsonl", ".ssh/id_rsa",

@@ -75,7 +75,7 @@ class Stack:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "trainyard.cli", *arguments],
+            [sys.executable, "-P", "-m", "trainyard.cli", *arguments],
             cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=self.timeout_s, check=False,
         )  # fmt: skip
 
@@ -121,6 +121,11 @@ class Stack:
         self.wait_for_state(run_id, "COMPLETED", "FAILED", "CRASHED", "CANCELLED", seconds=240)
         assert self.state_of(run_id)["type"] == "COMPLETED", self.state_of(run_id)["message"]
         return self.weights(run_id)
+
+    def write_traps(self) -> None:
+        """Write modules of the user's into the working folder, as a repository has them: nothing may import them."""
+        for name in ("types", "enum", "orjson", "torch", "trainyard"):
+            (self.work / f"{name}.py").write_text(f'raise SystemExit("{name}.py of the working folder was imported")')
 
     def write_data(self, name: str = "data.jsonl", rows: int = 80) -> None:
         given = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(rows)]
@@ -199,6 +204,7 @@ def standing(folder: Path, model: Path, prepare: Callable[[Stack], None] = lambd
     """
     stack = Stack(folder, model)
     stack.write_data()
+    stack.write_traps()
     prepare(stack)
     try:
         up = stack.command("up")

@@ -59,6 +59,8 @@ class Context:
     """Through what the caller asks: cli, python, rest or mcp."""
     trace: str = ""
     """The correlation id of the request; it goes with what the request starts."""
+    request_bytes: int | None = None
+    """Length of the request's body; None where it is not known."""
     confined: ConfinedCalls | None = None
     """Carries out what is confined for a caller over a network; None: this process does."""
     departure: Departure = field(default_factory=Departure)

@@ -169,6 +169,7 @@ def service_environment(settings: Settings, api_url: str, name: str = "server") 
         "PREFECT_CLI_PROMPT": "false",
         "PREFECT_WORKER_QUERY_SECONDS": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # Prefect starts runs by `python -m`, in a folder of the user's that may have a types.py
     }
 
 
@@ -329,7 +330,7 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
         port = port_before(settings) or services.free_port(settings.prefect_port)
         url = f"http://127.0.0.1:{port}/api"
         say(f"starting the Prefect server on port {port} (the first start prepares its database)")
-        argv = [sys.executable, "-m", GC_MODULE, GUARD_MODULE, "--port", str(port), *([] if auth else [NO_AUTH])]
+        argv = [sys.executable, "-P", "-m", GC_MODULE, GUARD_MODULE, "--port", str(port), *([] if auth else [NO_AUTH])]
         environment = {**service_environment(settings, url), **server_variables(settings, url, auth=auth)}
         if (exposed := read_exposure(settings)) is not None:
             argv += exposed.arguments()
@@ -476,9 +477,17 @@ def running_for(settings: Settings, name: str, url: str) -> Service | None:
 def start_worker(settings: Settings, url: str, say: Say) -> Service:
     """Start a worker in its own session, so that a closing terminal does not end runs; it lets them save at its end."""
     say(f"starting a worker for the pool {settings.work_pool!r}")
-    argv = [sys.executable, "-m", "trainyard.api.draining_worker"]
-    argv += [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
-    argv += ["--name", worker_name(settings), "--install-policy", "never", "--no-create-pool-if-not-found"]
+    argv = [sys.executable, "-P", "-m", "trainyard.api.draining_worker"]
+    argv += [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", settings.work_pool]
+    argv += [
+        "--type",
+        "process",
+        "--name",
+        worker_name(settings),
+        "--install-policy",
+        "never",
+        "--no-create-pool-if-not-found",
+    ]
     environment = {**service_environment(settings, url, "worker"), "TMPDIR": str(temporary_folder(settings.home))}
     # A run that Prefect starts reads relative paths where one of the dashboard does.
     environment["TRAINYARD_WORKING_FOLDER"] = str(settings.working_folder)
@@ -493,7 +502,7 @@ def start_watchdog(settings: Settings, url: str) -> Service:
     """The watchdog of this home, for this server: the running one, or a new one."""
     if existing := running_for(settings, "watchdog", url):
         return existing
-    argv = [sys.executable, "-m", "trainyard.api.runs.watchdog"]
+    argv = [sys.executable, "-P", "-m", "trainyard.api.runs.watchdog"]
     # It starts the server and the worker again when they die, and passes on what the operator set for them.
     operators = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     return spawn(settings, "watchdog", argv, {**service_environment(settings, url, "watchdog"), **operators}, url)
@@ -504,7 +513,7 @@ def deploy_all(settings: Settings, url: str) -> None:
 
     Most of it is imports, and a part of their time would go into garbage collections.
     """
-    argv = [sys.executable, "-m", GC_MODULE, "prefect", "--no-prompt", "deploy", "--all", *other_pool(settings)]
+    argv = [sys.executable, "-P", "-m", GC_MODULE, "prefect", "--no-prompt", "deploy", "--all", *other_pool(settings)]
     done = subprocess.run(
         argv,
         cwd=checkout(),

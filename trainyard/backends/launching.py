@@ -31,11 +31,11 @@ def command(job: TrainingJob, target: str, folder: Path) -> list[str]:
     """
     launch = job.config.launch
     if launch.strategy is Strategy.SINGLE:
-        return [sys.executable, "-m", "trainyard.compute.launch", target, str(folder)]
+        return [sys.executable, "-P", "-m", "trainyard.compute.launch", target, str(folder)]
     launcher = LAUNCHERS["torchrun" if launch.launcher == "auto" else launch.launcher]
     argv = launcher(sys.executable, launch.processes, [RANK_PROGRAM, target, str(folder)], folder / RANKS_FOLDER)
-    supervisor = [sys.executable, "-m", "trainyard.compute.launcher_supervisor", str(folder), str(launch.processes)]
-    return [*supervisor, "--", *argv]
+    supervisor = [sys.executable, "-P", "-m", "trainyard.compute.launcher_supervisor"]
+    return [*supervisor, str(folder), str(launch.processes), "--", *argv]
 
 
 def torchrun(python: str, processes: int, program: list[str], place: Path) -> list[str]:
@@ -94,6 +94,7 @@ def environment(job: TrainingJob) -> dict[str, str]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # launchers start ranks by `python -m`, in a folder of the user's
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "FLASH_ATTENTION_DETERMINISTIC": "1",
     }

@@ -47,7 +47,7 @@ class ExternalProgram:
 
     def command(self, _job: TrainingJob, folder: Path) -> list[str]:
         """The supervised child runs in our interpreter, and starts the tool's own below it."""
-        return [sys.executable, "-m", "trainyard.compute.launch", self.target, str(folder)]
+        return [sys.executable, "-P", "-m", "trainyard.compute.launch", self.target, str(folder)]
 
     def prepare(self, job: TrainingJob, folder: Path) -> None:
         """Its program reads `spec.json` alone."""

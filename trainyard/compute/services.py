@@ -321,7 +321,7 @@ class SupervisedService:
         """Start it; returns before it answers."""
         self.port = port
         self.ending.clear()
-        shim = [sys.executable, "-m", "trainyard.compute.shim", str(self.folder), str(self.grace_s), "--"]
+        shim = [sys.executable, "-P", "-m", "trainyard.compute.shim", str(self.folder), str(self.grace_s), "--"]
         # The kernel ends the child when the thread that started it ends; this one waits for the child.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="service")
         self.running = thread.submit(

@@ -172,7 +172,7 @@ class PromptChild:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "trainyard.data.prompts"]
+        command = [sys.executable, "-P", "-m", "trainyard.data.prompts"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
         )

@@ -23,7 +23,7 @@ def run_child(program: str, folder: Path, spec: dict[str, Any], result: str, fai
     """
     folder.mkdir(parents=True)
     (folder / SPEC_FILE).write_text(json.dumps(spec), encoding="utf-8")
-    argv = [sys.executable, "-m", "trainyard.compute.launch", program, str(folder)]
+    argv = [sys.executable, "-P", "-m", "trainyard.compute.launch", program, str(folder)]
     outcome = supervise(argv, folder, env=CHILD_ENVIRONMENT, grace_s=30, poll_s=0.1)
     if outcome.status is not Status.DONE:
         raise from_fields({"what": failure, "code": "E-CRASH", **(outcome.error or {})})

@@ -97,7 +97,7 @@ def server_options(models: Sequence[str], adapters: Mapping[str, Path], *, port:
 def server_command(models: Sequence[str], adapters: Mapping[str, Path], *, port: int, threads: int) -> list[str]:
     """The argv of a model server."""
     options = server_options(models, adapters, port=port, threads=threads)
-    return [sys.executable, "-m", "trainyard.serve.server", *options]
+    return [sys.executable, "-P", "-m", "trainyard.serve.server", *options]
 
 
 def launch(settings: Settings, models: Sequence[str], *, threads: int, adapters: Mapping[str, Path]) -> str:

@@ -99,7 +99,7 @@ def vllm_program(folder: Path, play: str = "serve") -> Path:
     """Write the executable `vllm` into a folder; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "vllm"
-    line = f'exec "{sys.executable}" -m trainyard.testing.vllm_program "{folder}" {play} "$@"'
+    line = f'exec "{sys.executable}" -P -m trainyard.testing.vllm_program "{folder}" {play} "$@"'
     program.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
     program.chmod(0o755)
     return program
@@ -134,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
 
 def start_engine(folder: Path) -> None:
     """A process that would outlive this one."""
-    waiting = [sys.executable, "-c", f"import time; time.sleep({ENGINE_S})"]
+    waiting = [sys.executable, "-P", "-c", f"import time; time.sleep({ENGINE_S})"]
     engine = subprocess.Popen(waiting, start_new_session=True)
     (folder / ENGINE_FILE).write_text(str(engine.pid), encoding="utf-8")
 

@@ -37,9 +37,15 @@ MEMORY_BYTES = 3 << 30
 CPU_S = {
     "check": 20, "chains expand": 30, "chains links": 20, "plan": 60, "scripts draft": 60, "data preview": 300,
 }  # fmt: skip
-WAIT_S = 20.0
+WAIT_S = 30.0
 """How long a request waits for a place."""
-MOST_OF_CALLER, MOST_WAITING_OF_CALLER, MOST_WAITING = 2, 4, 12
+MOST_OF_CALLER = 2
+"""Children of one caller at a time."""
+MOST_WAITING_OF_CALLER, MOST_WAITING = 4, 12
+"""Requests that wait for a place: those of one caller, and all."""
+SMALL_BYTES = 64 << 10
+MOST_SMALL_OF_CALLER, MOST_SMALL = 12, 16
+"""The same for a request of at most `SMALL_BYTES`, as an editor sends with each change: it costs one thread."""
 PRELOADED = (
     "trainyard.api.access.confined_calls", "trainyard.api.verbs.chains.check", "trainyard.api.verbs.chains.plan",
     "trainyard.api.verbs.editing.drafts", "trainyard.api.verbs.machine.scripts", "trainyard.api.access.reaching",
@@ -81,7 +87,9 @@ class CallPlaces:
 
         if is_free():
             return
-        if self.waiting[caller] >= MOST_WAITING_OF_CALLER or self.waiting.total() >= MOST_WAITING:
+        is_small = context.request_bytes is not None and context.request_bytes <= SMALL_BYTES
+        of_caller, of_all = (MOST_SMALL_OF_CALLER, MOST_SMALL) if is_small else (MOST_WAITING_OF_CALLER, MOST_WAITING)
+        if self.waiting[caller] >= of_caller or self.waiting.total() >= of_all:
             raise TooMany(f"{context.caller.name} has too many requests of this kind open.", HEAVY_S)
         self.waiting[caller] += 1
         context.departure.on_leaving(self.wake)

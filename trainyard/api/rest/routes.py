@@ -178,6 +178,7 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
             trace=trace,
             idempotency_key=read_key(request),
             afterwards=later.append if operation.keeps_replies else call_now,
+            request_bytes=body_length(request),
             confined=service.confined,
         )
         model = load(REQUESTS + operation.request)
@@ -208,10 +209,18 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
     return answer
 
 
+def body_length(request: Request) -> int | None:
+    """Return the length of a request's body as its header says it; None for a body in chunks."""
+    if request.method == "GET":
+        return 0
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else None
+
+
 def require_addressed(request: Request, context: Context) -> None:
     """Refuse a call of a session that is not the caller's before a long body is read. Raises `NotFound`."""
-    session, length = request.path_params.get("session"), request.headers.get("content-length", "")
-    is_short = length.isdecimal() and int(length) <= INLINE_BYTES
+    session, length = request.path_params.get("session"), body_length(request)
+    is_short = length is not None and length <= INLINE_BYTES
     if session is not None and request.method != "GET" and not is_short:
         load("trainyard.api.sessions.calling:require_session")(context, session)
 

@@ -41,7 +41,7 @@ def start_api(settings: Settings, prefect_url: str, say: Callable[[str], None], 
     write_whole(DISK, port_file(settings), f"{port}\n".encode())
     url = f"http://{HOST}:{port}"
     say(f"starting the API on port {port}")
-    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "training", "--port", str(port)]
+    argv = [sys.executable, "-P", "-m", "trainyard.cli", "serve", "--role", "training", "--port", str(port)]
     argv += (read_exposure(settings) or Exposure()).arguments()
     argv += [stack.NO_AUTH] if stack.open_server_mark(settings).exists() else []
     return stack.spawn(settings, NAME, argv, stack.service_environment(settings, prefect_url, NAME), url)

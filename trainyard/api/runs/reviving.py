@@ -80,7 +80,7 @@ class Reviver:
             return []
         self.tries += 1
         # A session of its own: who ends the watchdog's tree must not end a start in the middle.
-        argv = [sys.executable, "-m", "trainyard.api.runs.reviving"]
+        argv = [sys.executable, "-P", "-m", "trainyard.api.runs.reviving"]
         self.child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
         return [f"{', '.join(dead)} died and is started again (try {self.tries})"]
 

@@ -87,7 +87,7 @@ def chosen(
 
 def run_child(folder: Path) -> Iterator[dict[str, Any]]:
     """Start the program and yield its verdicts as they come."""
-    command = [sys.executable, "-m", "trainyard.backends.native.proof", str(folder)]
+    command = [sys.executable, "-P", "-m", "trainyard.backends.native.proof", str(folder)]
     environment = child_environment({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
     verdicts = LineTail(folder / "verdicts.jsonl")
     with (folder / "log").open("wb") as log:

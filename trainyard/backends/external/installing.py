@@ -204,7 +204,7 @@ def build(name: Installable, place: Path, say: Say) -> environments.Health:
     external, started = environments.described(name), time.monotonic()
     given = {**environments.clean_variables(installer_environment()), **external.variables}
     say(f"making {place.name}")
-    carry_out([sys.executable, "-m", "venv", str(place)], place, given)
+    carry_out([sys.executable, "-P", "-m", "venv", str(place)], place, given)
     pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     for phase in phases(environments.REQUIREMENTS[name].read_text(encoding="utf-8")):
         say(f"installing {', '.join(phase.requirements)}")

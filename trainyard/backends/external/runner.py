@@ -232,7 +232,7 @@ def run_helper(module: list[str], folder: Path, what: str, events: Events | None
     """
     error = folder / names.PLAN_FOLDER / ERROR_FILE
     error.unlink(missing_ok=True)
-    argv = [sys.executable, "-m", *module]
+    argv = [sys.executable, "-P", "-m", *module]
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)  # noqa: PLW1509
     while not ended(process, POLL_S):
         if events is not None and events.stop_requested():

@@ -88,7 +88,7 @@ def run_session(
         on_event(event)
 
     outcome = supervise(
-        [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)], folder,
+        [sys.executable, "-P", "-m", "trainyard.compute.launch", PROGRAM, str(folder)], folder,
         env=key_environment(settings), wanted=wanted, on_event=note, budget_s=record.budget_s, poll_s=poll_s,
     )  # fmt: skip
     remove_socket(folder)

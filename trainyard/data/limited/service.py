@@ -69,7 +69,7 @@ class ReadingService:
         """Start the server; it answers before the first request when its imports are done."""
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | OWN
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        command = [sys.executable, "-m", "trainyard.data.limited.server"]
+        command = [sys.executable, "-P", "-m", "trainyard.data.limited.server"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         assert self.process.stdout is not None
         self._answers = read_frames(self.process.stdout.fileno(), MOST_ANSWER_BYTES)
@@ -131,11 +131,18 @@ class ReadingService:
                         result = answer.result
             except (msgspec.DecodeError, TooLong):
                 self.stop()  # what follows may be what a hostile file made its reader send
-        raise Unavailable(
-            "The reading service ended while it read.",
-            why="Its process was ended from outside, perhaps for the machine's memory.",
-            do="Start the run again.", code="E-DATA-UNREADABLE",
-        )  # fmt: skip
+        raise self.ended()
+
+    def ended(self) -> Unavailable:
+        """Return the error of a process that is gone in the middle of a request, by how it ended."""
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(END_S) if self.process is not None else None  # its pipe is closed
+        if code is None or code < 0:
+            why, do = "Its process was ended from outside, perhaps for the machine's memory.", "Start the run again."
+        else:
+            why, do = f"Its process ended with exit code {code}.", "Read its last lines on the error output."
+        return Unavailable("The reading service ended while it read.", why=why, do=do, code="E-DATA-UNREADABLE")
 
 
 def outcome(request: Request, result: Result | None, error: TrainyardError | None, status: int) -> Result:

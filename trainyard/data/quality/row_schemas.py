@@ -51,7 +51,7 @@ class RowSchema:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "trainyard.data.schema_child"]
+        command = [sys.executable, "-P", "-m", "trainyard.data.schema_child"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
         )

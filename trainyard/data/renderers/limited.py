@@ -105,7 +105,7 @@ class LimitedTemplate:
         """Start a child and have it compile the template; what it answers is empty unless it breached a limit."""
         if self.owner == os.getpid():
             self.stop()
-        command = [sys.executable, "-m", "trainyard.data.template_child"]
+        command = [sys.executable, "-P", "-m", "trainyard.data.template_child"]
         self.owner = os.getpid()
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()

@@ -64,7 +64,7 @@ def choose_best(
     child = folder / CHILD_FOLDER
     child.mkdir(parents=True)
     (child / SPEC_FILE).write_text(job.model_dump_json(indent=1), encoding="utf-8")
-    argv = [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(child)]
+    argv = [sys.executable, "-P", "-m", "trainyard.compute.launch", PROGRAM, str(child)]
     outcome = supervise(argv, child, env=CHILD_ENVIRONMENT, wanted=wanted, on_event=on_event, grace_s=30, poll_s=0.2)
     if outcome.status is Status.STOPPED:
         raise Conflict(

@@ -45,7 +45,7 @@ def find_kept(folder: Path, settings: Settings, environment: Path) -> Path:
 
 
 def convert(folder: Path, target: Path, environment: Path) -> None:
-    argv = [sys.executable, "-m", PROGRAM, str(tools_of(environment)), str(folder), str(target)]
+    argv = [sys.executable, "-P", "-m", PROGRAM, str(tools_of(environment)), str(folder), str(target)]
     ran = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
         env=child_environment(), umask=UMASK,

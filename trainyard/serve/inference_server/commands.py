@@ -99,8 +99,8 @@ def llama_command(engine: profiles.LlamaServerEngine, port: int, *_given: object
 
 def embedded_command(engine: profiles.EmbeddedEngine, port: int, *_given: object) -> list[str]:
     if engine.model == RULES:
-        return [sys.executable, "-m", "trainyard.serve.extraction.server", "--port", str(port)]
-    server = [sys.executable, "-m", "trainyard.serve.server", "--model", engine.model]
+        return [sys.executable, "-P", "-m", "trainyard.serve.extraction.server", "--port", str(port)]
+    server = [sys.executable, "-P", "-m", "trainyard.serve.server", "--model", engine.model]
     return [*server, "--port", str(port), "--threads", str(engine.threads)]
 
 

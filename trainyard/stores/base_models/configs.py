@@ -158,7 +158,7 @@ def check_patterns(where: str, config: Mapping[str, Any], modules: Iterable[str]
     known = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG") if name in os.environ}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "trainyard.stores.base_models.pattern_child"],
+            [sys.executable, "-P", "-m", "trainyard.stores.base_models.pattern_child"],
             input=asked.encode(), capture_output=True, timeout=PATTERN_WALL_S, env=known, check=False,
         )  # fmt: skip
         wrong = done.stdout.decode(errors="replace").strip() if done.returncode in (0, 1) else ""

@@ -111,7 +111,7 @@ class LadybugGraph(AskedGraph):
             make_folders(DISK, self.path.parent)
             with self.log.open("wb") as log:
                 self.writer = subprocess.Popen(
-                    [sys.executable, "-m", "trainyard.stores.graph.writer", str(self.path)],
+                    [sys.executable, "-P", "-m", "trainyard.stores.graph.writer", str(self.path)],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=child_environment(), umask=UMASK,
                 )  # fmt: skip
         try:

@@ -55,7 +55,7 @@ def begin_installation(name: Installable, settings: Settings) -> None:
     with stack.exclusive(settings):
         if stack.running(settings, service_name(name)) is not None:
             return
-        argv = [sys.executable, "-m", "trainyard.cli", "backends", "install", name.value]
+        argv = [sys.executable, "-P", "-m", "trainyard.cli", "backends", "install", name.value]
         stack.spawn(
             settings, service_name(name), argv, installer_environment({"TRAINYARD_HOME": str(settings.home)}), ""
         )
