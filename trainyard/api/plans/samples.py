@@ -42,7 +42,10 @@ FIRST_ROWS, MOST_ROWS = 500, 20_000
 """Rows, or documents, that are read at first, and at most."""
 LEAST_SHARE = 3
 """A generator that finds less than one row of so many is short of rows."""
-ANYWAY = "To train all the same: --yes (`yes: true` over REST), or few_rows: allow at the deployer."
+ANYWAY = (
+    "To train all the same: --yes (`yes: true` over REST). To deploy what is better on so few rows, too: "
+    "few_rows: allow at the deployer, of a template `-p publish.few_rows=allow`."
+)
 LEAST_GROWTH = 2
 """A set is read again only for this many times the rows."""
 COUNTED_BYTES = 32 << 20
@@ -115,6 +118,8 @@ class Reading:
     deadline: float = 0.0
     """By the monotonic clock; 0 until the reader is ready."""
     tokenizers: dict[tuple[Path, str], Any] = field(default_factory=dict)
+    balances: dict[tuple[str, Port], str] = field(default_factory=dict)
+    """What each validator did with its rows of a port, in words."""
 
     def read(self, node: ResolvedNode) -> None:
         """Read, generate, validate or encode the rows of a node, where its inputs were read."""
@@ -314,7 +319,8 @@ class Reading:
             made |= own.outputs
             scale = max(scale, given.scale)
             held_out += sum(own.facts["heldout"].values())
-            self.note(node.id, balance_text(own.facts))
+            self.balances[node.id, port] = balance_text(own.facts)
+            self.note(node.id, self.balances[node.id, port])
         if not made:
             raise self.nothing_arrives(node, *ROW_PORTS)
         self.keep(node, folder, made, scale)
@@ -362,7 +368,12 @@ class Reading:
             return
         held_out = count_held_out(given.folder, given.port)
         if reasons := floor.reasons(trained=given.rows, held_out=held_out):
-            self.add_shortage(node.id, "", " ".join(reasons), "Give more documents or rows. ")
+            lost = [
+                f"Of {source.node_id}'s {given.port.value} {balance}."
+                for source in node.inputs.get(given.port, ())
+                if (balance := self.balances.get((source.node_id, given.port)))
+            ]
+            self.add_shortage(node.id, "", " ".join([*reasons, *lost]), "Give more documents or rows. ")
 
     # Inputs
 
