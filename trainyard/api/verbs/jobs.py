@@ -125,7 +125,7 @@ class Training(Response):
 
 
 class TrainingDivergence(Response):
-    """A loss above that of the base, numbers near their limit, or overfitting, with what to do about it."""
+    """A loss that rose or did not fall, numbers near their limit, or overfitting, with what to do about it."""
 
     node: str
     kind: DivergenceKind

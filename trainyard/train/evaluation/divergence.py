@@ -26,6 +26,8 @@ LIMIT = 20.0
 """A loss of so many times that of step 1 (at least 1) is near the end of the range of numbers."""
 GRADIENT_JUMP, LEAST_NORMS, NORM_WINDOW = 100.0, 5, 50
 """A gradient's norm of so many times the median of the newest ones, once there are a few, or one that is not finite."""
+LEAST_LOSSES, LEAST_FALL = 20, 0.01
+"""Losses from which on the last third's mean has to be below the first third's by this share of it."""
 OVERFIT_RISE = 0.02
 """Share of the best held-out loss by which the newest one is above it."""
 
@@ -37,9 +39,11 @@ class DivergenceKind(StrEnum):
     NEAR_LIMIT = "near_limit"
     GRADIENT_JUMP = "gradient_jump"
     OVERFITTING = "overfitting"
+    NOT_LEARNED = "not_learned"
 
 
 LOWER_RATE = "lower hyperparameters.learning_rate, or raise warmup_ratio"
+LEARN_MORE = "raise hyperparameters.learning_rate or the epochs, or look at the rows with `trainyard data preview`"
 TAKE_BEST = "take the best step by eval.load_best, end there by eval.patience, or train fewer epochs"
 
 
@@ -186,4 +190,17 @@ def judge_training(
     last = 0
     for last, loss, *_ in losses:
         watch.on_step(int(last), loss, held_out.get(int(last)), (norms or {}).get(int(last)))
-    return watch.findings(int(last))
+    found = watch.findings(int(last))
+    return found or not_learned([loss for _, loss, *_ in losses if loss is not None], int(last))
+
+
+def not_learned(losses: Sequence[float], step: int) -> list[Divergence]:
+    """Return a finding for a training whose loss is at its end where it was."""
+    third = len(losses) // 3
+    if len(losses) < LEAST_LOSSES:
+        return []
+    first, last = fmean(losses[:third]), fmean(losses[-third:])
+    if last < first - LEAST_FALL * abs(first) or max(first, last) < LEAST_NATS:
+        return []
+    because = f"the loss did not fall: {first:.3f} in the first third of the steps, {last:.3f} in the last"
+    return [Divergence(DivergenceKind.NOT_LEARNED, step, because, LEARN_MORE)]

@@ -23,6 +23,8 @@ def kinds(found: list[Divergence]) -> list[str]:
         ([(1, 5.2), (2, 443.0), *((step, 8.3 + step % 2 / 10) for step in range(3, 21))], ["loss_rose", "near_limit"]),
         ([(1, 5.2), (2, 443.0), *((step, 1.1) for step in range(3, 21))], ["near_limit"]),
         ([(1, 2.0)], []),
+        ([(step, 0.693 + step % 3 / 1000) for step in range(1, 61)], ["not_learned"]),
+        ([(step, 0.693 + step % 3 / 1000) for step in range(1, 19)], []),
         ([(1, 0.002), *((step, 0.01) for step in range(2, 21))], []),
     ],
 )
@@ -33,7 +35,8 @@ def test_a_finished_training_is_judged_by_its_curve(losses: list[tuple[int, floa
 @pytest.mark.parametrize("seed", range(200))
 def test_the_noise_of_single_rows_is_no_divergence(seed: int) -> None:
     numbers = random.Random(seed)
-    assert kinds(judge_training([(step, numbers.gauss(2.0, 0.3)) for step in range(1, 61)], [])) == []
+    losses = [(step, numbers.gauss(2.0, 0.3)) for step in range(1, 61)]
+    assert set(kinds(judge_training(losses, []))) <= {"not_learned"}
 
 
 NORMS = [1.0, 1.2, 0.9, 1.1, 1.0, 0.8]
