@@ -34,6 +34,11 @@ export class Problem extends Error {
   get isOutage(): boolean {
     return this.status === 0 || this.status === 502 || this.status === 503 || this.status === 504;
   }
+
+  /** Whether the service has too many requests of this caller open. */
+  get isBusy(): boolean {
+    return this.status === 429;
+  }
 }
 
 /** What a login allows; `csrf` goes with every request that changes something. */

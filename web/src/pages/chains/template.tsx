@@ -63,7 +63,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   }, [parameters]);
   const expanded = useQuery({
     queryKey: ["expand", template, settled],
-    queryFn: () => expand({ target: template, parameters: settled }),
+    queryFn: ({ signal }) => expand({ target: template, parameters: settled }, signal),
     placeholderData: keepPreviousData,
   });
   const start = useMutation({

@@ -52,7 +52,7 @@ function useDefaults(draft: Values): Values {
   const { data } = useQuery({
     queryKey: ["defaults", settled],
     // They do not depend on the data set, which may not be named yet.
-    queryFn: () => expand({ target: { ...settled, dataset: { path: "data" } } }),
+    queryFn: ({ signal }) => expand({ target: { ...settled, dataset: { path: "data" } } }, signal),
     retry: false,
   });
   const found = defaultsOf(data, "trainer");
