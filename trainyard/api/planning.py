@@ -40,6 +40,7 @@ from trainyard.loading import load
 from trainyard.project import checkout
 from trainyard.serve import vllm
 from trainyard.settings import Settings
+from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
@@ -60,6 +61,7 @@ from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.migrate import list_deprecated, spell_out
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
+from trainyard.spec.roles import name_current_folder
 from trainyard.spec.templates import TEMPLATES
 from trainyard.spec.training import DEFAULT_MAX_LENGTH, TrainerConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
@@ -189,6 +191,9 @@ def asked_by_name(name: str, given: dict[str, Any]) -> Asked:
         spec = accepted({"dataset": {}, **given})
         job = JobSpec.model_validate(given).model_dump(mode="json", exclude_unset=True)
         return Asked(spec=spec, deployment=JOB_DEPLOYMENT, parameters={"job": job})  # the form knows our words only
+    fields = TEMPLATES[name].model.model_fields
+    folders = {field: "." for field, info in fields.items() if str(info.default) == "."}
+    given = name_current_folder({**folders, **given}, current_settings().working_folder)
     spec = accepted({"template": name, "parameters": given})
     return Asked(spec=spec, deployment=f"{name}/local", parameters=given)
 
