@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.api import acceptance
+from trainyard.api.checkout import checkout
 from trainyard.api.keys import content_key
 from trainyard.api.plans.deciding import MethodDecision, decide_methods, take_recorded
 from trainyard.api.plans.known import (
@@ -37,7 +38,6 @@ from trainyard.compute.sandbox.service import Confinement, find_confinement
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused, TrainyardError
 from trainyard.loading import load
-from trainyard.project import checkout
 from trainyard.serve import vllm
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
