@@ -30,11 +30,12 @@ from trainyard.api.verbs.editing.revisions import RevisionDiff
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
-from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobMetrics
 from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
 from trainyard.api.verbs.machine.settings import MachineSettingList
 from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
 from trainyard.api.verbs.monitoring.gpus import GpuList
+from trainyard.api.verbs.monitoring.logs import JobLog
 from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
 from trainyard.api.verbs.monitoring.provenance import Provenance
 from trainyard.api.verbs.monitoring.samples import JobSamples
