@@ -54,7 +54,7 @@ def read_documents(folder: Path) -> Iterator[DocumentRow]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         try:
-            if callable(type_of(name)[1]):
+            if type_of(name)[0] != "text" or path.suffix in (".txt", ".text"):
                 document = read_document(path.read_bytes(), name)
                 document.source = name
                 yield document

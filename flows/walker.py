@@ -241,6 +241,7 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
     for node_id in chain.order:
         node = by_id[node_id]
         before = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
+        before |= {name for name, _ in run.floor.waits.get(node_id, ())} if run.floor else set()
         named = table[node.type].with_options(name=node_id, task_run_name=node_id)
         upstream = {earlier: futures[earlier] for earlier in chain.order if earlier in before}
         own = replace(run, refresh=True) if node_id in again else run

@@ -313,6 +313,12 @@ OPERATIONS: dict[str, Operation] = {
         "jobs:MetricsInput", "jobs:show_metrics", "jobs:metrics_text", READ,
         route="GET /api/v1/jobs/{job}/metrics", tenants=True, stream="live.streams:follow_metrics",
     ),
+    "jobs note": Operation(
+        "Write what to remember about a job; lists and its page show it.",
+        "jobs:NoteInput", "jobs:note_job", "jobs:noted_text", RUN,
+        example='trainyard jobs note desk "too high a learning rate"',
+        route="PUT /api/v1/jobs/{job}/note", tenants=True,
+    ),
     "jobs pause": Operation(
         "Pause a job: its training saves at the next step, its process ends and its device is free.",
         "jobs:StopInput", "jobs:pause_job", "jobs:job_text", RUN,

@@ -55,7 +55,6 @@ NEVER = (
         "wie folgt",
         "次のとおり",
         "具体如下",
-        "110 mm",
         "契約のページ",
         "Contents",
         "Sommaire",
@@ -109,8 +108,8 @@ def faults(language: str, pair: Pair, text: str) -> list[str]:
     judged = {
         "not on the page": not is_on(answer, text),
         "not in its language": not all(is_asked_in(language, one) for one in asked),
-        "not one sentence": len(SENTENCE_END.findall(SHORT_FORMS.sub("", answer))) != 1
-        or answer[-1] not in ".!?。！？",
+        "not one sentence": len(SENTENCE_END.findall(SHORT_FORMS.sub("", answer))) != 1 and pair.rule != "question",
+        "no full stop": answer[-1] not in ".!?。！？",
         "two full stops": bool(re.search(r"[.。]\s*[.。]", answer)),
         "an anchor": bool(ANCHOR.search(answer) or any(map(ANCHOR.search, asked))),
         "a footnote mark": bool(FOOTNOTE.search(answer)),

@@ -137,6 +137,11 @@ def schemas(_given: Sequence[str]) -> Iterator[str]:
     yield from load("trainyard.api.verbs.chains.describe:SCHEMAS")
 
 
+def upload_names(_given: Sequence[str]) -> Iterator[str]:
+    found = home_from_environment().glob("tenants/*/uploads/*")
+    yield from sorted(entry.name for entry in found if not entry.name.startswith("."))
+
+
 KNOWN: dict[str, Callable[[Sequence[str]], Iterator[str]]] = {
     "adapter": adapter_names,
     "night preset": night_presets,
@@ -150,4 +155,5 @@ KNOWN: dict[str, Callable[[Sequence[str]], Iterator[str]]] = {
     "template": templates,
     "template or run": templates_and_runs,
     "tenant": tenant_names,
+    "upload": upload_names,
 }

@@ -11,15 +11,24 @@ from trainyard.api.terminal.tables import table
 from trainyard.api.terminal.text import draw_curves, draw_lines, message_text, next_lines, short_reason
 from trainyard.stores.metrics import in_time
 
+NOTE_CHARS = 40
+
+
+def cut(note: str) -> str:
+    """The beginning of a note, in one line."""
+    text = " ".join(note.split())
+    return text if len(text) <= NOTE_CHARS else f"{text[:NOTE_CHARS]}…"
+
 
 def jobs_text(result: Any) -> str:
-    rows = []
+    rows, is_labelled = [], any(job.group or job.note for job in result.jobs)
     for job in result.jobs:
         step = f"{job.step}/{job.total_steps}" if job.total_steps else "-"
         message = short_reason(job.message)[:60]
         loss = "-" if job.loss is None else f"{job.loss:.4f}"
-        rows.append([job.id, job.name, job_state(job), step, loss, f"{job.seconds:.0f}", message])
-    header = ("id", "name", "state", "step", "loss", "seconds", "message")
+        labels = [job.group or "-", cut(job.note) or "-"] if is_labelled else []
+        rows.append([job.id, job.name, *labels, job_state(job), step, loss, f"{job.seconds:.0f}", message])
+    header = ("id", "name", *(("group", "note") if is_labelled else ()), "state", "step", "loss", "seconds", "message")
     lines = [table(rows, header) if rows else "no jobs yet", *age_line(result.as_of)]
     return "\n".join([*lines, f"more: --cursor {result.next}"] if result.next else lines)
 
@@ -46,6 +55,8 @@ def job_text(result: Any) -> str:
 def job_detail_text(result: Any) -> str:
     """One job, then its trainers, then how its nodes ended."""
     lines = [job_text(result), result.url]
+    lines += [f"group: {result.group}"] if result.group else []
+    lines += [f"note: {result.note}"] if result.note else []
     for one in result.trainings:
         rate = "" if one.learning_rate is None else f", learning rate {one.learning_rate:.3g}"
         loss = "" if one.loss is None else f", loss {one.loss:.4f}"
@@ -63,6 +74,10 @@ def left_text(left: Any) -> str:
         return f"{left.node}: its time is not known before its second step"
     basis = {"steps": "at the pace of its newest steps", "plan": "by the plan"}[left.basis]
     return f"{left.node}: about {in_time(left.seconds)} left, {basis}"
+
+
+def noted_text(job: Any) -> str:
+    return f"{job.name} ({job.id}): {job.note}" if job.note else f"{job.name} ({job.id}) has no note now"
 
 
 def log_line_text(line: Any) -> str:

@@ -40,6 +40,7 @@ from trainyard.spec.states import JobState
 from trainyard.stores.live.curves import Columns
 from trainyard.stores.live.job_index import ENDED, JobQuery, read_cursor
 from trainyard.stores.metrics import Point
+from trainyard.stores.notes import NoteStore
 from trainyard.train.evaluation.divergence import DivergenceKind
 
 STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
@@ -59,7 +60,15 @@ class JobTraining(Response):
     loss: float | None = None
 
 
-class Job(JobTraining):
+class JobLabels(JobTraining):
+    """What people say of a job."""
+
+    group: str = ""
+    """The group that it was started in, or its sweep."""
+    note: str = ""
+
+
+class Job(JobLabels):
     """One job, as a list shows it."""
 
     id: str
@@ -116,7 +125,7 @@ class Training(Response):
 
 
 class TrainingDivergence(Response):
-    """A loss above that of the base, numbers near their limit, or overfitting, with what to do about it."""
+    """A loss that rose or did not fall, numbers near their limit, or overfitting, with what to do about it."""
 
     node: str
     kind: DivergenceKind
@@ -173,7 +182,8 @@ Resumed = Job | RunResult
 
 
 def create_job(given: requests.CreateInput, context: Context) -> RunResult:
-    return run(RunInput(target=JOB, parameters=body(given), watch=given.watch, yes=given.yes), context)
+    words = {"watch": given.watch, "yes": given.yes, "group": given.group}
+    return run(RunInput(target=JOB, parameters=body(given), **words), context)
 
 
 def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
@@ -183,7 +193,7 @@ def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
         return JobList(jobs=())  # another tenant's jobs are not there
     query = JobQuery(
         tenant=tenant or given.tenant or "", state=given.state, name=given.name or "", text=given.text or "",
-        backend=given.backend or "", stage=given.stage or "", limit=given.limit,
+        backend=given.backend or "", stage=given.stage or "", group=given.group or "", limit=given.limit,
         after=read_cursor(given.cursor) if given.cursor else None,
     )  # fmt: skip
     (rows, cursor), as_of = found.list_jobs(query, context)
@@ -251,6 +261,13 @@ def curve_of(work: TrainingLogs, given: requests.MetricsInput, settings: Setting
     """One trainer's curve from its store, which has read every step that is there by now."""
     found = read_new_steps(work, curves_folder(settings)).read(given.max_points, given.since_step, given.until_step)
     return TrainingCurve(node=work.node, **{field.name: getattr(found, field.name) for field in fields(found)})
+
+
+def note_job(given: requests.NoteInput, context: Context) -> Job:
+    """Replace the note of a job; an empty text removes it."""
+    row, _ = found.find_job(given.job, context)
+    NoteStore(context.settings.notes).write(row["run_id"], given.text, context.caller.name)
+    return job_of(found.with_labels(row, context.settings))
 
 
 def pause_job(given: requests.StopInput, context: Context) -> Job:

@@ -50,7 +50,13 @@ def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
     """Cut a sentence at its verb; None where that is not certain."""
     words = [] if "not only" in text else text.split()
     first = words[0].lower() if words else ""
-    if first in BASE and len(words) > 2 and words[1].lower() not in AUXILIARIES and second_of_command(words):
+    if (
+        first in BASE
+        and first != "default"
+        and len(words) > 2
+        and words[1].lower() not in AUXILIARIES
+        and second_of_command(words)
+    ):
         return Clause("you", "should", first, " ".join(words[1:]), f"should {first}", False, "command")
     words = [] if first in BASE and f"{first}s" not in AMBIGUOUS else words
     for place, word in enumerate(words[1:13], 1):
@@ -128,7 +134,8 @@ def finite_verb(word: str, subject: list[str], after: list[str]) -> tuple[str, s
     if following in AUXILIARIES or (following in THIRD and following not in BASE):
         return None
     plural, pronoun = is_plural(subject), subject[-1].lower() in PRONOUNS
-    sure = is_followed_by_object(following, after[0] if after else "")
+    code = len(subject) == 1 and subject[0][0] == subject[0][-1] == "`"
+    sure = code or is_followed_by_object(following, after[0] if after else "")
     if word in THIRD and not plural and (sure or word not in AMBIGUOUS):
         return "does", THIRD[word]
     if word in BASE and (pronoun or plural) and following not in ("and", "or"):
@@ -229,7 +236,8 @@ def decapitalise(text: str, vocabulary: Collection[str]) -> str:
         or lower in GERUNDS
         or lower in DETERMINERS
         or lower in PREPOSITIONS
-        or lower in ("we", "you", "everyone", "nobody", "anyone")
+        or lower
+        in ("we", "you", "everyone", "nobody", "anyone", "further", "additional", "certain", "various", "multiple")
     )
     if first != "I" and first[1:].islower() | (len(first) == 1) and (known or lower in vocabulary):
         return text[0].lower() + text[1:]

@@ -19,6 +19,12 @@ SHORTCODE = re.compile(
 )
 TEMPLATE_TAG = re.compile(r"\{%-?[^{}]{0,500}%\}|@(?:include|link)\([^()\s]{1,80}\)")
 """Tags of Jekyll and other site builders."""
+FIGURE = re.compile(
+    r"\s?\((?:s\.|siehe|vgl\.|see|cf\.)?\s?(?:Abb\.|Abbildung|Tab\.|Tabelle|Fig\.|Figure|Table)?\s?\\ref\{[^{}]{1,80}\}\)"
+)
+"""A reference to a figure in brackets, as LaTeX has it."""
+CHECKBOX = re.compile(r"^\s*\[[ xX]\]\s+|\s?\[\]")
+"""The box of a task list, and a reference that a site builder left empty."""
 FOOTNOTES = (
     re.compile(r"\s?\[\^[^\]\s]{1,60}\]"),
     re.compile(r"(?<![\w\]])\s?\[[1-9]\d{0,2}(?:\s?[,–-]\s?\d{1,3})*\](?![(:])"),
@@ -77,7 +83,7 @@ def tidy_text(text: str) -> str:
     parts = CODE_SPAN.split(text.replace("\u00ad", "").replace("\u200b", ""))
     for place, part in enumerate(parts[::2]):
         text = SHORTCODE.sub(lambda match: match[1] or "", EMPHASIS.sub(r"\1", part))
-        for mark in (ATTRIBUTES, TEMPLATE_TAG, *FOOTNOTES):
+        for mark in (ATTRIBUTES, TEMPLATE_TAG, FIGURE, CHECKBOX, *FOOTNOTES):
             text = mark.sub("", text)
         parts[2 * place] = text
     return SPACES.sub(" ", "".join(parts)).strip()

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from trainyard.data.extractive.clauses import (
     ADVERBS,
-    BE,
     DETERMINERS,
     POINTING_SUBJECTS,
     PREPOSITIONS,
@@ -39,7 +38,9 @@ DURATION = re.compile(rf"(?: |^)for (?:up to |at least |at most |about |the firs
 DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 POINT = re.compile(
-    rf"(?: |^)(?:within {NUMBER} {UNITS}\b.*|(?:after|before|in|by|until|since) (?:\d{{4}}|{NUMBER} {UNITS}\b.*)"
+    rf"(?: |^)(?:within (?:the (?:first|next|last) )?{NUMBER}? ?{UNITS}\b.*"
+    r"|on (?:the|your) (?:first|last) (?:working )?day\b.*"
+    rf"|(?:after|before|in|by|until|since) (?:\d{{4}}|{NUMBER} {UNITS}\b.*)"
     rf"|(?:on|by|until|before|after) (?:{DAYS}|{MONTHS})\b.*"
     rf"|(?:at|by|before|after|until) \d{{1,2}}(?::\d\d)? ?(?:am|pm|o'clock)?\b.*"
     r"|(?:at|by|before|after) the (?:end|start|beginning) of .*)$"
@@ -57,6 +58,20 @@ CONDITION_LAST = re.compile(
 PURPOSE = re.compile(r"(?:In order to|To) (?P<goal>(?P<verb>[a-z]+) [^,;:]{3,100}), (?P<main>.+)")
 PURPOSE_LAST = re.compile(r"(?P<main>.{8,}?),? (?:in order )?to (?P<goal>(?P<verb>[a-z]+) [^,;:()]{3,100})")
 BECAUSE = re.compile(r"(?P<main>.{12,}?),? because (?P<why>.{6,})")
+CAUSE_FIRST = re.compile(r"(?:Because|Because of|Due to|Thanks to) (?P<why>[^,;:()]{6,110}), (?P<main>.+)")
+MEANS = re.compile(r"(?P<main>.{10,}?),? by (?P<means>(?P<verb>[a-z]+ing) [^,;:()]{4,110})")
+EFFECT = re.compile(r"(?P<main>.{12,}?),? so that (?P<why>[^,;:()]{8,110})")
+IMPOSSIBLE = re.compile(r"(?:It|it) is (?:not |im)possible to (?P<goal>(?P<verb>[a-z]+) [^,;:()]{4,100})(?:[,;:(].*)?")
+ELAPSED = re.compile(
+    rf"(?:It|it) (?:(?:usually|typically|normally|can|may|will) )*takes? (?:up to |about |around |at least |between )?"
+    rf"{NUMBER}(?:[- ](?:to |and )?{NUMBER})? {UNITS}(?: or more| or longer)? to "
+    r"(?P<goal>(?P<verb>[a-z]+) [^,;:()]{4,100})"
+)
+COUNTED = re.compile(
+    r"There are (?:about |over |at least |currently |only )?"
+    r"(?:\d+|two|three|four|five|six|seven|eight|nine|ten|twelve) "
+    r"(?P<things>[a-z][\w-]*(?: [\w-]+){1,7}?)(?: (?:that|which|who|you|we|to)\b.*|[:,;(].*)?"
+)
 LEADING = re.compile(
     r"(?P<place>(?:With|In|On|At|For|During|Within|From|Under|Through|As an?|By|Since|Until|Without|Unlike) "
     r"[^,;:()]{2,60}), (?P<main>(?!and |or |which |but ).+)"
@@ -78,7 +93,9 @@ HANGING = re.compile(
     re.I,
 )
 DANGLING = re.compile(
-    r"\b(?:this|these|those|them|such|above|below|here|latter|former|following|it|they|its|their)\b", re.I
+    r"\b(?:this|these|those|them|such|the above|above(?! \w)|below(?! \w)|here|latter|former|following|it|they|its|"
+    r"their)\b",
+    re.I,
 )
 """A question with such a word needs the text around it."""
 STOP_WORDS = word_set("en_stop_words")
@@ -86,8 +103,31 @@ STOP_WORDS = word_set("en_stop_words")
 
 INTENDING_VERBS = word_set("en_intending_verbs")
 PERSONS = word_set("en_persons")
-TWO_FACTS = 10
-"""Words of a sentence that may answer two questions."""
+FOLLOWING = re.compile(r"(?:this|that|these|those|such|the same|it|they|he|she)\b", re.I)
+DUTIES = ("required", "expected", "allowed", "permitted", "encouraged", "advised", "invited", "obliged")
+EMBEDDING = re.compile(r"\b(?:know|see|ask|check|decide|determine|tell|sure)(?: you| us)?$")
+"""How a main clause ends whose "if" is no condition: "Let us know if …"."""
+PERSON_NOUNS = word_set("en_person_nouns")
+VAGUE_HEADS = word_set("en_generic")
+POINTING_ADJECTIVES = word_set("en_pointing_adjectives")
+"""Adjectives that make a noun depend on the text around it."""
+VAGUE_SUBJECT = re.compile(
+    r"^(?:even|some|many|most|several|other|another|both|few|either|neither|any|no|all|every|each|such|more|one|two|"
+    r"three) |\b(?:and|or|this|that|these|those|it|they|you|we|I|their|its|your|our|same|other|here|itself)\b"
+    r"|[,;:(\"“„]",
+    re.I,
+)
+LONGEST_SUBJECT = 7
+LEAST_PREDICATE = 3
+"""Words that say something, behind the verb of a question for the subject."""
+LONGEST_STATE = 10
+"""Words of "is not …" that become a question."""
+UNCERTAIN = re.compile(
+    r"\b(?:until|unless|because|but|only|just|always|necessarily|yet|about|as|the same)\b|^(?:to|that|a|so|too|very) "
+)
+"""What makes the answer to a question with "is" more than yes or no."""
+TWO_FACTS, THREE_FACTS = 10, 18
+"""Words of a sentence that may answer two questions, or three."""
 
 
 class Ask(NamedTuple):
@@ -118,14 +158,21 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
     """
     text = sentence.strip().rstrip(".!。").strip()
     text = re.sub(r"\s*\([^()]*\)$", "", re.sub(r",? for (?:example|instance)\b,?", "", text))
+    text = re.sub(r"\b([Yy]ou|[Ww]e|[Tt]hey)['’]re\b", r"\1 are", text)
+    text = re.sub(r"\b([Yy]ou|[Ww]e|[Tt]hey|[Ii]t)['’]ll\b", r"\1 will", text)
     while match := OPENING.match(text):
         text = text[match.end() :]
         text = text[:1].upper() + text[1:]
     if subject and (pronoun := re.match(r"(?:It|They|This|These|He|She) (?=[a-z])", text)):
         text = f"{subject[:1].upper()}{subject[1:]} {text[pronoun.end() :]}"
     found: list[Ask] = []
-    most = 2 if len(sentence.split()) >= TWO_FACTS else 1
+    length = len(sentence.split())
+    most = 3 if length >= THREE_FACTS else 2 if length >= TWO_FACTS else 1
     for ask in forms_of(text, vocabulary):
+        if ask.rule == "subject":
+            if subject or FOLLOWING.match(text):
+                continue
+            ask = ask._replace(rule="bare")
         if len(found) < most and acceptable(ask, sentence) and not any(alike(ask, other) for other in found):
             found.append(ask)
     return found
@@ -142,18 +189,23 @@ def acceptable(ask: Ask, sentence: str) -> bool:
     shown = re.sub(r"`[^`]*`", "x", ask.topic)
     if DANGLING.search(shown) or len(ask.topic.split()) > 24 or ask.topic.count("(") != ask.topic.count(")"):
         return False
+    if re.search(r"\b(?:called|named|known)\W*$| but ", ask.topic):
+        return False
     if ask.topic.count("`") % 2 or ask.topic.count('"') % 2 or ask.topic.count("“") != ask.topic.count("”"):
         return False
     asked = set(content_words(ask.topic))
     fresh = [word for word in content_words(sentence) if word not in asked]
     least = 1 if re.match(r"What (?:is|are) ", ask.topic) and max(map(len, asked), default=0) > 3 else 2
-    return len(asked) >= least and (ask.rule in ("avoid", "bare") or len(fresh) >= 2)
+    enough = 1 if ask.rule == "condition_do" else 2
+    return len(asked) >= least and (ask.rule in ("avoid", "bare") or len(fresh) >= enough)
 
 
 def forms_of(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
     yield from negative_forms(text)
+    yield from impersonal_forms(text)
     yield from conditions(text)
     yield from purposes(text, vocabulary)
+    yield from cause_forms(text, vocabulary)
     place, main = "", text
     if match := LEADING.fullmatch(text):
         place, main = match["place"], match["main"]
@@ -166,6 +218,37 @@ def forms_of(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
             yield direct("Why", short, join(short.rest))
     where = decapitalise(place, vocabulary) if place else ""
     yield from clause_forms(clause, where)
+    yield from subject_forms(clause, where)
+
+
+def subject_forms(clause: Clause, where: str) -> Iterator[Ask]:
+    """Yield the question for the subject: "Which flag sets the size?", "Who approves the request?"."""
+    words = clause.subject.split()
+    if clause.negative or clause.kind == "command" or clause.subject.lower() in (*PRONOUNS, *POINTING_SUBJECTS):
+        return
+    place = next((place for place, word in enumerate(words) if place and word.lower() in PREPOSITIONS), len(words))
+    head, rest = words[place - 1], cut(clause.rest)
+    state = clause.verb if clause.kind != "be" else first_word(rest)
+    if clause.kind == "be" and not (state in PARTICIPLES or state.endswith("ed")):
+        return
+    if clause.verb == "be" and not (first_word(rest) in PARTICIPLES or first_word(rest).endswith("ed")):
+        return
+    if len(words) > LONGEST_SUBJECT or VAGUE_SUBJECT.search(clause.subject) or first_word(words[0]) in GERUNDS:
+        return
+    if len(content_words(rest)) < LEAST_PREDICATE or words[0].lower().endswith("ing") or head.endswith(("ed", "ing")):
+        return
+    if rest.split()[-1].lower() in (*DETERMINERS, *PREPOSITIONS, "and", "or"):
+        return
+    predicate = join(clause.surface, rest, where)
+    plural = clause.auxiliary in ("do", "are", "have", "were")
+    if head.lower() in PERSON_NOUNS:
+        if not plural:
+            yield Ask("subject", f"Who {predicate}?")
+    elif head.islower() and head.isalpha() and len(content_words(" ".join(words[:place]))) > 1:
+        if head not in VAGUE_HEADS and head not in PARTICIPLES:
+            yield Ask("subject", f"Which {head} {predicate}?")
+    elif head[0] == head[-1] == "`" and len(words) == 1 and not plural:
+        yield Ask("subject", f"What {predicate}?")
 
 
 def negative_forms(text: str) -> Iterator[Ask]:
@@ -177,22 +260,53 @@ def negative_forms(text: str) -> Iterator[Ask]:
             yield Ask("avoid", rest)
 
 
+def impersonal_forms(text: str) -> Iterator[Ask]:
+    """Yield the questions for "It is not possible to …", "It takes two days to …" and "There are three kinds of …"."""
+    if (match := IMPOSSIBLE.fullmatch(text)) and match["verb"] in BASE:
+        yield Ask("bare", f"Is it possible to {match['goal']}?")
+    elif (match := ELAPSED.fullmatch(text)) and match["verb"] in BASE:
+        yield Ask("named", f"How long does it take to {match['goal']}?", f"how long it takes to {match['goal']}")
+    elif match := COUNTED.fullmatch(text):
+        yield Ask("named", f"How many {match['things']} are there?", f"how many {match['things']} there are")
+
+
+def cause_forms(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
+    """Yield the question for a reason, an effect that is wanted, or a means."""
+    for pattern, word in ((CAUSE_FIRST, "Why"), (EFFECT, "Why"), (MEANS, "How")):
+        match = pattern.fullmatch(text)
+        if match is None or (pattern is MEANS and match["verb"] not in GERUNDS):
+            continue
+        clause = parse_clause(match["main"], vocabulary)
+        if clause is None or clause.negative or clause.subject.lower() in POINTING_SUBJECTS:
+            continue
+        if (clause.kind == "command" and pattern is CAUSE_FIRST) or "," in clause.rest:
+            continue
+        ask = direct(word, clause, cut(clause.rest))
+        if cut(clause.rest) == clause.rest and not HANGING.match(clause.rest):
+            yield ask
+
+
 def conditions(text: str) -> Iterator[Ask]:
     match = CONDITION.fullmatch(text) or CONDITION_LAST.fullmatch(text)
     if match and re.match(r"\w+ (?:and|or|so|not|possible|necessary|needed)\b", match["clause"]):
         return
     if match is None or HANGING.match(match["clause"]) or len(match["main"].split()) < 3:
         return
-    clause = match["clause"][0].lower() + match["clause"][1:]
+    main, clause = match["main"], match["clause"][0].lower() + match["clause"][1:]
+    if using := re.match(r"(if|when) (using|running|working) ", clause):
+        clause = f"{using[1]} you are {clause[len(using[1]) + 1 :]}"
     if re.match(r"(?:before|after|while) (?:\w+ing|the|a|an|\w+ \w+)$", clause) or clause.split()[1].endswith("ed"):
         return
-    main = match["main"]
     if re.match(r"\w+ \w+ing\b", clause) and not re.match(
         r"(?:you|we|it is (?:important|recommended|best|a good)|please|make sure|do not|be )", main, re.I
     ):
         return
     far = len(main.split()) > 15 and not match[0].lower().startswith(match["clause"].lower())
-    if re.match(r"(?:when|if|whenever) ", main, re.I) or (far and clause.startswith("when")):
+    if (
+        EMBEDDING.search(main)
+        or re.match(r"(?:(?:when|if|whenever) |\d{4}\b)", main, re.I)
+        or (far and clause.startswith("when"))
+    ):
         return
     if len(re.findall(r"\b(?:we|you|i)\b", clause.lower())) > 1 and clause.startswith("when"):
         return
@@ -244,6 +358,10 @@ def clause_forms(clause: Clause, where: str) -> Iterator[Ask]:
             if not HANGING.match(after) and len(after.split()) > 1:
                 after = re.sub(r"^no ", "any ", after)
                 yield Ask("bare", f"{join(clause.auxiliary.capitalize(), clause.subject, verb, after, where)}?")
+        elif clause.kind == "be" and (state := cut(clause.rest)) and len(state.split()) <= LONGEST_STATE:
+            vague = UNCERTAIN.search(clause.rest) or VAGUE_SUBJECT.search(clause.subject)
+            if not vague and content_words(clause.subject) and not clause.rest.startswith("longer"):
+                yield Ask("bare", f"{join(clause.auxiliary.capitalize(), clause.subject, state, where)}?")
         return
     short = cut(clause.rest)
     for pattern, word in ((FREQUENCY, "How often"), (DURATION, "How long"), (POINT, "When")):
@@ -268,6 +386,9 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         words = words[1:]
     vague = clause.subject.lower() in PRONOUNS or not content_words(clause.subject)
     if not words or vague or re.match(r"(?:\w+ly )?\w+ing ", clause.subject):
+        return
+    named = content_words(clause.subject)
+    if named[-1].removesuffix("s") in VAGUE_HEADS and (len(named) == 1 or named[0] in POINTING_ADJECTIVES):
         return
     first = words[0].lower()
     if first in DETERMINERS or first.strip('`"“')[:1].isdigit() or words[0][0] in '`"“':
@@ -295,6 +416,11 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
                 clause.subject, clause.auxiliary, f"be {first}", "", f"{clause.surface} {first}", False, "be"
             )
             yield from passive_forms(shown, first, words, where)
+        elif (first in DETERMINERS or first[:1].isdigit()) and clause.auxiliary in ("should", "must"):
+            yield direct("What", clause, where)
+    elif first in ("when", "whether", "how", "where", "which") and clause.kind != "command" and clause.verb != "be":
+        if clause.subject.lower() not in PRONOUNS:
+            yield direct("What", clause, where)
     elif first in ("on", "to", "with", "from", "of", "for") and len(words) > 1 and words[1].lower() not in BASE:
         if clause.kind != "command" and clause.subject not in PRONOUNS:
             yield direct("What", clause, join(first, where))
@@ -321,10 +447,13 @@ def passive_forms(clause: Clause, participle: str, words: list[str], where: str)
     """Yield the question for "is made of …" or "is kept in …"; `words` begins with the participle."""
     follow = words[1].lower()
     third = words[2].lower() if len(words) > 2 else ""
+    if follow in ("through", "via", "using") or (follow == "by" and third in GERUNDS):
+        yield direct("How", clause, where)
+        return
     if follow in ("to", "with", "from", "as", "on", "by", "for", "of", "against") and third:
         if third not in (*BASE, "be", "have", "do"):
             yield direct("What", clause, join(follow, where))
-        elif follow == "to" and clause.auxiliary in BE:
+        elif follow == "to" and participle in DUTIES and clause.auxiliary in ("is", "are", "was", "were"):
             doing = clause._replace(verb=f"{participle} to do", surface=f"{clause.auxiliary} {participle} to do")
             yield direct("What", doing, where)
     elif follow in ("in", "at", "inside", "into", "under") and participle in PLACED_PARTICIPLES:
@@ -335,7 +464,7 @@ def object_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     """Yield the question for the object of a verb, with what follows the object as its context."""
     verb = clause.verb.lower()
     obj, tail = split_object(rest)
-    if not obj or not noun_start(obj) or verb in WEAK_VERBS or first_word(obj) in GERUNDS:
+    if not obj or not noun_start(obj) or re.match(r"\w+ \d", obj) or verb in WEAK_VERBS or first_word(obj) in GERUNDS:
         return
     if first_word(obj) in PERSONS or (len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE):
         return

@@ -21,6 +21,8 @@ from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 PLACE_WORDS = 9
 LISTS = ("listing", "steps")
+QUESTION_SENTENCES = 3
+"""Sentences that may answer a heading that asks."""
 LAST_RESORT = 9
 """Worth of a question that asks what a page is about."""
 TERM_WORDS = 6
@@ -116,7 +118,8 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     if opening and language in ASKERS and ELSEWHERE.search(opening):
         opening = None
     if question and opening:
-        yield Fact("question", question, title, opening, 0)
+        whole = short_answer(section.paragraphs[0], QUESTION_SENTENCES) if language in ASKERS else None
+        yield Fact("question", question, title, whole or opening, 0)
     statements = list(reader.read(section, topic))
     specific = {statement.answer for statement in statements if statement.rule != "statement"}
     about_topic = opening is not None and language in ASKERS and shares_word(topic, opening)
@@ -186,12 +189,21 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
     if plain or two_columns:
         number, _, cell = (plain or filled)[0]
         near = number == 1 and not begins_with(row[0], cell)
-        if answer := short_answer(f"{row[0]}{COLONS.get(language, ': ')}{cell}" if near else cell):
+        text = f"{row[0]}{COLONS.get(language, ': ')}{cell}"
+        answer = short_answer(text if near else cell)
+        if not answer and near and language in ASKERS and num_words(cell) > 1 and acceptable_part(text):
+            answer = ended(text) if num_words(text) <= sentences.MOST_WORDS else None
+        if answer:
             yield Fact("term", unquoted(row[0]), where, answer, 1)
         return
     for number, head, cell in filled:
         if language in ASKERS:
-            if head and num_words(cell) and acceptable_part(cell) and re.search(r"[^\W\d_]", row[0]):
+            if (
+                head
+                and num_words(cell)
+                and acceptable_part(cell)
+                and re.search(r"[^\W\d_]{2}", re.sub(r"\w*\d\w*", "", row[0]))
+            ):
                 quoted = f"„{row[0]}“ unter „{head}“" if language == GERMAN else f'"{row[0]}" under "{head}"'
                 yield Fact("cell", quoted, where, ended(f"{row[0]}, {head}: {cell}"), 1)
             continue

@@ -29,6 +29,7 @@ PLACE = re.compile(
 IDIOM = re.compile(
     r"(?:Zur Zeit|Am besten|Im Folgenden|Im Allgemeinen|In der Regel|Zum Beispiel|Nach wie vor|Im Grunde|Im Moment|"
     r"Vor allem|Im Prinzip|Am Ende|Zum Schluss|Im Beispiel|Nach dem|In Zukunft|Zum einen|Zum anderen|Mit Hilfe|"
+    r"I[mn] (?:Kapitel|Abschnitt)|"
     r"Mithilfe|Im Gegensatz|Im Unterschied|In diese[rmn]?|Mit diese[rmn]?|Nach diese[rmn]?|Nach Betätigen)\b"
 )
 """Beginnings that say nothing of what a sentence is about."""
@@ -53,7 +54,8 @@ POINTING = re.compile(
 )
 STOP_WORDS = word_set("de_stop_words")
 VAGUE = (
-    r"(?:entsprech|verschied|weiter|erst|ander|jeweilig|neu|eigen|welch|gewünscht|nachfolg|obig|beliebig|folgend|best)"
+    r"(?:zweit|dritt|besonder|genannt|direkt|letzt|nächst|vergleichbar|"
+    r"entsprech|verschied|weiter|erst|ander|jeweilig|neu|eigen|welch|gewünscht|nachfolg|obig|beliebig|folgend|best)"
 )
 DEFINED = re.compile(r"(?:ein|eine|der|die|das)\b")
 

@@ -18,7 +18,13 @@ from markdown_it.token import Token
 from trainyard.data.extractive.cleaning import FOOTNOTE_BODY, join_line_ends, tidy_heading, tidy_text
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
+WITHOUT_TAGS = MarkdownIt("commonmark", {"html": False}).enable("table")
+"""For texts that were read from a page: what looks like a tag in them is a word of the page."""
+MARKED = ("markdown", "html", "docx", "epub", "pdf")
+"""Kinds of documents whose readers write Markdown's marks."""
 FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.S)
+BUILDER_LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\s?\((?:\s*|(?:\{[{%][^{}\n]{0,300}[%}]\}){1,3}[^()\s]{0,200})\)")
+"""A link whose target a site builder fills in, as in `[refunds]({% link refunds.md %})`."""
 ROLE = re.compile(r":[a-zA-Z][\w:+-]{0,40}:`[~!]?([^`<]{1,300}?)(?:\s{0,9}<[^>`]{0,300}>)?`")
 DOCUTILS = {
     "file_insertion_enabled": False,
@@ -76,8 +82,9 @@ def outline(kind: str, text: str) -> list[Section]:
     """The sections of a document of this kind (`DocumentRow.kind`)."""
     if kind == "rst":
         return rst_outline(text)
-    if kind == "markdown" or re.search(r"^#{1,6} \S", text, re.M):
-        return markdown_outline(text)
+    if kind in MARKED or re.search(r"^#{1,6} \S", text, re.M):
+        text = join_line_ends(text) if kind == "pdf" else text
+        return markdown_outline(text, MARKDOWN if kind == "markdown" else WITHOUT_TAGS)
     return plain_outline(text)
 
 
@@ -161,12 +168,12 @@ def inline_label(token: Token) -> str:
     return tidy_text("".join(words)).rstrip(":").strip()
 
 
-def markdown_outline(text: str) -> list[Section]:
+def markdown_outline(text: str, parser: MarkdownIt = MARKDOWN) -> list[Section]:
     builder = Builder()
     depth = quiet = 0
     first = True
     cells: list[str] = []
-    tokens = MARKDOWN.parse(FRONT_MATTER.sub("", text))
+    tokens = parser.parse(BUILDER_LINK.sub(r"[\1](#)", FRONT_MATTER.sub("", text)))
     for before, token in zip([None, *tokens], tokens, strict=False):
         if token.type in ("list_item_open", "list_item_close"):
             depth += token.nesting

@@ -23,6 +23,8 @@ ENDS, CLOSERS = ".!?…。！？．｡؟।", "\"'”’»)]」』）】*_"
 END = re.compile(r"(?<![.!?…؟।])[.!?…؟।]+[\"'”’»)\]]*\s+|[。！？．｡]+[」』”’）)】\]]*\s*")
 OPENERS = "\"'“„‘«([¿¡「『（"
 NESTED = (("「", "」"), ("『", "』"), ("（", "）"), ("“", "”"), ("《", "》"))
+QUOTED_LOW = (("„", "“"), *(pair for pair in NESTED if pair[0] != "“"))
+"""The pairs of a text with German quotation marks, where “ is the closing one."""
 ABBREVIATION = re.compile(
     r"(?:\b(?:e\.g|i\.e|etc|vs|cf|approx|resp|no|nos|fig|sec|dr|mr|mrs|ms|st|prof|inc|ltd|ca|al|vol|pp|est|"
     r"z\.\s?B|d\.\s?h|sog|bspw|insb|einschl|zzgl|gem|Abs|Art|o\.\s?ä|u\.\s?U|u\.\s?a|bzw|usw|evtl|ggf|Nr|Abb|Hr|Tel|Std|Min|inkl|max|min|vgl|"
@@ -39,6 +41,7 @@ INCOMPLETE = re.compile(
     r"|\b(?:examples?|code|section|snippet|figure) above\b|\babove (?:examples?|code|section|figure)\b"
     r"|\bprevious (?:examples?|section|chapter|page)\b"
     r"|\bas (?:you can see|we saw|shown|mentioned|described) (?:above|before)"
+    r"|\b(?:u\.\s?a|z\.\s?B|d\.\s?h)\.$"
     r"|\bwie folgt\b|\bfolgende[nmrs]?\b|\bcomme suit\b|\bsuivante?s?\W*$|\bci-(?:dessous|dessus|après)\b"
     r"|\bsiguientes?\W*$|\ba continuación\b|\bcomo sigue\b"
     r"|如下|(?<![\d０-９A-Za-z度℃%％])以下(?=[のをにがは是为几列各、]|步骤|命令|内容|示例|选项|方法|操作|手順)|下列|下面的|下表|下图|上述"
@@ -64,7 +67,7 @@ POINTING = re.compile(
 """Beginnings that depend on the sentence before."""
 REMAINS = re.compile(
     r"\{\s*[#:%{.]|[%}]\}|\ufffd|\[\^|\[[1-9]\d{0,2}\]|\]\(|^\W*(?:!!!|:::|\||>|@|#)|^\W*$"
-    r"|^[.,;:!?。，、；：！？]|\.\.|[.。]。|。\s*\."
+    r"|^[.,;:!?。，、；：！？]|(?<!\.)\.\.(?!\.)|[.。]。|。\s*\."
     rf"|[^\W\d_]- (?!(?:{'|'.join(AND)})\b)[^\W\d_A-ZÄÖÜ]",
 )
 """Markup that was not understood, a lost character, or a hyphen that a line end left behind."""
@@ -129,8 +132,8 @@ def complete(answer: str) -> bool:
         return False
     if re.search(r"\{\s*#", answer) or answer.count("`") % 2:
         return False
-    pairs = (("(", ")"), ("[", "]"), ("“", "”"), *NESTED)
     bare = outside_code(answer)
+    pairs = (("(", ")"), ("[", "]"), *(QUOTED_LOW if "„" in bare else NESTED))
     return all(bare.count(opener) == bare.count(closer) for opener, closer in pairs)
 
 

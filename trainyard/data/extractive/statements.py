@@ -11,12 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import combinations, groupby
 
 from trainyard.data.extractive import clauses, english, german, lexicon, sentences
 from trainyard.data.extractive.cleaning import only_refers
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
+from trainyard.data.extractive.leads import ask_lead
 from trainyard.data.extractive.lexicon import word_set
 from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.sentences import num_words
@@ -24,14 +25,18 @@ from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
 LEAST_LETTERS = 6
+NAME = re.compile(r"`[^`]+`|[A-Z][A-Z0-9.]+|[A-Z][a-z]+[A-Z]\w*")
+"""A short phrase that is a name all the same."""
 GENERIC_DE = word_set("en_generic_de")
 LONG_WORD = 15
 """Letters of a German word that says enough alone."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
+ITEM_WORDS = 8
+"""Of a list item that says something without a verb."""
 FOLLOWING_WORDS = 8
 """Of a sentence that points back and still has a question of its own."""
 MOST_ANSWER_WORDS = 60
-MOST_LIST_WORDS = 80
+MOST_LIST_WORDS = 100
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
     ENGLISH: english.ask_english,
@@ -51,11 +56,17 @@ FOLLOWS = {
     ),
 }  # fmt: skip
 """How a sentence begins that continues the one before."""
+DEICTIC = {
+    ENGLISH: re.compile(r"^[^,;]*\b(?:this|these|those|above|previous)\b", re.I),
+    GERMAN: re.compile(r"^[^,;]*\b(?:dies\w*|oben\w*|obige\w*|hierüber|ebenso)\b", re.I),
+}
+"""What makes a sentence too dependent on its neighbours for a question that only names its subject."""
 POINTS_ONLY = re.compile(
     r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
 )
 ELSEWHERE = re.compile(
-    r"\bhere\W*$|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b"
+    r"\bhere\W*$|^(?:Welcome|Willkommen)\b|\b(?:refer to|see|consult|check out) (?:this|our) \w+"
+    r"|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b"
     r"|\[\s*\]|\\(?:ref|label)\{",
     re.I,
 )
@@ -80,8 +91,12 @@ NOT_LAST = clauses.RELATIVE | word_set("en_not_last")
 
 GENERIC = word_set("en_generic")
 """Nouns that a question cannot be about."""
+MOST_WEAK = 4
+"""Vague phrases of a sentence that are tried in pairs."""
 QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
-LEAD_VERBS = word_set("en_lead_verbs")
+OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
+CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
+"""What follows a code span that is not the name of what an item explains."""
 ALONE, OFTEN, ONE_WORD = 3, 12, 5
 """Times that a phrase of a question may be in its section, and in its document."""
 
@@ -111,6 +126,7 @@ class Reader:
         self.used_phrases: set[str] = set()
         self.text = plain_text(" ".join(texts))
         self.counts = Counter(self.text.split())
+        self.sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         self.section_text = ""
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
@@ -174,14 +190,19 @@ class Reader:
         if not 1 <= len(lines) <= MOST_CODE_LINES or len(code) > MOST_CODE_CHARS:
             return
         answer = f"{lead}\n\n```\n{code.strip(chr(10))}\n```"
+        others = []
         for statement in self.ask(lead.rstrip(" :："), answer, topic):
             if statement.rule in ("condition_do", "condition", "purpose"):
                 yield statement
                 return
+            if statement.rule != "statement":
+                others.append(statement)
         if (command := clauses.parse_clause(lead.rstrip(" :"), self.vocabulary)) and command.kind == "command":
             goal = f"{command.verb} {clauses.cut(command.rest)}"
             if not english.DANGLING.search(goal) and len(goal.split()) > 2 and self.language == ENGLISH:
                 yield Statement("purpose", goal, answer, 0, "", True)
+                return
+        yield from others[:1]
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
         """(sentence, the answer that it begins, sentences of the answer).
@@ -217,6 +238,9 @@ class Reader:
 
     def ask(self, sentence: str, answer: str, topic: str, count: int = 1, subject: str = "") -> Iterator[Statement]:
         """Yield the statements of a sentence, with questions of its own or one about its subject."""
+        if sentence[:1] == "(" and (inner := re.fullmatch(r"\(([^()]+[.!])\)", sentence.strip())):
+            answer = inner[1] if answer == sentence.strip() else answer
+            sentence = inner[1]
         if sentence.rstrip()[-1:] in "?？" or sentence[:1] in "([" or ELSEWHERE.search(sentence):
             return
         asks = [ask for ask in ASKERS[self.language](sentence, self.vocabulary, subject) if ask.rule != "weak"]
@@ -225,10 +249,12 @@ class Reader:
         if (
             not asks
             and re.match(r"(?:There|It) (?:is|are|was)\b|Es gibt\b", sentence)
-            and num_words(sentence) < MOST_VAGUE
+            and (num_words(sentence) < MOST_VAGUE or sentence.split()[2] in ("also", "auch"))
         ):
             return
         if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.first_word(sentence) in lexicon.BASE:
+            return
+        if count == 1 and DEICTIC[self.language].search(sentence):
             return
         besides = " ".join(ask.topic for ask in asks)
         long = len(sentence.split()) >= english.TWO_FACTS
@@ -257,9 +283,12 @@ class Reader:
             content = CONTENT[self.language](phrase)
             if taken & set(content):
                 continue
-            if not content or plain in self.used_phrases or plain in (topic.lower(), self.title.lower()):
+            if not content or plain in (topic.lower(), self.title.lower()):
                 continue
-            if (pointer and pointer.search(re.sub(r"`[^`]*`", "", phrase))) or len(phrase.split()) > 7:
+            bare = phrase
+            if self.language == ENGLISH and len(content) > 1 and content[0] not in english.POINTING_ADJECTIVES:
+                bare = re.sub(r"^(?:the|all|each) ", "", phrase)
+            if (pointer and pointer.search(re.sub(r"`[^`]*`", "", bare))) or len(phrase.split()) > 7:
                 continue
             if re.search(r"[\"“”„()\[\]<>|=]", phrase) or phrase.count("`") % 2 or only_refers(phrase):
                 continue
@@ -267,20 +296,40 @@ class Reader:
                 continue
             shown = plain_text(phrase)
             often = ONE_WORD if " " not in phrase and not phrase.startswith("`") else OFTEN
-            if self.section_text.count(shown) > ALONE or self.text.count(shown) > often:
+            frequent = self.section_text.count(shown) > ALONE or self.text.count(shown) > often
+            if self.language == GERMAN and (frequent or plain in self.used_phrases):
                 continue
-            if self.is_weak(phrase, sentence):
+            if frequent or plain in self.used_phrases or self.is_weak(phrase, sentence):
                 weak.append(phrase)
                 continue
             self.used_phrases.add(plain)
             return phrase
-        weak = [phrase for phrase in dict.fromkeys(weak) if len(phrase) >= LEAST_LETTERS and phrase not in GENERIC_DE]
-        if len(weak) > 1 and weak[0][:4].lower() != weak[1][:4].lower():
-            weak = sorted(weak[:2], key=sentence.find)
-            both = " und ".join(weak[:2]) if self.language == GERMAN else " and ".join(weak[:2])
-            if both.lower() not in self.used_phrases:
-                self.used_phrases |= {both.lower(), weak[0].lower(), weak[1].lower()}
-                return both
+        return self.two_phrases(weak, sentence)
+
+    def two_phrases(self, weak: list[str], sentence: str) -> str | None:
+        """Return two phrases that only this sentence of the page has together; each alone would be vague."""
+        weak = [
+            phrase
+            for phrase in dict.fromkeys(weak)
+            if (len(phrase) >= LEAST_LETTERS or (self.language == ENGLISH and NAME.fullmatch(phrase)))
+            and phrase not in GENERIC_DE
+        ]
+        joint = " und " if self.language == GERMAN else " and "
+        for pair in combinations(weak[:MOST_WEAK], 2):
+            first, second = sorted(pair, key=sentence.find)
+            both = f"{first}{joint}{second}"
+            alike = set(CONTENT[self.language](first)) & set(CONTENT[self.language](second))
+            if alike or first[:4].lower() == second[:4].lower() or joint in first or joint in second:
+                continue
+            if min(len(first), len(second)) < LEAST_LETTERS and (first.islower() or second.islower()):
+                continue  # a short name says enough only next to another name
+            if first.lower() in lexicon.GERUNDS or second.lower() in lexicon.GERUNDS:
+                continue
+            texts = [text for text in self.sentences if plain_text(first) in text and plain_text(second) in text]
+            if len(texts) > 1 or both.lower() in self.used_phrases:
+                continue
+            self.used_phrases |= {both.lower(), first.lower(), second.lower()}
+            return both
         return None
 
     def is_weak(self, phrase: str, sentence: str) -> bool:
@@ -304,7 +353,7 @@ class Reader:
                 yield re.sub(r"^(?:Der|Die|Das|Ein|Eine|Diese[rs]?|Alle|Auch) ", "", parts[0])
             found = []
             for match in PHRASE_DE.finditer(sentence):
-                if not match.start() and " " not in match[0]:
+                if (not match.start() and " " not in match[0]) or re.search(r"\bdies\w* $", sentence[: match.start()]):
                     continue
                 adjective = match["adjective"]
                 text = match[0]
@@ -318,7 +367,9 @@ class Reader:
         if clause and clause.subject.lower() not in clauses.PRONOUNS and clause.kind != "command":
             yield clause.subject
         yield from (part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 3 < len(part) < 42)
-        yield from (match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence))
+        yield from (
+            match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence) if self.is_whole_name(match, sentence)
+        )
         if clause and clause.kind != "be" and clause.verb != "be":
             obj, _ = clauses.split_object(clauses.cut(clause.rest))
             obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more|every|each) ", "", obj)
@@ -345,9 +396,21 @@ class Reader:
                 continue
             if words[-1].endswith(ADJECTIVES) or words[-1].removesuffix("s") in GENERIC:
                 continue
-            if len(words) > 1 or len(words[0]) > 5:
-                opening = match["all"].split()[0]
+            opening = match["all"].split()[0]
+            if len(words) > 1 or (len(words[0]) > 5 and opening != "to"):
                 yield match["all"] if opening in ("the", "a", "an", "your", "our") else " ".join(words)
+
+    def is_whole_name(self, match: re.Match[str], sentence: str) -> bool:
+        """Whether a name in capitals is not part of a longer name or of a compound such as "the DC fridge"."""
+        before = sentence[: match.start()].split()[-1:]
+        after = re.match(r" ([a-z][\w-]+)", sentence[match.end() :])
+        if before and before[0].lstrip("\"'“(")[:1].isupper() and before[0].lower() not in clauses.DETERMINERS:
+            return False
+        word = after[1] if after else ""
+        verbal = (
+            word in english.STOP_WORDS or word in clauses.PREPOSITIONS or word in lexicon.THIRD or word in lexicon.BASE
+        )
+        return " " in match[0] or not word or verbal or word.endswith("ed")
 
     def has_verb(self, sentence: str) -> bool:
         """Whether a list item is a sentence, and not only a name."""
@@ -374,43 +437,20 @@ class Reader:
             return
         if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
             return
+        if any(block.text.rstrip().endswith((":", "：")) for block in shown):
+            return  # a list of this list is missing in it
         ordered = bool(shown[0].number)
         is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
         joined = "; ".join(texts)
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
-        if is_lead and (ask := self.ask_lead(lead)):
+        if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         elif name and (ordered or commands(texts, self.language)):
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))
         elif name:
             yield Statement("listing", name, answer, 1, sentences=len(texts))
-
-    def ask_lead(self, lead: str) -> Ask | None:
-        """Return the question that the lead-in of a list answers with its items."""
-        text = lead.rstrip(" :：")
-        return ask_german_lead(text) if self.language == GERMAN else self.ask_english_lead(text)
-
-    def ask_english_lead(self, text: str) -> Ask | None:
-        match = re.fullmatch(r"(?:In order to|To) (?P<goal>.*?),? you (?:should|can|must|need to|have to|may)", text)
-        if match:
-            return Ask("purpose", match["goal"])
-        words, found = text.split(), None
-        if len(words) > 3 and words[-1] in LEAD_VERBS:
-            subject = clauses.decapitalise(" ".join(words[:-1]), self.vocabulary)
-            plain = not english.DANGLING.search(subject) and words[0].lower() not in clauses.PREPOSITIONS
-            if plain and words[-1] in ("are", "is"):
-                found = Ask("named", f"What {words[-1]} {subject}?", f"what {subject} {words[-1]}")
-            elif plain:
-                base = lexicon.THIRD.get(words[-1])
-                question = f"What {'does' if base else 'do'} {subject} {base or words[-1]}?"
-                found = Ask("named", question, f"what {subject} {words[-1]}")
-        elif re.fullmatch(r"(?:If|When) .{8,100}", (clause := text.partition(",")[0])) and not english.HANGING.match(
-            clause
-        ):
-            found = Ask("condition_do", clause[0].lower() + clause[1:])
-        return found
 
     def read_item(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """A list item: a sentence like any other, a labelled one, or a step of a numbered list."""
@@ -426,6 +466,13 @@ class Reader:
                     return
                 if rule == "" and num_words(text) <= MOST_ANSWER_WORDS:
                     return  # a term with its meaning, which `item_facts` has
+        label = block.label if OPTION.fullmatch(block.label) else ""
+        rest = text[len(label) :].strip()
+        explains = label and text.startswith(label) and num_words(rest) > 2 and not CONTINUES.match(rest)
+        whole = acceptable_part(text) and num_words(text) <= MOST_ANSWER_WORDS and not text.rstrip().endswith(":")
+        if explains and whole and value is None:
+            yield Statement("option", label.strip("`"), ended(text), 1)
+            return
         if num_words(text) < 3 or text.rstrip().endswith((":", "：")) or not acceptable_part(text):
             return
         units = self.units(text, items=True) or (
@@ -436,7 +483,8 @@ class Reader:
         if continues and num_words(f"{block.lead} {answer}") <= MOST_ANSWER_WORDS:
             answer = f"{block.lead.strip()} {answer}"
         for statement in self.ask(first, answer, topic, count) if units else ():
-            if statement.rule == "statement" and ((block.number and topic) or not self.has_verb(first)):
+            says = self.has_verb(first) or (topic and num_words(first) >= ITEM_WORDS and not first[0].islower())
+            if statement.rule == "statement" and ((block.number and topic) or not says):
                 break
             yield statement
             for other, its_answer, its_count in units[1:]:
@@ -454,21 +502,6 @@ def without_opening(text: str) -> str:
 
 def plain_text(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
-
-
-def ask_german_lead(text: str) -> Ask | None:
-    """Return the question of "Bei der Prüfung sind folgende Punkte wichtig"."""
-    match = re.fullmatch(r"(?P<before>.*?)\b[Ff]olgende (?P<noun>[A-ZÄÖÜ][\w-]+) ?(?P<after>.*)", text)
-    if match is None:
-        return None
-    if (parts := german.cut_at_verb(text)) and parts[0] == f"Folgende {match['noun']}":
-        return Ask("bare", f"Welche {match['noun']} {parts[1]} {parts[2]}?")
-    parts = german.cut_at_verb(match["before"] + "X")
-    if parts is None:
-        return None
-    inner = parts[2].removesuffix("X").strip()
-    before = parts[0][0].lower() + parts[0][1:]
-    return Ask("bare", f"Welche {match['noun']} {parts[1]} {clauses.join(before, inner, match['after'])}?")
 
 
 def labelled_value(text: str) -> tuple[str, str] | None:

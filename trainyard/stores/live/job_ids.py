@@ -17,6 +17,8 @@ TENANT_TAG, TRACE_TAG = "tenant:", "trace:"
 """Prefixes of the tags that say whose a run is, and which request started it."""
 CONTINUES_TAG = "continues:"
 """Prefix of the tag of a retried job: the run whose checkpoints, log and curve it continues."""
+GROUP_TAG, SWEEP_TAG = "group:", "sweep:"
+"""Prefixes of the tags that say which runs belong together: a group that a user named, or a sweep."""
 ID_BYTES = 6
 DIGEST_LENGTH = 8
 """Hex digits of a chain's digest in the name of its runs."""
@@ -64,6 +66,13 @@ def continued_run(tags: Iterable[str]) -> str:
 def tenant_of(tags: Iterable[str]) -> str:
     """Whose a run is by its tags; empty if they do not say."""
     return next((tag.removeprefix(TENANT_TAG) for tag in sorted(tags) if tag.startswith(TENANT_TAG)), "")
+
+
+def group_of(tags: Iterable[str]) -> str:
+    """The group of a run by its tags: the one that a user named, else its sweep; empty for a run of none."""
+    tags = sorted(tags)
+    named = (tag.removeprefix(prefix) for prefix in (GROUP_TAG, SWEEP_TAG) for tag in tags if tag.startswith(prefix))
+    return next(named, "")
 
 
 def name_patterns(word: str) -> tuple[str, str, str]:

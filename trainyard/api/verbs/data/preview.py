@@ -51,7 +51,7 @@ from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.loading import load
 from trainyard.settings import Settings
-from trainyard.spec.axes.data import BAD_FRACTION, DataFormat, Port
+from trainyard.spec.axes.data import BAD_FRACTION, COLUMN_FIELDS, DataFormat, Port
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.estimate.estimate import steps_of
 from trainyard.spec.estimate.timing import TimeEstimate, Workload, count_tokens, estimate_time
@@ -285,6 +285,12 @@ def read_first(
     try:
         config = DataSourceConfig.model_validate({**wanted, "max_bad_fraction": 1.0})
     except ValidationError as error:
+        if given.columns:
+            problem = error.errors()[0]
+            raise InvalidInput(
+                f"columns is not valid: {problem['msg'].removeprefix('Value error, ')}.",
+                why=f"Its fields are {', '.join(COLUMN_FIELDS)}.", do="Give each field one column.", code="E-PARAMETER",
+            ) from error  # fmt: skip
         raise InvalidInput(
             f"{given.path[:200]!r} is not a valid place of a data set.", why=f"{error.errors()[0]['msg']}.",
             do="Give a path, hub:org/name, or an address.", code="E-PARAMETER",

@@ -10,15 +10,15 @@ import codecs
 import re
 
 from bs4 import BeautifulSoup
-from bs4.element import NavigableString, PageElement, PreformattedString, Tag
+from bs4.element import Tag
 from charset_normalizer import from_bytes
 
 from trainyard.data.language import written_in
 from trainyard.data.quarantine import BadRow
+from trainyard.data.readers.markup.marks import HEADINGS, marked_text
 from trainyard.data.readers.streams import SNIFFED_BYTES, encoding_of
 from trainyard.errors import InvalidInput
 
-BLOCKS = ["p", "div", "section", "article", "ul", "ol", "dl", "dt", "dd", "table", "blockquote", "figure", "header"]
 UNREAD = ["script", "style", "noscript", "template", "svg", "nav", "head", "iframe", "form", "button"]
 LEFT_OUT = "left-out"
 """The name of an element that is not read; a page's own element of this name has no marks either."""
@@ -26,18 +26,11 @@ MENU_ROLES = {"navigation", "menu", "menubar", "directory", "search"}
 MENU_NAME = re.compile(
     r"(?:^|[-_])(?:menu|nav|navbar|navigation|sidebar|sphinxsidebar|toc|breadcrumbs?)(?:$|[-_])", re.I
 )
-HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
-MARKS = {
-    "pre": ("\n\n```\n", "\n```\n\n"), "li": ("\n- ", ""), "td": (" ", " |"), "th": (" ", " |"), "br": ("", "\n"),
-}  # fmt: skip
-"""Element -> what comes before and after its text."""
-END_OF_PRE = "</pre>"
 MOST_MENUS = 50
 """Elements of a page that are looked at because of their name; a hostile page nests thousands."""
 MOST_TITLES = 50
 """Top headings of which one is the title; each contains those that a hostile page nests in it."""
 SELF_LINK = re.compile(r"(?<!\s)\s*[¶§#🔗]\s*$")
-SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDER = {
     "ascii": "cp1252",
     "iso8859-1": "cp1252",
@@ -60,8 +53,6 @@ CENTRAL = ("cs", "hu", "pl", "ro")
 """Languages whose pages are not written in cp1252."""
 MAX_DEPTH = 512
 """Elements inside of each other; browsers put deeper ones next to each other, and time grows with the depth."""
-BLANKS = re.compile(r"(?<![ \t\n])[ \t]*\n[ \t\n]*")
-"""Spaces with a line end among them, from their first character on: found once, however many they are."""
 META = re.compile(rb"<meta[^<>]{1,500}?charset\s{0,20}=\s{0,20}[\"']?([^<>\s\"'/;]{1,40})", re.IGNORECASE)
 XML_DECLARATION = re.compile(rb"\s{0,100}<\?xml[^<>]{1,200}?encoding=[\"']([^<>\"']{1,40})[\"']")
 DECLARED_BYTES = 1 << 16
@@ -90,9 +81,7 @@ def read_html(data: bytes, name: str) -> tuple[str, str]:
             element.clear()
             element.name, element.attrs = LEFT_OUT, {}
     title = page_title(soup, named)
-    # Several line ends become one empty line; a single one stays as it is.
-    text = BLANKS.sub(lambda blanks: "\n\n" if blanks[0].count("\n") > 1 else blanks[0], marked_text(soup))
-    return title, "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
+    return title, marked_text(soup)
 
 
 def html_text(data: bytes, name: str) -> str:
@@ -181,52 +170,3 @@ def page_title(soup: BeautifulSoup, named: str) -> str:
 def words_of(element: Tag | None) -> str:
     """The text of an element on one line, without the link to itself that documentation tools put behind a heading."""
     return SELF_LINK.sub("", " ".join(element.get_text(" ").split())) if element is not None else ""
-
-
-def marked_text(soup: BeautifulSoup) -> str:
-    """The text of a page with Markdown's marks around the elements, so that it still shows the outline.
-
-    One pass over the page: to insert marks into the tree would search the siblings of each element.
-    """
-    found = ((table, table.find("tr")) for table in soup.find_all("table"))
-    rows = {id(table): row for table, row in found if isinstance(row, Tag)}
-    pieces: list[str] = []
-    preformatted = 0
-    waiting: list[PageElement | str] = [soup]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, Tag):
-            before, after = marks_of(node, rows)
-            pieces.append(before)
-            if node.name == "pre":
-                preformatted += 1
-                waiting.append(END_OF_PRE)
-            waiting.append(after)
-            sup = node.get_text().strip() if node.name == "sup" else ""
-            waiting.extend([sup.translate(SUPERSCRIPTS)] if sup.isdecimal() else reversed(node.contents))
-        elif node is END_OF_PRE:
-            preformatted -= 1
-        elif not isinstance(node, NavigableString):
-            pieces.append(str(node))
-        elif preformatted and type(node) is NavigableString:
-            pieces.append(node)
-        elif not preformatted and not isinstance(node, PreformattedString):
-            pieces.append(re.sub(r"\s+", " ", node))
-    return "".join(pieces)
-
-
-def marks_of(element: Tag, rows: dict[int, Tag]) -> tuple[str, str]:
-    """What comes before and after the text of an element; `rows` is `id` of a table -> its first row."""
-    if element.name in HEADINGS:
-        return f"\n\n{'#' * int(element.name[1])} ", "\n\n"
-    if element.name == "tr":
-        # The first row is followed by the line that makes it a head, or follows an empty head.
-        table = element.find_parent("table")
-        if table is None or rows.get(id(table)) is not element:
-            return "\n|", ""
-        cells = len(element.find_all(["td", "th"]))
-        line = f"\n|{' --- |' * cells}"
-        return ("\n|", line) if element.find("th") is not None else (f"\n|{'  |' * cells}{line}\n|", "")
-    if element.name in BLOCKS:
-        return "\n\n", "\n\n"
-    return MARKS.get(element.name, ("", ""))

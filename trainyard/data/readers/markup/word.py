@@ -10,7 +10,8 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
 
 import docx
 from docx.document import Document
@@ -21,6 +22,7 @@ from lxml.etree import _Element
 
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.markup.archives import DAMAGE, damaged, open_archive
+from trainyard.data.readers.markup.numbering import Lists
 
 MAX_COLUMNS = 63
 """Columns of a table in Word; a cell that covers more is damage."""
@@ -34,6 +36,11 @@ BOX, PARAGRAPH, TABLE, CONTROL = (qn(name) for name in ("w:txbxContent", "w:p", 
 ROW, CELL = qn("w:tr"), qn("w:tc")
 PASSED = {*(qn(f"w:{name}") for name in ("del", "moveFrom", "pPr", "rPr", "sdtPr", "sdtEndPr", "rt")), FALLBACK}
 """Deleted text, formats, and the pronunciation above a word."""
+CODE_STYLE = re.compile(r"code|verbatim|preformatted|macro text", re.I)
+QUOTE_STYLE = re.compile(r"(?:intense )?quote|block text", re.I)
+FIXED_FONTS = {"courier", "courier new", "consolas", "menlo", "monaco", "lucida console", "dejavu sans mono"}
+CODE_LINE = "\x01"
+"""Begins a paragraph of code until paragraphs of code are joined; XML cannot contain it."""
 SIGNS = {qn("w:tab"): "\t", qn("w:cr"): "\n", qn("w:noBreakHyphen"): "-"}
 
 
@@ -41,7 +48,7 @@ def read_docx(data: bytes, name: str) -> tuple[str, str]:
     """(title of the properties or an empty string, text). Heading styles become `#` lines, list styles `-` lines."""
     try:
         document = docx.Document(io.BytesIO(transitional(data)))
-        blocks = list(blocks_of(document.element.body, document))
+        blocks = list(fenced(blocks_of(document.element.body, document, Lists(document))))
         title = document.core_properties.title
     except DAMAGE as error:
         raise damaged("DOCX", error) from error
@@ -63,17 +70,26 @@ def transitional(data: bytes) -> bytes:
     return stream.getvalue()
 
 
-def blocks_of(element: _Element, document: Document) -> Iterator[str]:
+def fenced(blocks: Iterable[str]) -> Iterator[str]:
+    """Join paragraphs of code that follow each other to a block of code."""
+    for is_code, group in groupby(blocks, key=lambda block: block.startswith(CODE_LINE)):
+        if is_code:
+            yield "\n".join(["```", *(block[1:] for block in group), "```"])
+        else:
+            yield from group
+
+
+def blocks_of(element: _Element, document: Document, lists: Lists) -> Iterator[str]:
     """The paragraphs and tables below an element; a text box follows the paragraph that it is anchored in."""
     for child in element:
         if child.tag == PARAGRAPH:
-            yield paragraph_text(child, document)
+            yield paragraph_text(child, document, lists)
             for box in outermost(child, BOX, PASSED):
-                yield from blocks_of(box, document)
+                yield from blocks_of(box, document, lists)
         elif child.tag == TABLE:
-            yield table_text(child, document)
+            yield table_text(child, document, lists)
         elif child.tag not in PASSED and not is_placeholder(child):
-            yield from blocks_of(child, document)
+            yield from blocks_of(child, document, lists)
 
 
 def is_placeholder(element: _Element) -> bool:
@@ -105,17 +121,62 @@ def inline_text(element: _Element) -> str:
     return "".join(parts)
 
 
-def paragraph_text(element: BaseOxmlElement, document: Document) -> str:
-    text = inline_text(element)
+def paragraph_text(element: BaseOxmlElement, document: Document, lists: Lists) -> str:
     found = Paragraph(element, document).style
     style = (found.name if found is not None else "") or ""
+    if CODE_STYLE.search(style):
+        return f"{CODE_LINE}{inline_text(element)}"
     if style == "Title" or style.startswith("Heading"):
         level = int(style.split()[-1]) if style.split()[-1].isdigit() else 1
+        text = inline_text(element)
         return f"{'#' * min(level, 6)} {text}" if text else ""
-    return f"- {text}" if style.startswith("List") else text
+    text = "".join(marked_spans(element))
+    if QUOTE_STYLE.fullmatch(style):
+        return "\n".join(f"> {line}" for line in text.split("\n"))
+    place = lists.place_of(element, found)
+    return lists.mark(place, "".join(marked_spans(element, label=True))) if place and text else text
 
 
-def table_text(table: _Element, document: Document) -> str:
+def marked_spans(element: _Element, *, label: bool = False) -> Iterator[str]:
+    """The texts of a paragraph with the marks of code, and with `label` those of the bold words that it begins with."""
+    groups = [
+        (kind, "".join(text for text, _ in group))
+        for kind, group in groupby(runs_of(element), key=lambda run: run[1])
+    ]  # fmt: skip
+    for place, (kind, text) in enumerate(groups):
+        words = text.strip()
+        if kind == "code" and words and "`" not in words and "\n" not in words:
+            yield text.replace(words, f"`{words}`")
+        elif kind == "bold" and label and place == 0 and len(groups) > 1 and words and "*" not in words:
+            yield text.replace(words, f"**{words}**")
+        else:
+            yield text
+
+
+def runs_of(element: _Element) -> Iterator[tuple[str, str]]:
+    """(text, "code", "bold" or empty) of the runs of a paragraph."""
+    for child in element:
+        if child.tag == qn("w:r"):
+            if text := inline_text(child):
+                yield text, kind_of(child)
+        elif child.tag in (qn("w:t"), *SIGNS):
+            yield SIGNS.get(child.tag, child.text or ""), ""
+        elif child.tag not in PASSED and child.tag != BOX and not is_placeholder(child):
+            yield from runs_of(child)
+
+
+def kind_of(run: _Element) -> str:
+    properties = run.find(qn("w:rPr"))
+    if properties is None:
+        return ""
+    style, fonts, bold = (properties.find(qn(f"w:{name}")) for name in ("rStyle", "rFonts", "b"))
+    named = style is not None and CODE_STYLE.search(style.get(qn("w:val"), ""))
+    if named or (fonts is not None and fonts.get(qn("w:ascii"), "").lower() in FIXED_FONTS):
+        return "code"
+    return "bold" if bold is not None and bold.get(qn("w:val"), "1") not in ("0", "false") else ""
+
+
+def table_text(table: _Element, document: Document, lists: Lists) -> str:
     """A Markdown table. A merged cell is repeated in each column and row that it covers."""
     rows: list[list[str]] = []
     chars = 0
@@ -123,7 +184,8 @@ def table_text(table: _Element, document: Document) -> str:
     for row in outermost(table, ROW, passed):
         cells: list[str] = []
         for cell in outermost(row, CELL, passed):
-            text = " ".join(" ".join(blocks_of(cell, document)).split())
+            blocks = (block.removeprefix(CODE_LINE) for block in blocks_of(cell, document, lists))
+            text = " ".join(" ".join(blocks).replace("|", "\\|").split())
             merged = cell.find(f"{qn('w:tcPr')}/{qn('w:vMerge')}")
             if merged is not None and merged.get(qn("w:val")) != "restart" and rows:
                 text = rows[-1][len(cells)] if len(cells) < len(rows[-1]) else text

@@ -1,0 +1,87 @@
+"""Questions for the lead-in of a list, which its items answer together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from trainyard.data.extractive import clauses, english, german, lexicon, sentences
+from trainyard.data.extractive.english import Ask
+from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.language import GERMAN
+
+LEAD_VERBS = word_set("en_lead_verbs")
+LEAD_PREDICATE = re.compile(
+    r"(?:(?P<place>(?:In|During|For|At|On|As|After|Before) [^,]{3,50}), )?(?P<subject>[^,;:]{3,70}?) (?:"
+    r"(?P<verb>will|must|should|can|may|need to|have to)(?: also| then| always)?"
+    r"|(?P<be>is|are) (?:to|(?P<to_do>responsible for|able to|expected to|required to|allowed to)))"
+)
+"""A lead-in such as "The coordinator will:" or "In this phase, our goals are to:"."""
+
+
+def ask_lead(lead: str, language: str, vocabulary: Collection[str]) -> Ask | None:
+    """Return the question that the lead-in of a list answers with its items."""
+    text = sentences.sentences(lead.rstrip(" :："))[-1]
+    return ask_german_lead(text) if language == GERMAN else ask_english_lead(text, vocabulary)
+
+
+def ask_english_lead(text: str, vocabulary: Collection[str]) -> Ask | None:
+    match = re.fullmatch(r"(?:In order to|To) (?P<goal>.*?),? you (?:should|can|must|need to|have to|may)", text)
+    if match:
+        return Ask("purpose", match["goal"])
+    opening = english.OPENING.match(text)
+    if opening:
+        text = text[opening.end() :][:1].upper() + text[opening.end() :][1:]
+    if ask := ask_predicate(text, vocabulary):
+        return ask
+    words, found = text.split(), None
+    if len(words) > 3 and words[-1] in LEAD_VERBS:
+        subject = clauses.decapitalise(" ".join(words[:-1]), vocabulary)
+        plain = not english.DANGLING.search(subject) and words[0].lower() not in clauses.PREPOSITIONS
+        if plain and words[-1] in ("are", "is"):
+            found = Ask("named", f"What {words[-1]} {subject}?", f"what {subject} {words[-1]}")
+        elif plain:
+            base = lexicon.THIRD.get(words[-1])
+            question = f"What {'does' if base else 'do'} {subject} {base or words[-1]}?"
+            found = Ask("named", question, f"what {subject} {words[-1]}")
+    elif re.fullmatch(r"(?:If|When) .{8,100}", (clause := text.partition(",")[0])) and not english.HANGING.match(
+        clause
+    ):
+        found = Ask("condition_do", clause[0].lower() + clause[1:])
+    return found
+
+
+def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:
+    """Return the question of a lead-in whose items say what somebody does, or what something is."""
+    match = LEAD_PREDICATE.fullmatch(text)
+    if match is None or english.DANGLING.search(text):
+        return None
+    place = clauses.decapitalise(match["place"], vocabulary) if match["place"] else ""
+    subject = clauses.decapitalise(match["subject"], vocabulary)
+    verb, to_do = match["verb"], match["to_do"]
+    if match["be"]:
+        doing = f"{to_do} do" if to_do and to_do.endswith(" to") else to_do or ""
+        question = clauses.join(f"What {match['be']}", subject, doing, place)
+        clause = clauses.join("what", subject, match["be"], doing, place)
+    elif verb in ("need to", "have to"):
+        question = clauses.join("What do", subject, verb, "do", place)
+        clause = clauses.join("what", subject, verb, "do", place)
+    else:
+        question = clauses.join(f"What {verb}", subject, "do", place)
+        clause = clauses.join("what", subject, verb, "do", place)
+    return Ask("named", f"{question}?", clause)
+
+
+def ask_german_lead(text: str) -> Ask | None:
+    """Return the question of "Bei der Prüfung sind folgende Punkte wichtig"."""
+    match = re.fullmatch(r"(?P<before>.*?)\b[Ff]olgende (?P<noun>[A-ZÄÖÜ][\w-]+) ?(?P<after>.*)", text)
+    if match is None:
+        return None
+    if (parts := german.cut_at_verb(text)) and parts[0] == f"Folgende {match['noun']}":
+        return Ask("bare", f"Welche {match['noun']} {parts[1]} {parts[2]}?")
+    parts = german.cut_at_verb(match["before"] + "X")
+    if parts is None:
+        return None
+    inner = parts[2].removesuffix("X").strip()
+    before = parts[0][0].lower() + parts[0][1:]
+    return Ask("bare", f"Welche {match['noun']} {parts[1]} {clauses.join(before, inner, match['after'])}?")
