@@ -25,7 +25,7 @@ Unknown = NotFound | InvalidInput
 def with_nearest(error: Unknown, request: BaseModel, context: Context) -> Unknown:
     """Return the error with the names that are most like the one that was not found, if any are.
 
-    A caller who is confined to a tenant is told nothing: the names are those of the whole home.
+    For a caller who is confined to a tenant nothing is added: the names are those of the whole home.
     """
     if context.caller.tenant or isinstance(error, Refused) or "Did you mean" in f"{error.why} {error.do}":
         return error

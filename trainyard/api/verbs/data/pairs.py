@@ -9,6 +9,7 @@ from trainyard.api.requests.data import PreviewInput
 from trainyard.api.responses import Response
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput
+from trainyard.loading import load
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ class GenerationPreview(PairCounts):
 
 def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tuple[GenerationPreview, PairSurvey]:
     """Return the preview of the pairs of some documents, and the pairs."""
-    # The rules and their word lists are imported for documents alone: a preview of rows takes half a second.
-    from trainyard.data.generation.survey import model_cost, rows_of, survey_documents
-
+    rules = load("trainyard.data.generation.survey")  # with the word lists, which a preview of rows need not
     characters: list[int] = []
 
     def counted() -> Iterable[DocumentRow]:
@@ -94,10 +93,10 @@ def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tup
             characters.append(len(document.text))
             yield document
 
-    survey = survey_documents(counted(), wordings=request.wordings)
-    wanted, _, rows = rows_of(survey, request.count, request.wordings, HoldoutRules())
+    survey: PairSurvey = rules.survey_documents(counted(), wordings=request.wordings)
+    wanted, _, rows = rules.rows_of(survey, request.count, request.wordings, HoldoutRules())
     found = len(survey.pairs)
-    calls, prompt, reply = model_cost(
+    calls, prompt, reply = rules.model_cost(
         characters, wanted, AiGeneratorConfig(count=request.count, wordings=request.wordings)
     )
     share = min(1.0, found / max(1, wanted))

@@ -269,9 +269,7 @@ def count_pairs(survey: PairSurvey, folder: Path | None) -> list[tuple[int, int]
     if folder is None or not answers:
         sizes = [(len(question) // 4, len(answer) // 4) for question, answer in zip(questions, answers, strict=True)]
         return [(question + answer + 12, answer) for question, answer in sizes]
-    from trainyard.data.quality.lengths import load_token_counter  # with pyarrow's functions, which rows need not
-
-    count = load_token_counter(folder)
+    count = load("trainyard.data.quality.lengths:load_token_counter")(folder)  # with pyarrow's functions
     whole = count(
         [[Message("user", text), Message("assistant", answer)] for text, answer in zip(questions, answers, strict=True)]
     )
