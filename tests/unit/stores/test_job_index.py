@@ -291,3 +291,20 @@ def test_a_job_is_found_by_the_name_it_was_given(index: JobIndex) -> None:
         assert [found["run_id"] for found in index.find(word)] == [RUNS[1]]
         assert [found["run_id"] for found in index.select(JobQuery(name=word)).rows] == [RUNS[1]]
     assert index.find("first") == index.find("first-job-") == []
+
+
+def test_jobs_are_found_by_their_group(index: JobIndex) -> None:
+    """A named group counts before a sweep, and a name is not found by a part of it."""
+    tags = (
+        ["job", "group:bikes"],
+        ["job", "sweep:bikes"],
+        ["job", "group:bikes-2"],
+        ["job"],
+        ["group:x", "sweep:bikes"],
+    )
+    index.put([row(number, tags=list(given)) for number, given in enumerate(tags)], seen=1.0)
+    query = JobQuery(group="bikes")
+    assert [one["run_id"] for one in index.select(query).rows] == [RUNS[1], RUNS[0]]
+    assert [query.accepts(row(number, tags=given)) for number, given in enumerate(tags)] == [1, 1, 0, 0, 0]
+    assert [one["run_id"] for one in index.select(JobQuery(group="x")).rows] == [RUNS[4]]
+    assert index.select(JobQuery(group="bike")).rows == []
