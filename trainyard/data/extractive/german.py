@@ -60,6 +60,10 @@ VAGUE = (
 DEFINED = re.compile(r"(?:ein|eine|der|die|das)\b")
 
 
+UNFINISHED = re.compile(r"\b(?:und|oder|sowie|B\.|der|die|das|ein|eine|von|mit|zu)\W*\?$")
+LONGEST_SUBJECT = 7
+
+
 def content_words(text: str) -> list[str]:
     """The words of a text in small letters without stop words."""
     return [word for word in re.findall(r"[\w’-]+", text.lower()) if word not in STOP_WORDS]
@@ -73,6 +77,8 @@ def ask_german(sentence: str, vocabulary: Collection[str] = frozenset(), subject
         asked = set(content_words(ask.topic))
         fresh = [word for word in content_words(sentence) if word not in asked]
         if POINTING.search(re.sub(r"\bSie\b|\bIhr\w*\b", "", re.sub(r"`[^`]*`", "x", ask.topic))):
+            continue
+        if UNFINISHED.search(ask.topic):
             continue
         if asked and len(fresh) >= 2 and len(ask.topic.split()) <= 24 and ask.topic.count("„") == ask.topic.count("“"):
             return [ask]
@@ -110,7 +116,7 @@ def forms_of(text: str) -> Iterator[Ask]:
         phrase = before[0].lower() + before[1:]
         yield Ask("case", phrase)
         return
-    if "," in before or not is_noun_phrase(before):
+    if "," in before or not is_noun_phrase(before) or len(before.split()) > LONGEST_SUBJECT:
         return
     subject, short = small(before), re.split(r"[,;:(]| – | - ", rest)[0].strip()
     for pattern, word in TIMES:

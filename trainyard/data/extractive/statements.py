@@ -254,6 +254,8 @@ class Reader:
             return
         if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.first_word(sentence) in lexicon.BASE:
             return
+        if count == 1 and "://" in sentence:
+            return
         if count == 1 and DEICTIC[self.language].search(sentence):
             return
         besides = " ".join(ask.topic for ask in asks)
@@ -299,7 +301,8 @@ class Reader:
             frequent = self.section_text.count(shown) > ALONE or self.text.count(shown) > often
             if self.language == GERMAN and (frequent or plain in self.used_phrases):
                 continue
-            if frequent or plain in self.used_phrases or self.is_weak(phrase, sentence):
+            vague = self.language == ENGLISH and len(content) < 3 and content[0] in english.POINTING_ADJECTIVES
+            if frequent or vague or plain in self.used_phrases or self.is_weak(phrase, sentence):
                 weak.append(phrase)
                 continue
             self.used_phrases.add(plain)
@@ -353,7 +356,11 @@ class Reader:
                 yield re.sub(r"^(?:Der|Die|Das|Ein|Eine|Diese[rs]?|Alle|Auch) ", "", parts[0])
             found = []
             for match in PHRASE_DE.finditer(sentence):
-                if (not match.start() and " " not in match[0]) or re.search(r"\bdies\w* $", sentence[: match.start()]):
+                if (
+                    match[0].endswith("-")
+                    or (not match.start() and " " not in match[0])
+                    or re.search(r"\bdies\w* $", sentence[: match.start()])
+                ):
                     continue
                 adjective = match["adjective"]
                 text = match[0]
@@ -490,7 +497,8 @@ class Reader:
             for other, its_answer, its_count in units[1:]:
                 yield from self.ask(other, its_answer, topic, its_count)
             return
-        if block.number and topic and not BARE.fullmatch(topic) and units:
+        name = len(first.split()) > 1 and all(word[:1].isupper() for word in first.split())
+        if block.number and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
             yield Statement("step", step, answer, 1, context="")
 
