@@ -26,6 +26,10 @@ BECAUSE = re.compile(r"(?P<main>.{12,}?), (?:weil|da) (?P<why>.{8,})")
 PLACE = re.compile(
     r"(?P<place>(?:Bei|Beim|Für|Mit|Im|In|Nach|Ohne|Zur|Zum|Seit|Ab|Vor|Während|Innerhalb|Außerhalb) .+)"
 )
+PREPOSITION = (
+    r"(?:Bei|Beim|Für|Mit|I[nm]|Nach|Ohne|Zu[rm]?|Seit|Ab|Vor|Während|Neben|Statt|A[mn]|Auf|Aus|Durch|Unter|Über|"
+    r"Von|Vom) "
+)
 IDIOM = re.compile(
     r"(?:Zur Zeit|Am besten|Im Folgenden|Im Allgemeinen|In der Regel|Zum Beispiel|Nach wie vor|Im Grunde|Im Moment|"
     r"Vor allem|Im Prinzip|Am Ende|Zum Schluss|Im Beispiel|Nach dem|In Zukunft|Zum einen|Zum anderen|Mit Hilfe|"

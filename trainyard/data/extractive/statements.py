@@ -36,7 +36,7 @@ ITEM_WORDS = 8
 FOLLOWING_WORDS = 8
 """Of a sentence that points back and still has a question of its own."""
 MOST_ANSWER_WORDS = 60
-MOST_LIST_WORDS = 100
+MOST_LIST_WORDS = 120
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
     ENGLISH: english.ask_english,
@@ -58,7 +58,10 @@ FOLLOWS = {
 """How a sentence begins that continues the one before."""
 DEICTIC = {
     ENGLISH: re.compile(r"^[^,;]*\b(?:this|these|those|above|previous)\b", re.I),
-    GERMAN: re.compile(r"^[^,;]*\b(?:dies\w*|oben\w*|obige\w*|hierüber|ebenso)\b", re.I),
+    GERMAN: re.compile(
+        r"^[^,;]*\b(?:dies\w*|oben\w*|obige\w*|hierüber|hierbei|hierzu|ebenso|da(?:für|bei|mit|her|nach|raus|zu))\b",
+        re.I,
+    ),
 }
 """What makes a sentence too dependent on its neighbours for a question that only names its subject."""
 POINTS_ONLY = re.compile(
@@ -97,7 +100,7 @@ QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "seri
 OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
 CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
-ALONE, OFTEN, ONE_WORD = 3, 12, 5
+ALONE, OFTEN, ONE_WORD = 4, 12, 5
 """Times that a phrase of a question may be in its section, and in its document."""
 
 
@@ -352,7 +355,8 @@ class Reader:
         """Yield what a sentence may be about, the surest first; `strong` leaves out what is only likely."""
         if self.language == GERMAN:
             parts = german.cut_at_verb(sentence)
-            if parts and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
+            placed = parts and re.match(german.PREPOSITION, parts[0])
+            if parts and not placed and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
                 yield re.sub(r"^(?:Der|Die|Das|Ein|Eine|Diese[rs]?|Alle|Auch) ", "", parts[0])
             found = []
             for match in PHRASE_DE.finditer(sentence):
@@ -373,7 +377,7 @@ class Reader:
         clause = clauses.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
         if clause and clause.subject.lower() not in clauses.PRONOUNS and clause.kind != "command":
             yield clause.subject
-        yield from (part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 3 < len(part) < 42)
+        yield from (part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 4 < len(part) < 42)
         yield from (
             match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence) if self.is_whole_name(match, sentence)
         )
@@ -382,7 +386,14 @@ class Reader:
             obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more|every|each) ", "", obj)
             words = obj.split()
             short = len(words) == 1 and (len(obj) < 7 or obj in GENERIC)
-            whole = obj and clauses.noun_start(obj) and len(words) <= 5 and words[0] not in lexicon.BASE and not short
+            whole = (
+                obj
+                and not obj.endswith("ed")
+                and clauses.noun_start(obj)
+                and len(words) <= 5
+                and words[0] not in lexicon.BASE
+                and not short
+            )
             if whole and not (obj.endswith(ADJECTIVES) or words[-1] in GENERIC or words[0] in QUANTITIES):
                 yield obj
         if strong:
