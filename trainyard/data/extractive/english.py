@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from trainyard.data.extractive.clauses import (
     ADVERBS,
+    AUXILIARIES,
     DETERMINERS,
     POINTING_SUBJECTS,
     PREPOSITIONS,
@@ -26,7 +27,7 @@ from trainyard.data.extractive.clauses import (
     parse_clause,
     split_object,
 )
-from trainyard.data.extractive.lexicon import BASE, GERUNDS, PARTICIPLES, word_set
+from trainyard.data.extractive.lexicon import BASE, GERUNDS, PARTICIPLES, THIRD, word_set
 
 UNITS = r"(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?|business days?|working days?|cycles?)"
 NUMBER = r"(?:\d[\d.,]*|an?|one|two|three|four|five|six|seven|eight|nine|ten|twelve|several|a few)"
@@ -191,7 +192,7 @@ def acceptable(ask: Ask, sentence: str) -> bool:
     shown = re.sub(r"`[^`]*`", "x", ask.topic)
     if DANGLING.search(shown) or len(ask.topic.split()) > 24 or ask.topic.count("(") != ask.topic.count(")"):
         return False
-    if re.search(r"\b(?:called|named|known|by \w+ing)\W*$| but ", ask.topic):
+    if re.search(r"\b(?:called|named|known|by \w+ing)\W*$| but |;", shown):
         return False
     if ask.topic.count("`") % 2 or ask.topic.count('"') % 2 or ask.topic.count("“") != ask.topic.count("”"):
         return False
@@ -306,6 +307,9 @@ def conditions(text: str) -> Iterator[Ask]:
     far = len(main.split()) > 15 and not match[0].lower().startswith(match["clause"].lower())
     if (
         EMBEDDING.search(main)
+        or not any(
+            word in AUXILIARIES or word in THIRD or word in BASE for word in re.findall(r"[\w'’]+", main.lower())
+        )
         or re.match(r"(?:(?:when|if|whenever) |\d{4}\b)", main, re.I)
         or (far and clause.startswith("when"))
     ):
@@ -473,7 +477,7 @@ def object_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     if not obj or not noun_start(obj) or re.match(r"\w+ \d", obj) or verb in WEAK_VERBS or first_word(obj) in GERUNDS:
         return
     if (
-        obj.split()[-1].lower() in PREPOSITIONS
+        obj.split()[-1].lower() in (*PREPOSITIONS, "such")
         or first_word(obj) in PERSONS
         or (len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE)
     ):

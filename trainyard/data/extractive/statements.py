@@ -64,6 +64,7 @@ DEICTIC = {
     ),
 }
 """What makes a sentence too dependent on its neighbours for a question that only names its subject."""
+ABOVE = re.compile(r"\boben genannt|\bobige|\b[Ww]eitere(?:s|n)? (?:findest|finden|gibt)|\babove-mentioned")
 POINTS_ONLY = re.compile(
     r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
 )
@@ -100,7 +101,7 @@ QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "seri
 OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
 CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
-ALONE, OFTEN, ONE_WORD = 4, 12, 5
+ALONE, OFTEN, ONE_WORD = 4, 12, 7
 """Times that a phrase of a question may be in its section, and in its document."""
 
 
@@ -257,7 +258,7 @@ class Reader:
             return
         if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.first_word(sentence) in lexicon.BASE:
             return
-        if count == 1 and "://" in sentence:
+        if (count == 1 and "://" in sentence) or ABOVE.search(sentence):
             return
         if count == 1 and DEICTIC[self.language].search(sentence):
             return
@@ -361,9 +362,9 @@ class Reader:
             found = []
             for match in PHRASE_DE.finditer(sentence):
                 if (
-                    match[0].endswith("-")
+                    re.search(r"-(?:[a-zäöü]\w*)?$", match[0])
                     or (not match.start() and " " not in match[0])
-                    or re.search(r"\bdies\w* $", sentence[: match.start()])
+                    or re.search(r"(?i)\bdies\w* $", sentence[: match.start()])
                 ):
                     continue
                 adjective = match["adjective"]
@@ -508,7 +509,7 @@ class Reader:
             for other, its_answer, its_count in units[1:]:
                 yield from self.ask(other, its_answer, topic, its_count)
             return
-        name = len(first.split()) > 1 and all(word[:1].isupper() for word in first.split())
+        name = self.language == ENGLISH and not (self.has_verb(first) or clauses.first_word(first) in lexicon.BASE)
         if block.number and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
             yield Statement("step", step, answer, 1, context="")
