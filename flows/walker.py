@@ -43,7 +43,7 @@ from trainyard.api.records import (
     read_events,
 )
 from trainyard.api.runs.control import INTERRUPTED
-from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED, completed, node_state
+from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED, SKIPPED, completed, node_state
 from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
 from trainyard.compute.child import RUN_VARIABLE
 from trainyard.compute.events import EventTail
@@ -241,6 +241,7 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
     for node_id in chain.order:
         node = by_id[node_id]
         before = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
+        before |= {name for name, _ in run.floor.waits.get(node_id, ())} if run.floor else set()
         named = table[node.type].with_options(name=node_id, task_run_name=node_id)
         upstream = {earlier: futures[earlier] for earlier in chain.order if earlier in before}
         own = replace(run, refresh=True) if node_id in again else run
@@ -313,7 +314,8 @@ async def node_result(given: dict[str, Any], state: State[Any]) -> NodeResult:
         output: NodeOutput = await state.aresult()
         return NodeResult(**given, state=word, message=message, outputs=output.outputs, facts=output.facts)
     if word is NodeState.SKIPPED:
-        return NodeResult(**given, state=word, message=message or "a node before it did not finish")
+        own = message if state.name == SKIPPED else ""  # Prefect's words for `NotReady` name an id that nobody knows
+        return NodeResult(**given, state=word, message=own or "a node before it did not finish")
     word = word if word is NodeState.CANCELED else NodeState.FAILED
     return NodeResult(**given, state=word, message=message or f"it ended as {state.name}")
 

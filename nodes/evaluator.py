@@ -10,6 +10,7 @@ from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
 from trainyard.api.runs.slots import device_slots
+from trainyard.backends.choices import keep_evaluation
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.evals.job import job_from_inputs
@@ -36,10 +37,14 @@ def prepare(context: NodeContext) -> Make:
         for reference in references:
             open_reference(reference)
     config = inside(context.config(EvaluatorConfig), context)
-    threads = training_threads(context.settings.threads)
+    choices = keep_evaluation(context.settings)
     live = live_version(context, config)
     path = AdapterRegistry(context.settings.adapters).path(live) if live else None
-    job = job_from_inputs(config, context.inputs, threads=threads, live=path, live_sha256=live.sha256 if live else "")
+    job = job_from_inputs(
+        config, context.inputs,
+        threads=choices.threads or training_threads(context.settings.threads), device=choices.device,
+        live=path, live_sha256=live.sha256 if live else "",
+    )  # fmt: skip
 
     def make(folder: Path) -> Produced:
         return evaluate(job, folder, wanted=context.wanted, on_event=context.on_event, settings=context.settings)

@@ -94,6 +94,8 @@ class NodeContext:
     """The rate of its training."""
     waits: list[str] = field(default_factory=list)
     """What it has waited for, in words."""
+    upstream: Upstream = field(default_factory=dict)
+    """What the nodes before it gave."""
 
     @property
     def wanted(self) -> Callable[[], DesiredState]:
@@ -231,7 +233,7 @@ def carry_out_node(
 
 
 def not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOutput]:
-    """The state of a deployer whose gate said no: it has decided, so it is completed. A next run decides again."""
+    """The state of a node whose gate said no: it has decided, so it is completed. A next run decides again."""
     facts = {
         "deployed": False,
         "verdict": error.verdict,
@@ -266,7 +268,7 @@ def open_context(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> NodeCo
     inputs = gather(node, upstream)
     own = settings().for_tenant(run.tenant)
     left = tuple(sorted({port.value for output in upstream.values() for port in output.outputs}))
-    return NodeContext(node, inputs, run, own, RunRecord(Path(run.folder)), get_run_logger(), left)
+    return NodeContext(node, inputs, run, own, RunRecord(Path(run.folder)), get_run_logger(), left, upstream=upstream)
 
 
 def gather(node: ResolvedNode, upstream: Mapping[str, NodeOutput]) -> dict[Port, list[Reference]]:

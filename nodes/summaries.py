@@ -12,6 +12,8 @@ from trainyard.stores.artifacts import NodeOutput
 
 def summary(node_type: str, output: NodeOutput) -> str:
     """Return the result of a node in words."""
+    if is_closed_gate(output.facts):
+        return f"not deployed: {closed_gate_line(output.facts)}"
     return SUMMARIES[node_type](output)
 
 
@@ -128,8 +130,6 @@ def evaluation(output: NodeOutput) -> str:
 
 
 def deployment(output: NodeOutput) -> str:
-    if is_closed_gate(output.facts):
-        return f"not deployed: {closed_gate_line(output.facts)}"
     parts = [one["merged"] for one in output.facts.get("targets") or () if one.get("merged")]
     merged = [f"; merged as {one['format']}, largest difference of a logit {one['divergence']:.3g}" for one in parts]
     if kept := output.facts.get("kept"):

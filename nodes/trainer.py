@@ -19,7 +19,8 @@ from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.lease import turn_lock
 from trainyard.data.rows import ROWS_FILE, count_rows
-from trainyard.errors import Conflict, TrainyardError
+from trainyard.errors import Conflict, NotDeployed
+from trainyard.evals.gate import Word
 from trainyard.evals.tasks import count_held_out
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.graph import ResolvedNode
@@ -85,22 +86,37 @@ def require_same(context: NodeContext, job: TrainingJob) -> None:
 
 
 def require_verdict(context: NodeContext, job: TrainingJob) -> None:
-    """Refuse to train what the chain's gate could not judge on these rows; a training that has begun continues.
+    """Train nothing in a chain whose gate could not decide on its rows; a training that has begun continues.
 
-    Raises `TrainyardError` (`E-GATE`) with the rows and cases that are needed.
+    Raises `NotDeployed` (`E-GATE`) with the rows and cases that are needed.
     """
     floor = context.run.floor
-    if floor is None or context.node.id not in floor.candidates or work_folder(job, context.settings).exists():
+    rows = rows_judged(context, job)
+    if floor is None or rows is None or work_folder(job, context.settings).exists():
         return
-    port, folder = next(iter(job.data.items()))
-    rows, held_out = count_rows(Path(folder) / ROWS_FILE), count_held_out(Path(folder), port)
-    if reasons := floor.reasons(trained=rows, held_out=held_out):
-        raise TrainyardError(
+    port, folder = rows
+    counted, held_out = count_rows(folder / ROWS_FILE), count_held_out(folder, port)
+    if reasons := floor.reasons(trained=counted, held_out=held_out):
+        raise NotDeployed(
             "There are not enough rows to say whether an adapter is better; nothing was trained.",
-            why=" | ".join(reasons),
+            reasons=reasons,
+            verdict=f"{Word.FEW_ROWS}; nothing was trained",
             do="Give more rows, write few_rows: allow (of a template: publish.few_rows), or leave the deployer out.",
-            code="E-GATE",
         )
+
+
+def rows_judged(context: NodeContext, job: TrainingJob) -> tuple[Port, Path] | None:
+    """Return the rows by which the chain's result is judged: this trainer's, or those of the judged one after it."""
+    floor = context.run.floor
+    if floor is None:
+        return None
+    if context.node.id in floor.candidates:
+        port, folder = next(iter(job.data.items()))
+        return port, Path(folder)
+    outputs = ((context.upstream.get(name), port) for name, port in floor.waits.get(context.node.id, ()))
+    found = (output.outputs[port] for output, port in outputs if output is not None and port in output.outputs)
+    reference = next(found, None)
+    return None if reference is None else (reference.kind, Path(open_reference(reference)))
 
 
 def job_of(context: NodeContext) -> TrainingJob:

@@ -27,6 +27,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 import trainyard
 from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS
 from trainyard.api.requests.fields import Argument, FieldError, Option
+from trainyard.api.table.words import WORDS, words_by_group
 from trainyard.api.terminal.text import print_error
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.loading import load
@@ -40,6 +41,7 @@ COMPLETE_VARIABLE = "_TRAINYARD_COMPLETE"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 JSON_OPTION = "as_json"
+HELP_GROUP = "Help"
 
 
 # Fields of a request as parameters of a command
@@ -223,13 +225,27 @@ class OperationGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order of the table, at the top those of one word first."""
+        """The commands in the order of the table, at the top in the order of the help; then those of this file."""
         if self.operation:
             return [name.split()[1] for name in OPERATIONS if name.startswith(f"{self.operation} ")]
-        groups = dict.fromkeys(name.split()[0] for name in OPERATIONS if " " in name)
-        return [*(name for name in OPERATIONS if " " not in name and name not in groups), *groups]
+        return [*WORDS, *self.commands]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, at the top in groups, with texts that are whole."""
+        if self.operation:
+            prefix = f"{self.operation} "
+            rows = [(name.split()[1], row.summary) for name, row in OPERATIONS.items() if name.startswith(prefix)]
+            groups: dict[str, dict[str, str]] = {"Commands": dict(rows)}
+        else:
+            groups = {**words_by_group(), HELP_GROUP: {name: str(one.help) for name, one in self.commands.items()}}
+        width = max(len(name) for lines in groups.values() for name in lines)
+        for heading, lines in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), line) for name, line in lines.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
         if cmd_name not in self.list_commands(ctx):
             return None
         name = f"{self.operation} {cmd_name}".strip()
@@ -291,13 +307,47 @@ def eager(name: str, do: Callable[[], None], words: str) -> click.Option:
     return click.Option([name], is_flag=True, is_eager=True, expose_value=False, callback=callback, help=words)
 
 
-SHOW = "Show completion for the current shell, to copy it or customize the installation."
 app = OperationGroup()
 app.params = [
-    eager("--version", lambda: print(trainyard.__version__), "Print it."),
+    eager("--version", lambda: print(trainyard.__version__), "Print the version."),
     eager("--install-completion", install_completion, "Install completion for the current shell."),
-    eager("--show-completion", show_completion, SHOW),
+    eager("--show-completion", show_completion, "Print completion for the current shell."),
 ]
+
+
+@app.command("help", help="Explain a command, or print a page of the manual.")
+@click.argument("topic", nargs=-1)
+@click.pass_context
+def show_help(ctx: click.Context, topic: tuple[str, ...]) -> None:
+    """Print the help of a command, or else the page of the manual of that name."""
+    root = ctx.find_root()
+    command, context = find_command(root, topic)
+    if command is None:
+        page = load("trainyard.api.terminal.manual:page_text")(" ".join(topic))
+        click.echo_via_pager(page)  # a pipe gets the page as it is
+        return
+    print(command.get_help(context))
+    if topic:
+        print(f"\nGuide: {load('trainyard.api.terminal.manual:page_place')(WORDS[topic[0]].guide)}")
+
+
+def find_command(root: click.Context, words: Iterable[str]) -> tuple[click.Command | None, click.Context]:
+    """Return the command of some words with a context of its own, or None."""
+    command: click.Command | None = root.command
+    context = root
+    for word in words:
+        command = command.get_command(context, word) if isinstance(command, click.Group) else None
+        if command is None:
+            return None, root
+        context = click.Context(command, parent=context, info_name=word)
+    return command, context
+
+
+@app.command("completion", help="Print the completion script of a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), required=False)
+def print_completion(shell: str | None) -> None:
+    """Print the script of a shell, by default of the one that runs."""
+    print(completion_script(shell or load("trainyard.api.terminal.completion:shell_here")()))
 
 
 def shed_secrets() -> None:

@@ -73,6 +73,8 @@ class ApiSettings(BaseSettings):
     api_requests_per_s: float = Field(500.0, gt=0, description="Requests of one caller per second, over two seconds.")
     api_failed_logins: int = Field(10, ge=1, description="Wrong credentials of an address in a minute; then it waits.")
     api_heavy_calls: int = Field(4, ge=1, description="Operations that take long or much memory, at a time.")
+    upload_mb: int = Field(512, ge=1, le=1_048_576, description="MiB that one uploaded file may have.")
+    uploads_mb: int = Field(10_240, ge=1, description="MiB that the uploaded files of one tenant may take together.")
 
 
 class ScriptSettings(ApiSettings):
@@ -251,6 +253,10 @@ class Settings(MachineSettings):
     @property
     def runs(self) -> Path:
         return self.home / "runs"
+
+    @property
+    def notes(self) -> Path:
+        return self.home / "notes"
 
     @property
     def sweeps(self) -> Path:

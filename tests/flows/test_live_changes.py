@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import tags
 from prefect.client.schemas.objects import State
 
 from flows.chain import chain
@@ -15,6 +16,7 @@ from trainyard.api.records import RunResult, read_result
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.live.job_ids import TENANT_TAG
 
 pytestmark = pytest.mark.usefixtures("prefect")
 
@@ -91,6 +93,48 @@ def test_a_gate_that_could_not_decide_stops_before_the_training(work: Path) -> N
     state = run("few.jsonl")
     assert state.is_failed()
     assert "E-FEW-ROWS trainer: 12 rows to train on are not enough to say; at least 30 are needed" in str(state.message)
+
+
+def carry_out(nodes: list[dict[str, Any]]) -> RunResult:
+    spec = ChainSpec.model_validate({"name": "test", "nodes": nodes})
+
+    async def call() -> State[Any]:
+        with tags(f"{TENANT_TAG}default"):  # as a surface starts it, which has read what it had the time for
+            return await chain(spec, return_state=True)
+
+    return result_of(asyncio.run(call()))
+
+
+PAIR = {"prompt": "What is twice {}?", "chosen": "Twice {} is a number.", "rejected": "No {}."}
+TRAINING = {"max_steps": 2, "max_length": 64}
+SFT = {"type": "trainer", "config": {"hyperparameters": TRAINING}}
+DPO = {"type": "trainer", "id": "dpo", "config": {"stage": "dpo", "hyperparameters": TRAINING}}
+
+
+@pytest.mark.parametrize("stages", [[SFT], [SFT, DPO]], ids=["judged", "before the judged one"])
+def test_rows_that_only_the_run_reads_stop_every_trainer(work: Path, stages: list[dict[str, Any]]) -> None:
+    """Rows that `check` had no time to read: the chain is completed, not deployed, and nothing was trained."""
+    pairs = [{name: text.format(n) for name, text in PAIR.items()} for n in range(24)]
+    (work / "pairs.jsonl").write_text("\n".join(json.dumps(row) for row in pairs))
+    sets = {"sft": {"path": "sums.jsonl"}, "preference": {"path": "pairs.jsonl"}}
+    result = carry_out(
+        [
+            {"type": "data_source", "config": {"sets": sets} if len(stages) > 1 else {"path": "few.jsonl"}},
+            {"type": "validator", "config": {"near_duplicates": None, "decontaminate": 0}},
+            *stages,
+            {"type": "evaluator", "config": {"samples": 0}},
+            {"type": "deployer"},
+        ]
+    )
+    assert (result.state, result.detail, result.exit_code) == ("completed", "not deployed", 9), result.message
+    assert result.gate is not None
+    assert result.gate.line == "not enough rows to say; nothing was trained"
+    assert "at least 30 are needed" in result.gate.reasons[0]
+    assert [node.state for node in result.nodes if node.type not in ("data_source", "validator", "trainer")] == [
+        "skipped", "skipped"
+    ]  # fmt: skip
+    assert not [node.id for node in result.nodes if "time" in node.facts]
+    assert not list(settings().adapters.glob("*/*/v*"))
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from trainyard.api.runs.server import NO_HEARTBEAT
 from trainyard.api.runs.watchdog import Watchdog
 from trainyard.api.stack import worker_name
 from trainyard.api.training_logs import FRUITLESS, made_no_progress
-from trainyard.api.verbs import jobs
+from trainyard.api.verbs.monitoring import logs
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound
@@ -235,7 +235,7 @@ def test_the_log_of_a_job_shows_its_steps(deployed: Settings, tmp_path: Path) ->
         {"event": "progress", "time": now + 62, "step": 9, "total_steps": 9, "loss": 3.5},
     ]
     (work / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    log = jobs.read_logs(listing, jobs.requests.LogsInput(job=run_id), Context(deployed))
+    log = logs.read_logs(listing, logs.LogsInput(job=run_id), Context(deployed))
     assert [line.text for line in log.lines if line.source == "trainer"] == [
         "tokens: read 10",
         "step 1/9, loss 4.5000, 1,234 tokens/s",

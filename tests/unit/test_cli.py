@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from trainyard.api.operations import OPERATIONS
+from trainyard.api.table.words import WORDS
 from trainyard.api.terminal.completion import install
 from trainyard.cli import app, completion_script, parsed
 from trainyard.errors import InvalidInput
@@ -46,6 +47,8 @@ def test_the_commands_are_the_promised_ones() -> None:
         "import",
         "export",
         "gpus",
+        "help",
+        "completion",
     }
     groups = {name: set(one.list_commands(root)) for name, one in found.items() if isinstance(one, click.Group)}
     jobs = {
@@ -102,7 +105,7 @@ def test_the_commands_are_the_promised_ones() -> None:
 
 
 def test_the_commands_are_the_table() -> None:
-    assert {name for name, _ in commands_of(app)} == set(OPERATIONS)
+    assert {name for name, _ in commands_of(app)} == {*OPERATIONS, "help", "completion"}
     assert all(command.help and command.get_params(click.Context(command)) for _, command in commands_of(app))
 
 
@@ -243,6 +246,33 @@ def test_the_help_of_a_command_is_its_row_and_its_fields() -> None:
         "--json Print one JSON document on stdout.",
     ):
         assert words.removeprefix("trainyard ") in told
+
+
+def test_every_command_is_in_a_group_of_the_help_with_a_whole_line() -> None:
+    assert {*WORDS} == {name.split()[0] for name in OPERATIONS}
+    lines = CliRunner().invoke(app, ["--help"], terminal_width=80).output.splitlines()
+    for word, entry in WORDS.items():
+        assert f"  {word:<12}  {entry.line}" in lines, f"the line of {word} does not fit"
+        assert f"{entry.group}:" in lines
+        assert (REPOSITORY / "docs" / f"{entry.guide}.md").is_file()
+    assert max(map(len, lines)) <= 80
+    assert not any(line.endswith("...") for line in lines[1:])
+
+
+def test_help_explains_a_command_or_prints_a_page() -> None:
+    told = trainyard("help", "jobs", "pause").stdout
+    assert told.startswith("Usage: ")
+    assert " jobs pause [OPTIONS] JOB" in told
+    assert told.rstrip().endswith("docs/jobs.md")
+    assert trainyard("help", "sweeps").stdout == (REPOSITORY / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    unknown = trainyard("help", "servin")
+    assert unknown.returncode == 3
+    assert "serving" in unknown.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_script_of_a_shell(shell: str) -> None:
+    assert CliRunner().invoke(app, ["completion", shell]).output.rstrip() == completion_script(shell).rstrip()
 
 
 def complete(words: str) -> list[str]:

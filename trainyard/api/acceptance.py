@@ -19,9 +19,8 @@ from trainyard.compute.gpus import devices_here
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import FILE_ENDING, choose_template
 from trainyard.errors import NotFound, Reason, Refused, TrainyardError
+from trainyard.loading import load
 from trainyard.serve.chat_templates import check_chat_template
-from trainyard.serve.client.hosts import JudgedHosts, is_numeric
-from trainyard.serve.expected import expect_candidate, target_reasons
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.axes.devices import Device
@@ -204,10 +203,11 @@ def server_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     reasons: list[Reason] = []
     for node in chain.nodes:
         for place, url in addresses_in(node.config.model_dump(mode="json"), "config"):
+            judging = load("trainyard.serve.client.judging")  # imports the parts of an HTTP client
             try:
                 host = urlsplit(url).hostname or ""
-                if host and not is_numeric(host):
-                    JudgedHosts(settings.private_hosts).addresses(host, HTTPS)
+                if host and not judging.is_numeric(host):
+                    judging.JudgedHosts(settings.private_hosts).addresses(host, HTTPS)
             except Refused as refused:
                 reasons += [replace(one, node=node.id, field=place) for one in refused.reasons]
             except (OSError, ValueError):
@@ -227,6 +227,11 @@ def addresses_in(value: Any, place: str) -> Iterator[tuple[str, str]]:
 def deployment_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     """Return why the deployers' targets would refuse the adapters of this chain."""
     reasons: list[Reason] = []
+    if not any(isinstance(node.config, DeployerConfig) for node in chain.nodes):
+        return reasons
+    # Imports the clients of every target.
+    expect_candidate = load("trainyard.serve.expected:expect_candidate")
+    target_reasons = load("trainyard.serve.expected:target_reasons")
     for node in chain.nodes:
         trainer = made_by(chain, node) if isinstance(node.config, DeployerConfig) else None
         if trainer is None or made_by(chain, trainer, Port.MODEL):

@@ -17,7 +17,7 @@ from trainyard.api.context import Context
 from trainyard.api.operations import OPERATIONS, REQUESTS, VERBS, Scope, route_of
 from trainyard.api.requests.fields import Argument, FieldError, Option
 from trainyard.cancellation import bound_to
-from trainyard.errors import Denied
+from trainyard.errors import Denied, InvalidInput, NotFound
 from trainyard.loading import load
 
 SCOPES = tuple(Scope)
@@ -79,9 +79,17 @@ def work_within_limits(name: str, request: Any, context: Context) -> Any:
     if context.caller.remote and OPERATIONS[name].confined and context.confined is not None:
         return context.confined.carry_out(name, request, context)
     if not (context.caller.remote and OPERATIONS[name].heavy):
-        return implementation_of(name)(request, context)
+        return find_or_suggest(name, request, context)
     with load("trainyard.api.access.limits:heavy_place")(context.settings.api_heavy_calls):
+        return find_or_suggest(name, request, context)
+
+
+def find_or_suggest(name: str, request: Any, context: Context) -> Any:
+    """The response of an operation; what it does not find by its name is answered with the names that are like it."""
+    try:
         return implementation_of(name)(request, context)
+    except (NotFound, InvalidInput) as error:
+        raise load("trainyard.api.suggesting:with_nearest")(error, request, context) from error.__cause__
 
 
 def refuse_early(name: str, model: type[BaseModel], context: Context) -> None:

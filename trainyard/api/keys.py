@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import trainyard
 from trainyard.backends import environments
-from trainyard.backends.choices import MachineChoices, choices_digest, decide_choices
+from trainyard.backends.choices import MachineChoices, choices_digest, decide_choices, decide_evaluation
 from trainyard.backends.script.templates import template_digest
 from trainyard.data.formats.converters import converter_digest
 from trainyard.data.functions import ENVIRONMENT
@@ -74,6 +74,8 @@ def content_key(node: ResolvedNode, inputs: Mapping[Port, Sequence[Reference]], 
         digests["live"] = live_digest(node.config.role, settings, candidates)
     if isinstance(node.config, TrainerConfig):
         digests["choices"] = choices_digest(choices_of(node.config, inputs, settings))
+    if isinstance(node.config, EvaluatorConfig):
+        digests["choices"] = choices_digest(decide_evaluation(settings))
     if settings.tenant != DEFAULT_TENANT:  # results of tenants are apart; that of the default tenant keeps its key
         digests["tenant"] = settings.tenant
     return node_key(node.type, config, digests, versions(node.type))

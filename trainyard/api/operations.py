@@ -15,6 +15,7 @@ from trainyard.api.table.adapters import ADAPTERS
 from trainyard.api.table.data import DATA
 from trainyard.api.table.operation import Operation, Scope
 from trainyard.api.table.sessions import SESSIONS
+from trainyard.api.table.words import WORDS
 
 __all__ = ["API", "GROUPS", "OPERATIONS", "REQUESTS", "TEXTS", "VERBS", "Operation", "Scope", "route_of"]
 
@@ -304,13 +305,19 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "jobs logs": Operation(
         "A job's log, with what its trainers printed; with --follow, as it comes.",
-        "jobs:LogsInput", "jobs:show_logs", "jobs:log_text", READ, part_renderer="jobs:log_line_text",
+        "jobs:LogsInput", "monitoring.logs:show_logs", "jobs:log_text", READ, part_renderer="jobs:log_line_text",
         route="GET /api/v1/jobs/{job}/logs", tenants=True, stream="live.streams:follow_logs",
     ),
     "jobs metrics": Operation(
         "Loss and learning rate of every step of a job.",
         "jobs:MetricsInput", "jobs:show_metrics", "jobs:metrics_text", READ,
         route="GET /api/v1/jobs/{job}/metrics", tenants=True, stream="live.streams:follow_metrics",
+    ),
+    "jobs note": Operation(
+        "Write what to remember about a job; lists and its page show it.",
+        "jobs:NoteInput", "jobs:note_job", "jobs:noted_text", RUN,
+        example='trainyard jobs note desk "too high a learning rate"',
+        route="PUT /api/v1/jobs/{job}/note", tenants=True,
     ),
     "jobs pause": Operation(
         "Pause a job: its training saves at the next step, its process ends and its device is free.",
@@ -510,21 +517,5 @@ def route_of(name: str) -> tuple[str, str]:
     return method, path
 
 
-GROUPS: dict[str, str] = {
-    "adapters": "The registry of deployed adapter versions.",
-    "chains": "Chains that are stored here, as numbered revisions that never change.",
-    "scripts": "Training scripts of your own, for the backend script.",
-    "data": "Data sets, before anything is trained on them.",
-    "artifacts": "What the nodes of runs left: sets of rows, adapters, reports.",
-    "evaluations": "Reports of evaluators: is an adapter better than what it is compared with.",
-    "jobs": "Trainings: start, watch, pause, resume and cancel them.",
-    "sessions": "Step sessions: a model on a device, driven by eight verbs.",
-    "graph": "The knowledge graph that nights write.",
-    "nightly": "The night: documents into the graph, work into adapters.",
-    "corpus": "What people did, as tuples that nights train on.",
-    "renderers": "How conversations become tokens.",
-    "tokens": "Tokens of the API: who may ask this machine over a network, and for what.",
-    "audit": "The log of everything that changed something.",
-    "starter": "The small model that everything runs with by default.",
-}
+GROUPS: dict[str, str] = {word: entry.line for word, entry in WORDS.items() if word not in OPERATIONS}
 """First word of operations -> what they are about, for words that are not an operation themselves."""

@@ -6,7 +6,6 @@ Imports neither Prefect nor torch, so that `trainyard check` and `trainyard plan
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,13 +22,14 @@ from trainyard.api.plans.known import (
     data_names,
     folder_of,
     known_timings,
+    list_templated,
     reads_local_data,
+    shape_of,
 )
 from trainyard.api.plans.queue import queue_seconds
 from trainyard.api.responses import Response
-from trainyard.api.stack import checkout
 from trainyard.backends.base import probe_all
-from trainyard.backends.choices import decide_choices
+from trainyard.backends.choices import decide_choices, decide_evaluation
 from trainyard.backends.timings.records import slowdown_here
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import devices_here
@@ -37,7 +37,8 @@ from trainyard.compute.sandbox.service import Confinement, find_confinement
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused, TrainyardError
 from trainyard.loading import load
-from trainyard.serve import embedded, vllm
+from trainyard.project import checkout
+from trainyard.serve import vllm
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
@@ -58,7 +59,7 @@ from trainyard.spec.graph import check, resolve, with_method
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.migrate import list_deprecated, spell_out
-from trainyard.spec.nodes import DeployerConfig
+from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.templates import TEMPLATES
 from trainyard.spec.training import DEFAULT_MAX_LENGTH, TrainerConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
@@ -291,7 +292,9 @@ def list_step_advice(config: Any, steps: int | None) -> list[str]:
 
 
 def list_choices(config: Any, settings: Settings) -> dict[str, str]:
-    """Return what this machine decides for a trainer; {} for other nodes, and for a base that is not here."""
+    """Return what this machine decides for a trainer or an evaluator; {} for a base that is not here."""
+    if isinstance(config, EvaluatorConfig):
+        return decide_evaluation(settings).lines()
     folder = folder_of(config.base_model, settings) if isinstance(config, TrainerConfig) and config.base_model else None
     try:
         return decide_choices(config, folder, settings).lines() if folder is not None else {}
@@ -343,20 +346,33 @@ def examine_data(
     nodes: dict[str, SampledNode] = {}
     shortages: list[Reason] = []
     unread: list[str] = []
+    if read_data:
+        found += try_templates(chain, own, list_templated(chain, own, named=True) - refused_nodes(found))
     if read_data and reads_local_data(chain):
         # Readers import pyarrow: a chain without local data is checked without them.
-        sample = load("trainyard.api.plans.samples:read_chain")(
-            chain, own, outputs, frozenset(reason.node or "" for reason in found)
-        )
+        sample = load("trainyard.api.plans.samples:read_chain")(chain, own, outputs, refused_nodes(found))
         nodes, shortages, unread = sample.nodes, sample.shortages, sample.unread
         found += sample.reasons
+    if read_data:  # of the others the rows have shown what a base's own template takes
+        fitted = frozenset(name for name, node in nodes.items() if node.examples is not None)
+        found += try_templates(chain, own, list_templated(chain, own, named=False) - fitted - refused_nodes(found))
     return Examined(acceptance.in_chain_order(chain, found), shortages, nodes, unread)
+
+
+def refused_nodes(reasons: Sequence[Reason]) -> frozenset[str]:
+    return frozenset(reason.node or "" for reason in reasons)
+
+
+def try_templates(chain: ResolvedChain, settings: Settings, nodes: frozenset[str]) -> list[Reason]:
+    """Return why these trainers could not render a chat on the tokenizers of their bases; imports transformers."""
+    return load("trainyard.api.plans.templates:template_problems")(chain, settings, nodes) if nodes else []
 
 
 def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
     """Return the facts of the machine and the settings; the embedded server is asked only if a node needs it."""
     roots = data_roots(settings, chain.tenant)
     deployers = (node.config for node in chain.nodes if isinstance(node.config, DeployerConfig))
+    # Imports the clients of servers.
     asks_embedded = any(target.type is TargetType.EMBEDDED for one in deployers for target in one.targets)
 
     def path_problem(path: str) -> Reason | None:
@@ -377,7 +393,7 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         base=lambda name: facts_of(name, settings),
         devices=frozenset(devices_here()),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(),
-        embedded=embedded.find_running(settings) is not None if asks_embedded else None,
+        embedded=load("trainyard.serve.embedded:find_running")(settings) is not None if asks_embedded else None,
         has_module=has_module,
         confines_code=lambda: settings.allow_unconfined_code or find_confinement() is not Confinement.NONE,
     )
@@ -534,8 +550,3 @@ def shapes(chain: ResolvedChain, settings: Settings) -> dict[str, ModelShape]:
     trainers = [node.config for node in chain.nodes if isinstance(node.config, TrainerConfig)]
     names = {name for one in trainers for name in (one.base_model, one.stage.teacher_model)}
     return {name: shape for name in names if name and (shape := shape_of(name, settings)) is not None}
-
-
-def shape_of(name: str, settings: Settings) -> ModelShape | None:
-    folder = folder_of(name, settings)
-    return ModelShape.from_config(json.loads((folder / "config.json").read_text("utf-8"))) if folder else None

@@ -35,8 +35,8 @@ from trainyard.cancellation import CALLER_HOOKS
 from trainyard.compute import services
 from trainyard.compute.leftovers import temporary_folder
 from trainyard.compute.services import Service
-from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError, Unavailable
-from trainyard.project import PACKAGE, project_folder
+from trainyard.errors import Conflict, InvalidInput, TrainyardError, Unavailable
+from trainyard.project import PACKAGE, checkout
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_file, auth_header, read_auth
 from trainyard.stores.files import RealFiles
@@ -90,22 +90,6 @@ def exclusive(settings: Settings, say: Say | None = None) -> Iterator[None]:
         say(f"closed {settings.home} to other users, who could read it: {changed:,} files and folders changed")
     with RealFiles().locked(settings.services / "lock"):
         yield
-
-
-def checkout() -> Path:
-    """The folder that contains `prefect.yaml`, `flows/` and `nodes/`: the checkout, or the copy in an installed wheel.
-
-    Raises `NotFound` (`E-CHECKOUT`) when the installation is incomplete.
-    """
-    folder = project_folder()
-    if not (folder / "prefect.yaml").is_file():
-        raise NotFound(
-            f"There is no prefect.yaml in {folder}.",
-            why="The package was copied without its flows and deployments.",
-            do="Install the wheel, or clone the repository and run `make setup` there.",
-            code="E-CHECKOUT",
-        )
-    return folder
 
 
 def prefect_environment(settings: Settings, api_url: str) -> dict[str, str]:

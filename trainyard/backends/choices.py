@@ -1,4 +1,4 @@
-"""The automatic choices of a training: by which facts each is made, and the decision that counts on this machine.
+"""The automatic choices of a training or an evaluation: by which facts each is made, and which decision counts here.
 
 Every choice follows from facts: the spec, the rows, the sizes of the base, the processor or GPU, and library versions.
 None follows from a clock or from the memory that happens to be free, so the work of neighbours cannot change a result.
@@ -101,7 +101,7 @@ AUTOMATIC = (
 
 
 class MachineChoices(Strict):
-    """What this machine decides for a training: a part of its content key and of its plan."""
+    """What this machine decides for a training or an evaluation: a part of its content key and of its plan."""
 
     device: Device
     precision: Precision
@@ -133,9 +133,24 @@ def keep_choices(config: TrainerConfig, base: Path | None, settings: Settings) -
     """Return the same, and keep them for every later training with the same facts. Raises as `decide_choices`."""
     facts = machine_facts(config, base, settings)
     kept = read_choices(facts, settings)
-    if kept is not None:
-        return kept
-    chosen = choose(config, base, facts)
+    return kept if kept is not None else write_choices(facts, choose(config, base, facts), settings)
+
+
+def decide_evaluation(settings: Settings) -> MachineChoices:
+    """Return the choices of an evaluation on this machine: those that are kept, or those of the facts."""
+    facts = evaluation_facts(settings)
+    return read_choices(facts, settings) or choose_evaluation(facts)
+
+
+def keep_evaluation(settings: Settings) -> MachineChoices:
+    """Return the same, and keep them for every later evaluation with the same facts."""
+    facts = evaluation_facts(settings)
+    kept = read_choices(facts, settings)
+    return kept if kept is not None else write_choices(facts, choose_evaluation(facts), settings)
+
+
+def write_choices(facts: dict[str, Any], chosen: MachineChoices, settings: Settings) -> MachineChoices:
+    """Keep a decision under its facts, and return it."""
     path = choices_file(facts, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.stem}.{os.getpid()}.{get_ident()}.tmp")  # a chain's trainers start in threads
@@ -149,20 +164,44 @@ def machine_facts(config: TrainerConfig, base: Path | None, settings: Settings) 
 
     Of the machine it contains what does not change with its load.
     """
-    device = devices_here()[0] if config.device is Device.AUTO else config.device
     return {
-        "machine": {
-            "device": device.value,
-            "name": device_name(device),
-            "bf16": native_bf16_here(device),
-            "capability": capability_here(device),
-            "cores": physical_cores(),
-            "threads": settings.threads,
-        },
+        "machine": facts_of_device(devices_here()[0] if config.device is Device.AUTO else config.device, settings),
         "base": read_architecture(base) or config.base_model or "",
         "versions": versions(),
         "requested": {"precision": config.hyperparameters.precision.value, "backend": config.backend.value},
     }
+
+
+def evaluation_facts(settings: Settings) -> dict[str, Any]:
+    """Return what the decision of an evaluation is indexed by: it takes the first device of the machine."""
+    machine = facts_of_device(devices_here()[0], settings)
+    return {"machine": machine, "versions": versions(), "requested": {"node": "evaluator"}}
+
+
+def facts_of_device(device: Device, settings: Settings) -> dict[str, Any]:
+    """Return what is true of a device of this machine, whatever else it does."""
+    return {
+        "device": device.value,
+        "name": device_name(device),
+        "bf16": native_bf16_here(device),
+        "capability": capability_here(device),
+        "cores": physical_cores(),
+        "threads": settings.threads,
+    }
+
+
+def choose_evaluation(facts: dict[str, Any]) -> MachineChoices:
+    """Return the decision of an evaluation: fp32 on a CPU, else the precision in which the weights are stored."""
+    machine = facts["machine"]
+    device = Device(machine["device"])
+    on_cpu = device is Device.CPU
+    return MachineChoices(
+        device=device,
+        precision=Precision.FP32 if on_cpu else Precision.AUTO,
+        precision_why="of every evaluation on a CPU" if on_cpu else "as the weights are stored",
+        threads=training_threads(machine["threads"]) if on_cpu else 0,
+        capability=machine["capability"],
+    )
 
 
 def choose(config: TrainerConfig, base: Path | None, facts: dict[str, Any]) -> MachineChoices:

@@ -110,7 +110,7 @@ class Listener:
         self.on_event(event)
         if event["event"] == "progress" and self.watch is not None:
             step, loss, held_out = (number(event.get(name)) for name in ("step", "loss", "eval_loss"))
-            for found in self.watch.on_step(int(step or 0), loss, held_out):
+            for found in self.watch.on_step(int(step or 0), loss, held_out, norm_of(event)):
                 self.on_event({"event": "divergence", "text": found.text, "divergence": found.as_dict()})
 
 
@@ -128,17 +128,36 @@ def watch_from(job: TrainingJob, work: Path) -> DivergenceWatch | None:
     if not has_comparable_losses(job):
         return None
     watch = DivergenceWatch(takes_best(job))
+    norms = read_norms(work)
     for point in read_curve(read_events(work / EVENTS_FILE)):
-        watch.on_step(point.step, point.loss, point.eval_loss)
+        watch.on_step(point.step, point.loss, point.eval_loss, norms.get(point.step))
     return watch
 
 
-def divergence_of(job: TrainingJob, training: Mapping[str, Any]) -> dict[str, Any]:
+def norm_of(event: Event) -> float | None:
+    """Return the norm of a step's gradient, NaN for one that is not finite, which JSON has as null.
+
+    None where nothing measured it, and where fp16's scaling skips such steps.
+    """
+    norm = number(event.get("grad_norm"))
+    if norm is None and "grad_norm" in event and not event.get("skipped"):
+        return math.nan
+    return norm
+
+
+def read_norms(work: Path) -> dict[int, float]:
+    """Return step -> norm of the gradient of the steps of a training."""
+    steps = ((event.get("step"), norm_of(event)) for event in read_events(work / EVENTS_FILE)
+             if event["event"] == "progress")  # fmt: skip
+    return {step: norm for step, norm in steps if isinstance(step, int) and norm is not None}
+
+
+def divergence_of(job: TrainingJob, training: Mapping[str, Any], work: Path) -> dict[str, Any]:
     """`divergence`: what speaks against a finished training in its own numbers; empty for nothing."""
     if not has_comparable_losses(job):
         return {}
     evaluations = (training.get("evaluation") or {}).get("found") or ()
-    found = judge_training(training["losses"], evaluations, takes_best=takes_best(job))
+    found = judge_training(training["losses"], evaluations, takes_best=takes_best(job), norms=read_norms(work))
     return {"divergence": [one.as_dict() for one in found]} if found else {}
 
 
@@ -186,7 +205,7 @@ def collect_result(
     known = {"tool_version": version, "log_head": log_head(work / LOG_FILE)}
     training = {**known, **json.loads((made / TRAINING_FILE).read_text(encoding="utf-8"))}
     ends = smoothed_losses(training["losses"])
-    divergence = divergence_of(job, training)
+    divergence = divergence_of(job, training, work)
     training |= ends | divergence
     write_json_durably(made / TRAINING_FILE, training)
     target = folder / port.value

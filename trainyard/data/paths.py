@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.home import home_from_environment
 from trainyard.loading import load
+from trainyard.spec.load.nearest import did_you_mean, nearest_paths
 
 if TYPE_CHECKING:
     from trainyard.settings import Settings
@@ -99,7 +100,9 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
         raise NotFound(
             f"There is no file or folder {shown(text)}.",
             why=f"It was looked for in {', '.join(map(str, real_roots))}.",
-            do=f"Correct the path, or write the whole path. {WHERE_RELATIVE}",
+            do=did_you_mean(
+                nearest_paths(text, real_roots), f"Correct the path, or write the whole path. {WHERE_RELATIVE}"
+            ),
             code="E-DATA-NOT-FOUND",
         )
     return existing

@@ -74,6 +74,7 @@ def job_from_inputs(
     inputs: Mapping[Port, Sequence[Reference]],
     *,
     threads: int,
+    device: Device = Device.AUTO,
     live: Path | None = None,
     live_sha256: str = "",
 ) -> EvaluationJob:
@@ -112,6 +113,7 @@ def job_from_inputs(
         heldout=heldout_sets(inputs),
         config=config,
         threads=max(1, threads),
+        device=device,
         seed=config.seed,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,9 +124,18 @@ class ModelSchema:
         if "enum" in field:
             return " ".join(map(self.word, field["enum"]))
         if alternatives := field.get("anyOf") or field.get("oneOf"):
-            return " or ".join(dict.fromkeys(self.type_of(one) for one in alternatives if one.get("type") != "null"))
+            return join_types(self.type_of(one) for one in alternatives if one.get("type") != "null")
         kind = str(field.get("format") or field.get("type", "any value"))
         return {"string": "text", "boolean": "true or false"}.get(kind, kind)
+
+
+def join_types(types: Iterable[str]) -> str:
+    """Return the types as alternatives; a word that is one of the words before it is not repeated."""
+    parts: list[str] = []
+    for one in [part for text in types for part in text.split(" or ")]:
+        if not any(one in part.split() or one == part for part in parts):
+            parts.append(one)
+    return " or ".join(parts)
 
 
 def variants(tag: Mapping[str, Any]) -> list[str]:

@@ -24,10 +24,22 @@ Url = Annotated[str, Field(min_length=1, max_length=2048)]
 EndpointName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?$")]
+HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$")]
+"""Without `\\w`: counted, its letters of every language cost a sixth of a second when the pattern is compiled."""
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 ColumnField = Literal[
-    "messages", "prompt", "completion", "answer", "chosen", "rejected", "label", "text", "input", "system", "tools"
+    "messages",
+    "prompt",
+    "completion",
+    "answer",
+    "chosen",
+    "rejected",
+    "label",
+    "text",
+    "input",
+    "history",
+    "system",
+    "tools",
 ]
 """The keys of `COLUMN_FIELDS`."""
 TableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -40,11 +52,12 @@ class HubSet(Strict):
     """A data set of the Hugging Face Hub; the name alone has the defaults. Code of a data set is never run."""
 
     name: HubName = Field(description="Such as org/name.")
-    split: str = Field("train", pattern=r"^[\w.-]{1,100}$", description="Of the data set.")
+    split: str = Field("train", max_length=100, pattern=r"^[\w.-]+$", description="Of the data set.")
     config: str | None = Field(None, min_length=1, max_length=200, description="Subset; default: the data set's own.")
     revision: str = Field(
         "main",
-        pattern=r"^[\w./-]{1,200}$",
+        max_length=200,
+        pattern=r"^[\w./-]+$",
         description="Branch, tag or commit. The first commit that is read is kept.",
     )
 

@@ -19,7 +19,7 @@ from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage, StageSettings
 from trainyard.spec.chain import ChainSpec
-from trainyard.spec.nodes import DataSourceConfig, Name, Path, SourceSet, Url
+from trainyard.spec.nodes import ColumnField, ColumnName, DataSourceConfig, Name, Path, SourceSet, Url, is_empty
 from trainyard.spec.roles import role_of_place
 from trainyard.spec.training import EngineSettings, Hyperparameters, Tracker, TrainerConfig
 
@@ -27,6 +27,10 @@ CODE_FILES = ("**/*.py", "**/*.js", "**/*.ts", "**/*.go", "**/*.rs", "**/*.java"
 
 RELATIVE = "a relative path starts where the command, or for a form `trainyard up`, was called."
 ON_TOP = "rows for the evaluation come on top."
+
+
+COLUMNS = "Field of a row -> the column that contains it, such as prompt: question_text."
+Columns = dict[ColumnField, ColumnName]
 
 
 class Form(Strict):
@@ -244,6 +248,10 @@ class AlignmentPipeline(Form):
 
     sft: Path = Field(title="Examples", description=f"Data set of instructions and answers; {RELATIVE}")
     preference: Path = Field(title="Preferences", description=f"Data set of chosen and rejected answers; {RELATIVE}")
+    sft_columns: Columns = Field({}, title="Columns of the examples", description=COLUMNS, exclude_if=is_empty)
+    preference_columns: Columns = Field(
+        {}, title="Columns of the preferences", description=COLUMNS, exclude_if=is_empty
+    )
     max_rows: int | None = Field(
         None, ge=1, le=10**12, title="Rows", description="Rows read of each data set; empty: all."
     )
@@ -254,8 +262,7 @@ class AlignmentPipeline(Form):
     steps: Steps = Field(Steps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
-        paths = {Port.SFT: self.sft, Port.PREFERENCE: self.preference}
-        sets = {port: SourceSet(path=path, max_rows=self.max_rows) for port, path in paths.items()}
+        sets = sets_of(self, max_rows=self.max_rows)
         checks = [validator(self)] if self.steps.validate_rows else []
         first, alignment = trainer(self), self.alignment
         own = {name: getattr(alignment, name) for name in ("epochs", "max_steps", "learning_rate", "batch_size")}
@@ -270,6 +277,10 @@ class Rlhf(Form):
 
     sft: Path = Field(title="Examples", description=f"Data set of instructions and answers; {RELATIVE}")
     preference: Path = Field(title="Preferences", description=f"Data set of chosen and rejected answers; {RELATIVE}")
+    sft_columns: Columns = Field({}, title="Columns of the examples", description=COLUMNS, exclude_if=is_empty)
+    preference_columns: Columns = Field(
+        {}, title="Columns of the preferences", description=COLUMNS, exclude_if=is_empty
+    )
     base_model: BaseModelName = None
     training: TrainingForm = Field(TrainingForm(), description="How the adapter is trained on the examples.")
     reward: RewardForm = Field(RewardForm(), description="How the reward model learns the preferences.")
@@ -278,7 +289,7 @@ class Rlhf(Form):
     steps: PolicySteps = Field(PolicySteps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
-        sets = {Port.SFT: SourceSet(path=self.sft), Port.PREFERENCE: SourceSet(path=self.preference)}
+        sets = sets_of(self)
         checks = [validator(self)] if self.steps.validate_rows else []
         first = trainer(self)
         scorer = after(first, Stage.REWARD.settings(), self.reward)
@@ -292,10 +303,19 @@ class Rlhf(Form):
         return finished("rlhf", self, DataSourceConfig(sets=sets), *checks, first, scorer, policy)
 
 
+def sets_of(form: AlignmentPipeline | Rlhf, max_rows: int | None = None) -> dict[Port, SourceSet]:
+    """The examples and the preferences of a form, as the sets of a data source."""
+    return {
+        Port.SFT: SourceSet(path=form.sft, columns=form.sft_columns, max_rows=max_rows),
+        Port.PREFERENCE: SourceSet(path=form.preference, columns=form.preference_columns, max_rows=max_rows),
+    }
+
+
 class Grpo(Form):
     """Supervised fine-tuning, then GRPO with a verifier that compares final answers."""
 
     rows: Path = Field(title="Rows", description=f"Data set of questions with answers that can be checked; {RELATIVE}")
+    rows_columns: Columns = Field({}, title="Columns of the rows", description=COLUMNS, exclude_if=is_empty)
     reward: Literal["exact_match", "contains", "python"] = Field(
         "exact_match",
         title="Reward",
@@ -317,7 +337,7 @@ class Grpo(Form):
         mark = {"after": self.answer_mark} if self.answer_mark and self.reward == "exact_match" else {}
         drawing = {"num_generations": drawn.completions, "max_completion_length": drawn.max_completion_length}
         stage = Stage.GRPO.settings(rewards=[{"type": self.reward, **mark}], **drawing)
-        source = DataSourceConfig(sets={Port.SFT: SourceSet(path=self.rows)})
+        source = DataSourceConfig(sets={Port.SFT: SourceSet(path=self.rows, columns=self.rows_columns)})
         return finished("grpo", self, source, *checks, first, after(first, stage, drawn))
 
 

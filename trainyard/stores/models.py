@@ -26,6 +26,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.latent import LATENT_FILE
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
+from trainyard.spec.load.nearest import did_you_mean, nearest, nearest_paths
 from trainyard.stores.base_models.configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
 from trainyard.stores.whole import file_sha256, write_json_durably
 
@@ -77,7 +78,10 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
             f"There is no model {name!r}.",
             why="It is neither `starter`, nor a folder, nor a Hub name of the form org/model; a relative path starts "
             f"at {settings.working_folder}.",
-            do="Name an existing folder with config.json and safetensors weights, or `starter`.",
+            do=did_you_mean(
+                [*nearest(name, [STARTER]), *nearest_paths(name, [settings.working_folder])],
+                "Name an existing folder with config.json and safetensors weights, or `starter`.",
+            ),
             code="E-MODEL-NOT-FOUND",
         )
     cached = load("huggingface_hub:try_to_load_from_cache")(name, "config.json")

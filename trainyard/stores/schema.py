@@ -47,6 +47,7 @@ KINDS: Mapping[str, StoredKind] = {
     "marker": StoredKind(("tenants/*/markers/*.json*",)),
     "night": StoredKind(("tenants/*/nights/*/begun.json", "tenants/*/nights/*/report.json")),
     "night-watch": StoredKind(("services/night-watch.json",)),
+    "note": StoredKind(("notes/*.json",)),
     "object": StoredKind(()),
     "pin": StoredKind(("pins/*.json",)),
     "run": StoredKind(("runs/*/result.json",)),

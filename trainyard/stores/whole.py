@@ -4,6 +4,7 @@
     write_json_durably(path, value)           the same for JSON
     create_whole(files, path, data)           create a file, for exactly one of any number of processes
     with new_file(path) as temporary: …       a file that is large, or that another program writes
+    with file_to_create(path) as temporary: … the same for a file that replaces no other
     write_folder(target, write)               a folder with a manifest of the SHA-256 of every file
 
 All of Trainyard writes through these, with two exceptions, each for its reason: `compute/child.write_error` fills
@@ -85,10 +86,24 @@ def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> No
     `word` keeps the temporary names of concurrent creators apart (the process id does by default).
     Raises `Conflict` (`E-FILE-EXISTS`) when the name is taken, and on the disk.
     """
+    with file_to_create(path, files, word=word) as temporary:
+        files.write(temporary, data)
+
+
+@contextmanager
+def file_to_create(path: Path, files: Files = DISK, *, word: str = "") -> Iterator[Path]:
+    """A name next to `path` to write to; its file becomes `path` durably when the block ends, and replaces nothing.
+
+    `word` and errors are those of `create_whole`; a failure leaves nothing behind.
+    """
     temporary = path.with_name(f".{path.name}.{word or os.getpid()}.tmp")
     try:
-        files.write(temporary, data)
+        yield temporary
         files.fsync(temporary)
+    except BaseException:
+        discard(files, temporary)
+        raise
+    try:
         files.rename_noreplace(temporary, path)
     except OSError:
         discard(files, temporary)

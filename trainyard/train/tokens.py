@@ -129,7 +129,8 @@ class TokenLedger:
     def notes(self) -> list[str]:
         """What the template refuses or hides, and the turns that are not learned, as a person reads it."""
         notes = [
-            f"the chat template does not show the {name.removeprefix('hidden_')} of {count:,} rows"
+            f"the chat template does not show the {name.removeprefix('hidden_')} of {count:,} rows, so they are not "
+            "learned; `trainyard renderers verify` lists the templates that do"
             for name, count in self.rows.items()
             if name.startswith("hidden_")
         ]

@@ -24,8 +24,9 @@ const queries: QueryClient = new QueryClient({
   }),
   defaultOptions: {
     queries: {
-      // A refusal is the same the next time; an outage may be over.
-      retry: (count, error) => error instanceof Problem && error.isOutage && count < 2,
+      // A refusal is the same the next time; an outage may be over, and a busy service answers later.
+      retry: (count, error) =>
+        error instanceof Problem && ((error.isOutage && count < 2) || (error.isBusy && count < 5)),
       networkMode: "always", // the service is often on this machine: the browser's word about the network says nothing
       staleTime: 1000,
     },

@@ -129,6 +129,7 @@ LISTED = {
     "renamed": {"file_name": "r.json", "columns": {"prompt": "ask", "response": "output"}},
     "tagged": {"file_name": "t.json", "formatting": "sharegpt", "tags": {"role_tag": "speaker"}},
     "script": {"script_url": "acme/loader"},
+    "pictures": {"file_name": "p.json", "columns": {"prompt": "ask", "response": "output", "images": "images"}},
 }
 
 
@@ -172,8 +173,14 @@ def test_a_limit_is_one_of_each_set_and_the_default_alpha_is_printed(work: Path)
 def test_a_column_that_is_not_listed_is_not_read_there(work: Path) -> None:
     path = with_list(work, "data", "house")
     (work / "data" / "house.json").write_text(json.dumps([{"instruction": "a", "output": "b", "system": "Be kind."}]))
-    with pytest.raises(Refused, match="house has system in its rows, which LLaMA-Factory does not read"):
-        carry_out(path)
+    assert source_of(path) == {
+        "sets": {
+            "sft": {
+                "path": "data/house.json",
+                "columns": {"prompt": "instruction", "input": "input", "completion": "output"},
+            }
+        }
+    }
     listed = {"house": {"file_name": "house.json", "columns": {"prompt": "instruction", "response": "output",
                                                                "system": "system"}}}  # fmt: skip
     (work / "data" / "dataset_info.json").write_text(json.dumps(listed))
@@ -240,7 +247,7 @@ def test_data_sets_are_those_of_the_list_next_to_the_config(work: Path) -> None:
 @pytest.mark.parametrize(
     ("dataset", "problem"),
     [
-        ("renamed", "renamed has its prompt in the column 'ask'.*AS, or by a `converter`"),
+        ("pictures", "pictures has a column for images, which a data source here does not read"),
         ("tagged", "tagged has the role_tag 'speaker', and turns here are read by from or role"),
         ("script", "script is at a script_url, which is not read"),
         ("other", "other is not in dataset_info.json"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import pytest
 
 from trainyard.api import keys
+from trainyard.backends.choices import decide_evaluation, keep_evaluation
 from trainyard.errors import NotFound, Refused
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig, DeployerConfig, EvaluatorConfig, SourceSet, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
@@ -38,6 +41,26 @@ def source_key(here: Settings, run_id: str = "run", **given: Any) -> str:
 
 def test_the_same_files_have_the_same_key_in_every_run(here: Settings) -> None:
     assert source_key(here, "one", path="docs") == source_key(here, "two", path="docs")
+
+
+def test_what_an_evaluation_leaves_open_is_a_part_of_its_key(here: Settings) -> None:
+    """The machine's threads and device: another number of threads gives other last bits."""
+
+    def key(settings: Settings) -> str:
+        return keys.content_key(node(EvaluatorConfig(), "evaluator"), data(), settings, "run")
+
+    two = here.model_copy(update={"threads": 2})
+    assert key(two) == key(two)
+    assert key(two) != key(here.model_copy(update={"threads": 1}))
+    kept = keep_evaluation(two)
+    assert kept == decide_evaluation(two)
+    (path,) = two.choices.iterdir()
+    value = json.loads(path.read_text())
+    assert (value["chosen"]["threads"], value["facts"]["requested"]) == (2, {"node": "evaluator"})
+    before = key(two)
+    value["chosen"]["device"] = "mps"
+    path.write_text(json.dumps(value))  # what was decided counts
+    assert (decide_evaluation(two).device, key(two) != before) == (Device.MPS, True)
 
 
 def test_a_changed_file_changes_the_key(here: Settings) -> None:

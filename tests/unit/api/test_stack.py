@@ -20,6 +20,7 @@ from trainyard.api.verbs.stack import env, models_served
 from trainyard.callbacks import ignore
 from trainyard.compute.services import Service, free_port, record_path, write_record
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.project import checkout
 from trainyard.serve import embedded
 from trainyard.settings import Settings, load_settings, settings
 from trainyard.testing.loopback import LoopbackServer, serving
@@ -182,7 +183,7 @@ def test_a_server_that_dies_is_noticed_at_once(tmp_path: Path) -> None:
 
 
 def test_the_checkout_holds_the_deployments() -> None:
-    assert (stack.checkout() / "flows" / "chain.py").is_file()
+    assert (checkout() / "flows" / "chain.py").is_file()
 
 
 def test_a_worker_keeps_its_name_and_homes_have_different_ones(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from trainyard.api.records import NodeResult, NodeState, RunResult
 from trainyard.api.terminal.command import render
 from trainyard.api.terminal.jobs import metrics_text
 from trainyard.api.terminal.progress import Progress
-from trainyard.api.terminal.text import print_error, table
+from trainyard.api.terminal.tables import table
+from trainyard.api.terminal.text import print_error
 from trainyard.api.verbs.jobs import JobMetrics, TrainingCurve
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.states import JobState
@@ -109,10 +110,35 @@ def test_a_run_is_a_table_and_a_verdict() -> None:
     )  # fmt: skip
     assert render("run", result).splitlines() == [
         "node  state   seconds  result",
-        "a     failed  2.0      E-X: broken",
+        "a     failed  2.0      E-X",
         "c-1: failed. 1 of 1 nodes failed: a.",
         "http://ui",
     ]
+
+
+def test_an_error_that_ends_a_run_is_shown_once() -> None:
+    error = "E-DATA-BAD-ROWS: 30 of 90 rows are bad. Why: At most 5.0% may be. Do: Correct the rows."
+    nodes = (
+        NodeResult(id="data", type="data_source", state=NodeState.FAILED, seconds=2.0, message=error),
+        NodeResult(id="trainer", type="trainer", state=NodeState.SKIPPED, message="a node before it did not finish"),
+    )
+    message = f"1 of 2 nodes failed: data.\ndata: {error}\nNext: correct the cause."
+    result = RunResult(run_id="1", name="c-1", state=JobState.FAILED, message=message, nodes=nodes, url="http://ui")
+    progress = lines_of([{"node": "data", "event": "failed", "message": error, "error": {"code": "E-DATA-BAD-ROWS"}}])
+    shown = [*progress, *render("run", result).splitlines()]
+    assert shown == [
+        "data: failed (E-DATA-BAD-ROWS)",
+        "node     state    seconds  result",
+        "data     failed   2.0      E-DATA-BAD-ROWS",
+        "trainer  skipped  0.0      a node before it did not finish",
+        "c-1: failed. 1 of 2 nodes failed: data.",
+        "data: E-DATA-BAD-ROWS: 30 of 90 rows are bad.",
+        "  At most 5.0% may be.",
+        "  Do: Correct the rows.",
+        "Next: correct the cause.",
+        "http://ui",
+    ]
+    assert "\n".join(shown).count("At most 5.0% may be") == 1
 
 
 def test_an_error_goes_to_stderr_in_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ from tests.small_jobs import Jobs
 from trainyard.api.context import Context
 from trainyard.api.live.found import open_index
 from trainyard.api.requests.jobs import JobInput, JobsInput, LogsInput, MetricsInput, StopInput
-from trainyard.api.verbs.jobs import cancel_job, list_jobs, show_job, show_logs, show_metrics
+from trainyard.api.verbs.jobs import cancel_job, list_jobs, show_job, show_metrics
+from trainyard.api.verbs.monitoring.logs import show_logs
 from trainyard.backends.manager import Options, TrainingManager
 from trainyard.errors import Conflict
 from trainyard.settings import load_settings

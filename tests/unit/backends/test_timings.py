@@ -159,10 +159,19 @@ def test_the_load_of_a_measurement_is_left_out() -> None:
 
 def test_a_slowdown_is_at_most_that_of_the_measurements() -> None:
     busy = ONE.model_copy(update={"step_cpu_share": 0.5})
-    assert likely_slowdown(Timings((busy,), slowdown=9.0)) == 2.0
-    assert likely_slowdown(Timings((busy,), slowdown=1.0)) == 1.0
-    assert likely_slowdown(Timings((ONE,), slowdown=9.0)) == 1.0
-    assert likely_slowdown(Timings()) == 1.0
+    assert likely_slowdown(Timings((busy,), slowdown=9.0)) == (1 / busy.load_cpu_share, 2.0)
+    assert likely_slowdown(Timings((busy,), slowdown=1.0)) == (1.0, 1.0)
+    assert likely_slowdown(Timings((ONE,), slowdown=9.0)) == (1.0, 1.0)
+    assert likely_slowdown(Timings()) == (1.0, 1.0)
+
+
+def test_the_start_of_a_training_is_slowed_more_than_its_steps() -> None:
+    shares = {"load_cpu_share": 0.2, "step_cpu_share": 0.5}
+    run = ONE.model_copy(update={**shares, "source": "run"})
+    assert likely_slowdown(Timings((run,), slowdown=9.0)) == (5.0, 2.0)
+    assert likely_slowdown(Timings((run,), slowdown=3.0)) == (3.0, 2.0)
+    moment = run.model_copy(update={"source": "probe", "load_cpu_share": 0.25, "step_cpu_share": 0.1})
+    assert likely_slowdown(Timings((moment,), slowdown=9.0)) == (4.0, 4.0)
 
 
 def test_the_kernel_says_how_long_a_process_waited(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ MEMORY_BYTES = 3 << 30
 """Address space of a child beyond what it has when it starts."""
 CPU_S = {
     "check": 20, "chains expand": 30, "chains links": 20, "plan": 60, "scripts draft": 60, "data preview": 300,
+    "data columns": 60,
 }  # fmt: skip
 WAIT_S = 30.0
 """How long a request waits for a place."""

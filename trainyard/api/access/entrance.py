@@ -30,7 +30,7 @@ from trainyard.api.access.limits import (
 )
 from trainyard.api.access.strangers import MAX_LOGIN_BYTES, LateBody, StrangerBodies, whole_body
 from trainyard.api.context import Caller
-from trainyard.api.rest.bodies import MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE
+from trainyard.api.rest.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE
 from trainyard.api.rest.problems import MEDIA_TYPE, answer_problem
 from trainyard.api.rest.routes import trace_of
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
@@ -38,6 +38,7 @@ from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"
 SESSIONS = "/api/v1/sessions/"
+UPLOADS = "/api/v1/data/uploads/"
 PAGES = "/dashboard"
 ASSETS = "/dashboard/assets/"
 """Files whose names contain a hash of their content."""
@@ -105,7 +106,7 @@ class Entrance:
         """Put the caller into the scope, and return how long the body may be. Raises what refuses the request."""
         headers = Headers(scope=scope)
         require_lengths(scope, headers)
-        limit = longest_body(scope, headers)
+        limit = longest_body(scope, headers, self.authenticator.settings.upload_mb << 20)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise too_long(limit)
@@ -150,10 +151,12 @@ def require_lengths(scope: Scope, headers: Headers) -> None:
             raise InvalidInput(f"The header {name.decode()} occurs twice.", do="Send it once.", code="E-PARAMETER")
 
 
-def longest_body(scope: Scope, headers: Headers) -> int:
-    """How long the body of a request may be, before its route says so: only sessions take tensors."""
+def longest_body(scope: Scope, headers: Headers, upload_bytes: int) -> int:
+    """How long the body of a request may be, before its route says so: only sessions take tensors, uploads files."""
     if (scope["method"], scope["path"]) == ("POST", LOGIN):
         return MAX_LOGIN_BYTES
+    if scope["path"].startswith(UPLOADS) and media_type(headers) == FILE_TYPE:
+        return upload_bytes
     is_tensors = media_type(headers) == TENSORS_TYPE and scope["path"].startswith(SESSIONS)
     return MAX_TENSORS_BYTES if is_tensors else MAX_BODY_BYTES
 
@@ -218,5 +221,5 @@ def protect(
     entrance = Entrance(app, authenticator, CallerRates(settings.api_requests_per_s))
     return Guard(
         entrance, (*settings.api_origins, *origins), as_problem,
-        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE), headers=API_HEADERS,
+        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE), headers=API_HEADERS,
     )  # fmt: skip

@@ -22,7 +22,9 @@ from trainyard.api.records import RunResult
 from trainyard.api.stack import import_prefect_client
 from trainyard.errors import Conflict, NotFound, Unavailable
 from trainyard.settings import Settings
+from trainyard.stores.live.job_ids import group_of
 from trainyard.stores.live.job_index import JobIndex, JobPage, JobQuery, Row
+from trainyard.stores.notes import NoteStore
 
 SHOWN_AMBIGUOUS = 5
 
@@ -49,7 +51,7 @@ def find_job(word: str, context: Context) -> FoundJob:
     """
     row, as_of = look_up_job(word, context)
     (row,) = with_waits([row], context.settings, context.caller.tenant)
-    return FoundJob(row, as_of)
+    return FoundJob(with_labels(row, context.settings), as_of)
 
 
 def look_up_job(word: str, context: Context) -> FoundJob:
@@ -77,7 +79,14 @@ def look_up_job(word: str, context: Context) -> FoundJob:
 def list_jobs(query: JobQuery, context: Context) -> FoundJobs:
     """A page of the jobs of a query, with what they wait for. Raises as `select_page`."""
     page, as_of = select_page(query, context)
-    return FoundJobs(JobPage(with_waits(page.rows, context.settings, context.caller.tenant), page.next), as_of)
+    rows = with_waits(page.rows, context.settings, context.caller.tenant)
+    return FoundJobs(JobPage([with_labels(row, context.settings) for row in rows], page.next), as_of)
+
+
+def with_labels(row: Row, settings: Settings) -> Row:
+    """Return the row with its group and with what somebody wrote about it."""
+    note = NoteStore(settings.notes).read(row["run_id"])
+    return row | {"group": group_of(row["tags"]), "note": note.text if note else ""}
 
 
 def select_page(query: JobQuery, context: Context) -> FoundJobs:

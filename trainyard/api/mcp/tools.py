@@ -1,7 +1,8 @@
 """A tool for each operation that a caller may carry out, with the schema of its request.
 
 An agent reads the whole list before it does anything: at most 60 kB. A schema says what JSON cannot guess, so titles,
-bounds, nulls and the schemas of responses are left out; a result names its own fields, and a refusal what is allowed.
+bounds, nulls, defaults and the schemas of responses are left out; a result names its own fields, and a refusal what is
+allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from trainyard.loading import load
 NULL = {"type": "null"}
 LEFT_OUT = frozenset((
     "title", "additionalProperties", "minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum",
-    "exclusiveMinimum", "exclusiveMaximum", "pattern", "format",
+    "exclusiveMinimum", "exclusiveMaximum", "pattern", "format", "default",
 ))  # fmt: skip
 """Keys of a schema that an agent does not need: what they refuse, the operation refuses with a remedy."""
 
@@ -50,6 +51,8 @@ def tool_of(name: str) -> types.Tool:
     hints = types.ToolAnnotations(read_only_hint=True) if row.scope is Scope.READ else None  # else it may destroy
     schema = shorten(load(REQUESTS + row.request).model_json_schema())
     schema.pop("description", None)  # the summary of the operation says it
+    if not schema.get("properties"):
+        schema.pop("properties", None)
     return types.Tool(name=tool_name(name), description=row.summary, input_schema=schema, annotations=hints)
 
 
@@ -62,8 +65,10 @@ def shorten(schema: Any) -> Any:
     short = {
         key: {name: shorten(item) for name, item in value.items()} if key in ("properties", "$defs") else shorten(value)
         for key, value in schema.items()
-        if key not in LEFT_OUT and not (key == "default" and value in (None, "", [], {}, False))
+        if key not in LEFT_OUT and not (key == "propertyNames" and "enum" not in value and "$ref" not in value)
     }
+    if "enum" in short:
+        short.pop("type", None)
     choices = short.pop("anyOf", None)
     if choices is None:
         return short

@@ -87,16 +87,13 @@ def fit_rows(
     if Port.TEXT in stage.facts.ports:
         return fit_texts(config, rows, tokenizer)
     limit, policy = config.hyperparameters.max_length, config.engine.too_long
-    if stage.facts.draws_groups:
-        examples, ledger = encode_prompts(rows, tokenizer, limit, getattr(stage, "rewards", ()))
-        long = 0
-    else:
-        found, ledger = encode(config, rows, tokenizer, limit if policy == "cut" else NO_LIMIT)
-        examples = [example for example in found if width(example) <= limit]
-        long = len(found) - len(examples)
+    drawn = stage.facts.draws_groups
+    found, ledger = encode_rows_of(config, rows, tokenizer, limit if drawn or policy == "cut" else NO_LIMIT)
+    examples = found if drawn else [example for example in found if width(example) <= limit]
+    long = len(found) - len(examples)
     if decides:
         require_accepted(ledger, max_bad_fraction)
-        (require_any_prompt if stage.facts.draws_groups else require_targets)(ledger)
+        (require_any_prompt if drawn else require_targets)(ledger)
         if long and policy == "refuse":
             raise InvalidInput(
                 f"{long} of {ledger.rows['read']} rows are longer than max_length ({limit} tokens).",
@@ -126,10 +123,12 @@ def until(deadline: float, rows: Iterable[Any]) -> Iterator[Any]:
         yield row
 
 
-def encode(
+def encode_rows_of(
     config: TrainerConfig, rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, limit: int
-) -> tuple[list[dict[str, Any]], TokenLedger]:
-    """The examples of a stage that learns from rows, cut to `limit` tokens."""
+) -> tuple[list[Any], TokenLedger]:
+    """The examples of a stage, or its prompts, cut to `limit` tokens, with the account of the rows."""
+    if config.stage.facts.draws_groups:
+        return encode_prompts(rows, tokenizer, limit, getattr(config.stage, "rewards", ()))
     ports = config.stage.facts.ports
     if Port.PREFERENCE in ports:
         return encode_preference(rows, tokenizer, limit)

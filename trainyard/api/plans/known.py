@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainyard.backends.timings.records import read_timings, timing_key
+from trainyard.data.renderers.choice import AUTO
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
-from trainyard.spec.axes.data import DATA_PORTS
+from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import Timings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 from trainyard.spec.training import TrainerConfig
@@ -34,6 +37,12 @@ def folder_of(name: str, settings: Settings) -> Path | None:
         return resolve_model(name, settings).path
     except TrainyardError:
         return None
+
+
+def shape_of(name: str, settings: Settings) -> ModelShape | None:
+    """The shape of a base model that is here."""
+    folder = folder_of(name, settings)
+    return ModelShape.from_config(json.loads((folder / "config.json").read_text("utf-8"))) if folder else None
 
 
 def trainers_of(chain: ResolvedChain) -> list[tuple[ResolvedNode, TrainerConfig]]:
@@ -82,6 +91,19 @@ def counted_tokens(found: FinishedNodes) -> dict[str, float]:
             if tokens and rows:
                 means[node.id] = tokens / rows
     return means
+
+
+def list_templated(chain: ResolvedChain, settings: Settings, *, named: bool) -> frozenset[str]:
+    """Return the trainers of chats whose base is here: those that name a template, or those with the base's own."""
+    return frozenset(
+        node.id
+        for node, config in trainers_of(chain)
+        if Port.TEXT not in config.stage.facts.ports
+        and not any(port is Port.MODEL for port in node.inputs)
+        and (config.engine.template != AUTO) is named
+        and (base := folder_of(config.base_model or settings.default_base_model, settings)) is not None
+        and (base / "tokenizer.json").is_file()
+    )
 
 
 def reads_local_data(chain: ResolvedChain) -> bool:

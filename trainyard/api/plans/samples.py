@@ -20,13 +20,11 @@ from typing import Any
 from trainyard.api.acceptance import reason_of
 from trainyard.api.plans.known import folder_of, is_local
 from trainyard.callbacks import ignore
-from trainyard.data.generation.generate import generate
 from trainyard.data.limited.requests import ParseRequest
 from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.rows import ROWS_FILE
 from trainyard.data.sources import read_source
-from trainyard.data.validation import load_token_counter, validate
 from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable
 from trainyard.evals.tasks import count_held_out
 from trainyard.loading import load
@@ -44,7 +42,10 @@ FIRST_ROWS, MOST_ROWS = 500, 20_000
 """Rows, or documents, that are read at first, and at most."""
 LEAST_SHARE = 3
 """A generator that finds less than one row of so many is short of rows."""
-ANYWAY = "To train all the same: --yes (`yes: true` over REST), or few_rows: allow at the deployer."
+ANYWAY = (
+    "To train all the same: --yes (`yes: true` over REST). To deploy what is better on so few rows, too: "
+    "few_rows: allow at the deployer, of a template `-p publish.few_rows=allow`."
+)
 LEAST_GROWTH = 2
 """A set is read again only for this many times the rows."""
 COUNTED_BYTES = 32 << 20
@@ -117,6 +118,8 @@ class Reading:
     deadline: float = 0.0
     """By the monotonic clock; 0 until the reader is ready."""
     tokenizers: dict[tuple[Path, str], Any] = field(default_factory=dict)
+    balances: dict[tuple[str, Port], str] = field(default_factory=dict)
+    """What each validator did with its rows of a port, in words."""
 
     def read(self, node: ResolvedNode) -> None:
         """Read, generate, validate or encode the rows of a node, where its inputs were read."""
@@ -270,6 +273,7 @@ class Reading:
 
     def generate(self, node: ResolvedNode, config: AiGeneratorConfig) -> None:
         """Run the rules on the documents."""
+        generate = load("trainyard.data.generation.generate:generate")  # imports grammars, schemas and clients
         documents = self.first(node, Port.DOCUMENTS)
         folder = self.folder_for(node)
         made = generate(config, documents.folder, folder, complete=None, report=ignore)
@@ -289,6 +293,8 @@ class Reading:
 
     def validate(self, node: ResolvedNode, config: ValidatorConfig) -> None:
         """Run the validator on what was read."""
+        validate = load("trainyard.data.validation:validate")  # imports the rules of quality
+        load_token_counter = load("trainyard.data.quality.lengths:load_token_counter")
         name = config.tokenizer or self.settings.default_base_model
         base = folder_of(name, self.settings)
         if base is None:
@@ -313,7 +319,8 @@ class Reading:
             made |= own.outputs
             scale = max(scale, given.scale)
             held_out += sum(own.facts["heldout"].values())
-            self.note(node.id, balance_text(own.facts))
+            self.balances[node.id, port] = balance_text(own.facts)
+            self.note(node.id, self.balances[node.id, port])
         if not made:
             raise self.nothing_arrives(node, *ROW_PORTS)
         self.keep(node, folder, made, scale)
@@ -361,7 +368,12 @@ class Reading:
             return
         held_out = count_held_out(given.folder, given.port)
         if reasons := floor.reasons(trained=given.rows, held_out=held_out):
-            self.add_shortage(node.id, "", " ".join(reasons), "Give more documents or rows. ")
+            lost = [
+                f"Of {source.node_id}'s {given.port.value} {balance}."
+                for source in node.inputs.get(given.port, ())
+                if (balance := self.balances.get((source.node_id, given.port)))
+            ]
+            self.add_shortage(node.id, "", " ".join([*reasons, *lost]), "Give more documents or rows. ")
 
     # Inputs
 

@@ -25,7 +25,7 @@ class ConvertInput(Request):
         description="A folder, a .gguf file, TENANT/ROLE[/vN], or an ended job: JOB[/TRAINER]."
     )
     target: Annotated[Path, Argument("TARGET")] = Field(description="Folder or file to write; it must not exist.")
-    to: Layout = Field(description="Layout to write.")
+    to: Annotated[Layout, Option("--to", "--format")] = Field(description="Format: the layout to write.")
     base: str | None = Field(None, description="Its base model; default: the one that it names.")
 
 
@@ -79,7 +79,7 @@ TokenVariable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 class PushInput(Request):
     name: Annotated[str, Argument("TENANT/ROLE[/vN]", completes="adapter")]
-    to: Annotated[str, Argument("TO")] = Field(
+    to: Annotated[str, Argument("TARGET")] = Field(
         "", description="org/name on the Hub, or gs://bucket/prefix; default: weights_store of trainyard.toml."
     )
     public: bool = Field(False, description="Make the repository public; it is private otherwise.")

@@ -12,6 +12,8 @@ from trainyard.api.requests.fields import Argument, Option
 
 ChainText = dict[str, Any]
 """A chain or a job as a mapping, as its file has it: what a program gives in place of a file."""
+GROUP_NAME = r"^([a-z0-9][a-z0-9._-]{0,62})?$"
+Group = Annotated[str, Field(pattern=GROUP_NAME, description="Group of runs, to list and compare them.")]
 PARAMETERS = "A parameter; dots reach inside."
 PRESET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 CHAIN_CHARS = 100
@@ -51,6 +53,7 @@ class RunInput(Request):
         False, description="Train also on fewer rows than were asked for, or than a verdict needs."
     )
     tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+    group: Group = ""
 
 
 class EjectInput(Request):
@@ -104,7 +107,7 @@ class ExportConfigInput(Request):
 
 
 class StoredName(Request):
-    chain: Annotated[str, Argument("CHAIN")] = Field(
+    chain: Annotated[str, Argument("CHAIN", completes="chain")] = Field(
         min_length=1, max_length=CHAIN_CHARS, description="Id of a stored chain, or its name where only one has it."
     )
 
@@ -150,6 +153,7 @@ class RunChainInput(StoredName):
         False, description="Train also on fewer rows than were asked for, or than a verdict needs."
     )
     tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+    group: Group = ""
 
 
 class ChainRunsInput(StoredName):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from trainyard.api.requests.base import Request
 from trainyard.api.requests.fields import Argument, Option
@@ -35,3 +36,37 @@ class FolderInput(Request):
         "", max_length=4096, description="Folder inside a data root; left out: the data roots themselves."
     )
     limit: int = Field(200, ge=1, le=10_000, description="Entries that are shown.")
+
+
+class UploadInput(Request):
+    """A file to keep. Over REST, its bytes are the body."""
+
+    file: Annotated[Path | None, Argument("FILE", local=True)] = Field(None, description="A file of this machine.")
+    name: Annotated[str, Option("--name")] = Field(
+        "", max_length=1024, description="Name of the upload, such as chats.jsonl; default: the file's own."
+    )
+    folder: str = Field("", max_length=1024, description="Folder of uploads that it belongs to, as for documents.")
+    _received: BinaryIO | None = PrivateAttr(None)
+
+    @property
+    def received(self) -> BinaryIO | None:
+        """The bytes that came over REST."""
+        return self._received
+
+    def with_received(self, body: BinaryIO) -> UploadInput:
+        """Return the request with the bytes that came with it, which no log and no answer contains."""
+        request = self.model_copy()
+        request._received = body
+        return request
+
+
+class UploadNameInput(Request):
+    name: Annotated[str, Argument("NAME", completes="upload")] = Field(
+        min_length=1, max_length=1024, description="Name of an uploaded file or folder."
+    )
+
+
+class ColumnsInput(Request):
+    path: Annotated[str, BeforeValidator(os.fspath), Argument("PATH", is_file=True)] = Field(
+        min_length=1, max_length=4096, description="File or folder of rows inside a data root."
+    )

@@ -1,4 +1,4 @@
-"""Requests about jobs. A job is named by its id, by a beginning of its id that fits only one, or by its name."""
+"""Requests about jobs. A job is named by its id, its name, or a beginning of one that fits only one job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from trainyard.api.requests.base import Parameters, Request
-from trainyard.api.requests.chains import PARAMETERS
+from trainyard.api.requests.chains import GROUP_NAME, PARAMETERS, Group
 from trainyard.api.requests.fields import Argument, Option
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
@@ -17,7 +17,7 @@ from trainyard.spec.states import JobState
 
 class JobInput(Request):
     job: Annotated[str, Argument("JOB", completes="run")] = Field(
-        min_length=1, description="Id of a job, the beginning of one, or its name."
+        min_length=1, description="Id of a job, its name, or the beginning of one."
     )
 
 
@@ -33,6 +33,13 @@ class CreateInput(Request):
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
     yes: Annotated[bool, Option("-y", "--yes")] = Field(
         False, description="Train also on fewer rows than were asked for, or than a verdict needs."
+    )
+    group: Group = ""
+
+
+class NoteInput(JobInput):
+    text: Annotated[str, Argument("TEXT")] = Field(
+        "", max_length=4000, description="What to remember about the job; empty: remove the note."
     )
 
 
@@ -82,6 +89,7 @@ class JobsInput(Request):
     tenant: Annotated[str | None, Option(completes="tenant")] = Field(None, description="Only jobs of this tenant.")
     backend: BackendName | None = Field(None, description="Only jobs whose last trainer runs on it.")
     stage: Stage | None = Field(None, description="Only jobs whose last trainer has this objective.")
+    group: str | None = Field(None, pattern=GROUP_NAME, description="Only jobs of this group, or of this sweep.")
     text: str | None = Field(
         None, min_length=1, max_length=200, description="Only with this text in name, id, tags, base model or message."
     )

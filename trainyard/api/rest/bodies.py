@@ -6,7 +6,9 @@ JSON is read strictly: a number in quotation marks is not a number, a key may oc
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
@@ -18,11 +20,12 @@ from starlette.requests import Request
 
 from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.api.rest.problems import FieldProblem
-from trainyard.api.rest.spool import INLINE_BYTES, Body, place_for, received_body
+from trainyard.api.rest.spool import INLINE_BYTES, UPLOADING, Body, place_for, received_body
 from trainyard.api.rest.structure import USUAL, JsonLimits, require_structure
 from trainyard.errors import InvalidInput
 
 JSON_TYPE, TENSORS_TYPE = "application/json", "application/x-safetensors"
+FILE_TYPE = "application/octet-stream"
 TENSORS, IF_MATCH = "tensors", "if_match"
 """Names of fields that a body of tensors, and the header If-Match, fill."""
 MAX_BODY_BYTES = 8 << 20
@@ -32,6 +35,7 @@ MAX_TENSORS_BYTES = 256 << 20
 MAX_DEPTH = 100
 NESTED = {dict, list}
 """What a JSON reader makes of values that contain others."""
+KEY_OF_OBJECT = re.compile(r"(\w+)\[([^\[\]]*)\]")
 SHOWN = 20
 """Reasons that one answer lists, at most."""
 
@@ -80,6 +84,24 @@ async def read_request(
             return decode(body)
         async with place_for(tensors=False):
             return await operation_threads().run(partial(decode, body))
+
+
+async def read_upload(
+    model: type[BaseModel],
+    request: Request,
+    held: AsyncExitStack,
+    *,
+    caller: str = "",
+    folder: Path | None = None,
+    most_bytes: int = MAX_BODY_BYTES,
+) -> Any:
+    """The request of an operation whose body is a file; the file is there until `held` is closed.
+
+    Raises `InvalidFields` (`E-PARAMETER`), `InvalidInput` and `LimitExceeded` as `read_request` does.
+    """
+    found = read_query(model, request.query_params, {name: str(text) for name, text in request.path_params.items()})
+    body = await held.enter_async_context(received_body(request, most_bytes, caller, folder, UPLOADING))
+    return found.with_received(await operation_threads().run(body.open))
 
 
 def decode_request(
@@ -188,6 +210,11 @@ def read_query(
         if body and name in body:
             raise unknown_fields([name], "in the query, and is the body", "Leave it out.")
         values = query.getlist(name)
+        if (inner := KEY_OF_OBJECT.fullmatch(name)) and is_mapping(model, inner[1]):
+            if len(values) > 1:
+                raise unknown_fields([name], "twice in the query", "Give it once.")
+            texts.setdefault(inner[1], {})[inner[2]] = values[0]
+            continue
         field = model.model_fields.get(name)
         if name in path or field is None:
             raise unknown_fields([name], "in the query", "Leave it out.")
@@ -207,7 +234,13 @@ def read_query(
 
 
 def as_text(value: Any) -> Any:
-    return value if isinstance(value, str | list) else str(value)
+    return value if isinstance(value, str | list | dict) else str(value)
+
+
+def is_mapping(model: type[BaseModel], name: str) -> bool:
+    """Whether a field is an object, which a query gives key by key: `columns[prompt]=question` (OpenAPI deepObject)."""
+    field = model.model_fields.get(name)
+    return field is not None and (get_origin(field.annotation) or field.annotation) is dict
 
 
 @lru_cache(1024)

@@ -18,7 +18,7 @@ from trainyard.api.invocation import implementation_of
 from trainyard.api.live.workers import WorkerState
 from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS, Operation, Scope, route_of
 from trainyard.api.responses import Blob, Response
-from trainyard.api.rest.bodies import IF_MATCH, JSON_TYPE, TENSORS, TENSORS_TYPE
+from trainyard.api.rest.bodies import FILE_TYPE, IF_MATCH, JSON_TYPE, TENSORS, TENSORS_TYPE
 from trainyard.api.rest.problems import MEDIA_TYPE, ProblemDocument
 from trainyard.api.rest.routes import EVENTS_TYPE, operation_id
 from trainyard.loading import load
@@ -210,7 +210,10 @@ def body_of(name: str, row: Operation, given: Json, whole: Json | None, componen
     rest = {one: schema for one, schema in given.get("properties", {}).items() if one not in elsewhere}
     if method == "GET" or not rest:
         return None
-    return request_body(name, rest, set(given.get("required", ())) - elsewhere, components)
+    body = request_body(name, rest, set(given.get("required", ())) - elsewhere, components)
+    if row.takes_file:
+        body["content"][FILE_TYPE] = {"schema": {"type": "string", "format": "binary"}}
+    return body
 
 
 def parameter(name: str, schema: Json, place: str, *, needed: bool) -> Json:
@@ -218,6 +221,8 @@ def parameter(name: str, schema: Json, place: str, *, needed: bool) -> Json:
     found: Json = {"name": name, "in": place, "required": needed, "schema": schema}
     if "description" in schema:
         found["description"] = schema["description"]
+    if schema.get("type") == "object":
+        found |= {"style": "deepObject", "explode": True}
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -26,7 +26,7 @@ from trainyard.api.context import Caller, Context
 from trainyard.api.invocation import carry_out, refuse_early, require_allowed
 from trainyard.api.operations import API, OPERATIONS, REQUESTS, Operation, route_of
 from trainyard.api.responses import Blob
-from trainyard.api.rest.bodies import InvalidFields, read_request
+from trainyard.api.rest.bodies import FILE_TYPE, InvalidFields, media_type, read_request, read_upload
 from trainyard.api.rest.measured import OPERATION
 from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.api.rest.problems import answer_problem
@@ -157,7 +157,8 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         with span(name, request.scope[TRACEPARENT]):
             caller = service.authenticate(request)
             try:
-                answered = await answer_within(request, trace, caller)
+                async with AsyncExitStack() as held:
+                    answered = await answer_within(request, trace, caller, held)
             except CallerLeft:
                 answered = Response(status_code=CLIENT_CLOSED_REQUEST)
             except TrainyardError as error:
@@ -168,7 +169,7 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         answered.raw_headers.append((TRACE_HEADER.encode(), trace.encode()))
         return answered
 
-    async def answer_within(request: Request, trace: str, caller: Caller) -> Response:
+    async def answer_within(request: Request, trace: str, caller: Caller, held: AsyncExitStack) -> Response:
         later = list[Callable[[], None]]()
         context = Context(
             service.settings,
@@ -185,14 +186,20 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         refuse_early(name, model, context)
         require_addressed(request, context)
         limits = BATCHES if operation.keeps_replies else USUAL
-        given = await read_request(
-            model, request, operation.body, caller=caller.identity, folder=service.settings.services, limits=limits
-        )
+        folder = service.settings.services
+        if takes_file(operation, request):
+            most = service.settings.upload_mb << 20
+            given = await read_upload(model, request, held, caller=caller.identity, folder=folder, most_bytes=most)
+        else:
+            given = await read_request(
+                model, request, operation.body, caller=caller.identity, folder=folder, limits=limits
+            )
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
             require_allowed(name, given, context)
             return await stream(load(STREAMS + operation.stream), given, context, request)
         work = partial(carry_out, name, given, context)
-        if context.idempotency_key and request.method != "GET" and not operation.keeps_replies:
+        is_kept = operation.keeps_replies or takes_file(operation, request)  # the same file twice is one
+        if context.idempotency_key and request.method != "GET" and not is_kept:
             key = context.idempotency_key
             once = partial(service.replays.once, caller, name, given, key, partial(as_json, work))
             return respond_bytes(await run_while_connected(once, request, context.departure), operation.status)
@@ -207,6 +214,11 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
 
     setattr(answer, OPERATION, name)  # for the metrics
     return answer
+
+
+def takes_file(operation: Operation, request: Request) -> bool:
+    """Whether the body of a request is a file, not JSON."""
+    return operation.takes_file and media_type(request) == FILE_TYPE
 
 
 def body_length(request: Request) -> int | None:

@@ -29,6 +29,8 @@ INLINE_BYTES = 16 << 10
 LARGE_BYTES = 8 << 20
 SPOOLED = OpenRequests(8, 16)
 """Places for bodies over `LARGE_BYTES`, for one caller and for all: 4 GiB of disk at most."""
+UPLOADING = OpenRequests(2, 4)
+"""The same for files that are uploaded, each with up to `upload_mb` MiB."""
 MOST_DECODED, MOST_TENSORS = 1, 4
 """Bodies that are decoded at a time, and those of tensors that are in memory."""
 Places = dict[bool, asyncio.Semaphore]
@@ -63,6 +65,13 @@ class Body:
         self.file.write(self.memory)
         self.memory = bytearray()
 
+    def open(self) -> BinaryIO:
+        """Return the file with the body, at its beginning; it is closed with the body."""
+        self.spill()
+        assert self.file is not None, "spilled"
+        self.file.seek(0)
+        return self.file
+
     def read(self) -> bytes:
         """Return all of it."""
         if self.file is None:
@@ -74,9 +83,9 @@ class Body:
 
 @asynccontextmanager
 async def received_body(
-    request: Request, most_bytes: int, caller: str = "", folder: Path | None = None
+    request: Request, most_bytes: int, caller: str = "", folder: Path | None = None, places: OpenRequests = SPOOLED
 ) -> AsyncIterator[Body]:
-    """Receive a whole body.
+    """Receive a whole body; a large one takes one of the places.
 
     Raises `LimitExceeded` (`E-BODY-LENGTH`, `E-RATE`), and `InvalidInput` (`E-JSON`) for a client that left.
     """
@@ -85,7 +94,7 @@ async def received_body(
     if length and expected > most_bytes:
         raise body_too_long(most_bytes)
     is_large = min(expected, most_bytes) > LARGE_BYTES
-    with SPOOLED.place(caller) if is_large else nullcontext(), Body(folder) as body:
+    with places.place(caller) if is_large else nullcontext(), Body(folder) as body:
         try:
             async for part in request.stream():
                 body.memory += part

@@ -18,22 +18,20 @@ from prefect.exceptions import ObjectNotFound
 from trainyard.api.live.found import the_only
 from trainyard.api.live.trainings import with_chain_facts
 from trainyard.api.runs.operating import process_of
+from trainyard.api.runs.plain_logs import PLANNED, text_of
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import run_state, waits_for_trainer
 from trainyard.api.runs.watching import run_url
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_facts import read_facts
-from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, is_named, job_id_of, name_run
+from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, is_meant, name_run
 from trainyard.stores.live.job_index import JobPage, JobQuery, page_of, place_of
 
 PAGE = 200
 """Rows that the server gives at once, at most."""
 UUID_LENGTH = 36
-PLANNED = "Scheduled"
-"""Prefect's name of the state of a run that is not due yet; a late one has another."""
 SLACK_S = 3600.0
 """By how much a run may be due before it was created: clocks differ, and a client may name an earlier time."""
-NO_TRACEBACK = "\nNoneType: None"
 
 
 def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **wanted: Any) -> Iterator[Any]:
@@ -105,7 +103,7 @@ def select_ended(run_ids: Iterable[str]) -> set[str]:
 
 
 def find_job(name: str, tenant: str = "") -> dict[str, Any]:
-    """The one job of that id, run id, beginning of one of them, or name; of that tenant, if one is given.
+    """The one job of that id, run id, name, or beginning of one of them; of that tenant, if one is given.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
     """
@@ -140,13 +138,9 @@ def candidates(prefect: SyncPrefectClient, name: str) -> Iterator[FlowRun]:
     elif JOB_ID.fullmatch(name) and (tagged := list(jobs_of(prefect, name))):
         yield from tagged
     else:
-        yield from (run for run in jobs_of(prefect) if is_meant(name, run))
-
-
-def is_meant(word: str, run: FlowRun) -> bool:
-    """Return whether a word names a run: by the beginning of one of its ids, or by its name."""
-    ids = (str(run.id), job_id_of(str(run.id), run.tags))
-    return is_named(word, run.name) or (bool(word) and any(one.startswith(word.lower()) for one in ids))
+        runs = list(jobs_of(prefect))
+        meant = [run for run in runs if is_meant(name, str(run.id), run.name, run.tags)]
+        yield from meant or [run for run in runs if run.name.startswith(name)]
 
 
 def is_id(text: str) -> bool:
@@ -194,8 +188,3 @@ def read_log(run_id: str, offset: int = 0, most: int | None = None) -> list[dict
         every = paged(prefect.read_logs, offset, log_filter=wanted, sort=LogSort.TIMESTAMP_ASC)
         lines = islice(every, most)
         return [{"time": one.timestamp.timestamp(), "level": one.level, "text": text_of(one.message)} for one in lines]
-
-
-def text_of(message: str) -> str:
-    """Return a message without the traceback of no exception, which Prefect adds where a flow returned a failure."""
-    return message.removesuffix(NO_TRACEBACK)

@@ -6,7 +6,6 @@ the server's answer decides, not that state.
 
 from __future__ import annotations
 
-import socket
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,6 +20,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled, Suspended
 
 from trainyard.api.records import read_result
+from trainyard.api.runs.plain_logs import WORKER_LABEL, live_process
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import completed, in_words, preempted, run_state, waits_for_trainer
 from trainyard.api.training_logs import made_no_progress, note_preemption, saved_and_left
@@ -33,7 +33,6 @@ LEAVING_S = 20.0
 """How long `resume` waits for a run that is still saving, and for the worker's message of its end."""
 WORKERS_WORD = "Flow run was cancelled"
 """Prefix of the message with which Prefect's worker ends a cancellation."""
-WORKER_LABEL = "prefect.worker.name"
 """The label by which a worker signs a run, after it wrote Pending and before it starts the process."""
 STARTING = timedelta(seconds=120)
 """From Pending to a process takes a worker some seconds."""
@@ -268,13 +267,5 @@ def write_end_state(run: FlowRun, settings: Settings) -> None:
 
 
 def process_of(run: FlowRun) -> psutil.Process | None:
-    """The live process of a run of this machine; a pid that belongs to something else by now does not count."""
-    worker = str(run.labels.get(WORKER_LABEL, ""))
-    if worker and not worker.startswith(socket.gethostname()):
-        return None
-    try:
-        process = psutil.Process(int(run.infrastructure_pid or 0))
-        ours = any("prefect" in word for word in process.cmdline())
-        return process if ours and process.status() != psutil.STATUS_ZOMBIE else None
-    except (psutil.Error, ValueError):
-        return None
+    """The live process of a run of this machine."""
+    return live_process(run.labels, run.infrastructure_pid)

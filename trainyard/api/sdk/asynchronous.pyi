@@ -20,9 +20,11 @@ from trainyard.api.verbs.chains.eject import EjectOutput
 from trainyard.api.verbs.chains.exports import ExportOutput
 from trainyard.api.verbs.chains.imports import ImportOutput
 from trainyard.api.verbs.chains.stored import ChainDetail, ChainList, ChainRun, DeletedChain, RunsOfChain
+from trainyard.api.verbs.data.columns import DataColumns
 from trainyard.api.verbs.data.listing import DataList, ModelList
 from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
+from trainyard.api.verbs.data.uploads import DeletedUpload, UploadedFile
 from trainyard.api.verbs.demo import DemoResult
 from trainyard.api.verbs.doctor import Diagnosis
 from trainyard.api.verbs.editing.drafts import ExpandedChain, LinkAnswers, Palette
@@ -30,11 +32,12 @@ from trainyard.api.verbs.editing.revisions import RevisionDiff
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
-from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobMetrics
 from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
 from trainyard.api.verbs.machine.settings import MachineSettingList
 from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
 from trainyard.api.verbs.monitoring.gpus import GpuList
+from trainyard.api.verbs.monitoring.logs import JobLog
 from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
 from trainyard.api.verbs.monitoring.provenance import Provenance
 from trainyard.api.verbs.monitoring.samples import JobSamples
@@ -77,7 +80,7 @@ class AsyncChainsOperations:
     async def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
     async def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # run
     async def delete(self, *, chain: str) -> DeletedChain: ...  # run
-    async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
+    async def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ..., group: str = ...) -> ChainRun: ...  # run
     async def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
     async def palette(self) -> Palette: ...  # read
     async def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
@@ -111,13 +114,14 @@ class AsyncScriptsOperations:
     async def draft(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., node: str | None = ...) -> ScriptDraft: ...  # read
 
 class AsyncJobsOperations:
-    async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., yes: bool = ...) -> RunResult: ...  # run
-    async def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
+    async def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., yes: bool = ..., group: str = ...) -> RunResult: ...  # run
+    async def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., group: str | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     async def show(self, *, job: str) -> JobDetail: ...  # read
     async def nodes(self, *, job: str) -> RunNodes: ...  # read
     async def node(self, *, job: str, node: str) -> NodeDetail: ...  # read
     async def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., before: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
     async def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., until_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    async def note(self, *, job: str, text: str = ...) -> Job: ...  # run
     async def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     async def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
     async def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
@@ -147,6 +151,9 @@ class AsyncSessionsOperations:
 
 class AsyncDataOperations:
     async def list(self, *, folder: str = ..., limit: int = ...) -> DataList: ...  # read
+    async def upload(self, *, file: Path | None = ..., name: str = ..., folder: str = ...) -> UploadedFile: ...  # run
+    async def delete(self, *, name: str) -> DeletedUpload: ...  # run
+    async def columns(self, *, path: str) -> DataColumns: ...  # read
     async def preview(self, *, path: str, format: DataFormat | None = ..., columns: dict[str, Any] = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., generate: bool = ..., count: int = ..., wordings: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
 class AsyncArtifactsOperations:
@@ -207,7 +214,7 @@ class AsyncOperations:
     async def restore(self, *, file: Path) -> Restored: ...  # admin
     async def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
     async def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
-    async def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
+    async def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ..., group: str = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> AsyncSweepOperations: ...
     async def compare(self, *, job: tuple[str, ...], plot: bool = ...) -> Comparison: ...  # read

@@ -20,9 +20,11 @@ from trainyard.api.verbs.chains.eject import EjectOutput
 from trainyard.api.verbs.chains.exports import ExportOutput
 from trainyard.api.verbs.chains.imports import ImportOutput
 from trainyard.api.verbs.chains.stored import ChainDetail, ChainList, ChainRun, DeletedChain, RunsOfChain
+from trainyard.api.verbs.data.columns import DataColumns
 from trainyard.api.verbs.data.listing import DataList, ModelList
 from trainyard.api.verbs.data.preview import DataPreview
 from trainyard.api.verbs.data.renderers import RendererTable
+from trainyard.api.verbs.data.uploads import DeletedUpload, UploadedFile
 from trainyard.api.verbs.demo import DemoResult
 from trainyard.api.verbs.doctor import Diagnosis
 from trainyard.api.verbs.editing.drafts import ExpandedChain, LinkAnswers, Palette
@@ -30,11 +32,12 @@ from trainyard.api.verbs.editing.revisions import RevisionDiff
 from trainyard.api.verbs.graph import Exported, GraphCounts, QueryRows
 from trainyard.api.verbs.housekeeping.backup import BackedUp, Restored
 from trainyard.api.verbs.housekeeping.gc import Collected
-from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobLog, JobMetrics
+from trainyard.api.verbs.jobs import Job, JobDetail, JobList, JobMetrics
 from trainyard.api.verbs.machine.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
 from trainyard.api.verbs.machine.settings import MachineSettingList
 from trainyard.api.verbs.monitoring.checkpoints import CheckpointList, VerifiedCheckpoints
 from trainyard.api.verbs.monitoring.gpus import GpuList
+from trainyard.api.verbs.monitoring.logs import JobLog
 from trainyard.api.verbs.monitoring.nodes import NodeDetail, RunNodes
 from trainyard.api.verbs.monitoring.provenance import Provenance
 from trainyard.api.verbs.monitoring.samples import JobSamples
@@ -76,7 +79,7 @@ class ChainsOperations:
     def show(self, *, chain: str, revision: int | None = ...) -> ChainDetail: ...  # read
     def update(self, *, chain: str, file: Path | None = ..., spec: dict[str, Any] = ..., if_match: str = ...) -> ChainDetail: ...  # run
     def delete(self, *, chain: str) -> DeletedChain: ...  # run
-    def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ...) -> ChainRun: ...  # run
+    def run(self, *, chain: str, revision: int | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ..., group: str = ...) -> ChainRun: ...  # run
     def runs(self, *, chain: str, limit: int = ..., offset: int = ...) -> RunsOfChain: ...  # read
     def palette(self) -> Palette: ...  # read
     def expand(self, *, target: str | dict[str, Any] | None = ..., parameters: dict[str, Any] = ..., text: str = ...) -> ExpandedChain: ...  # read
@@ -110,13 +113,14 @@ class ScriptsOperations:
     def draft(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., node: str | None = ...) -> ScriptDraft: ...  # read
 
 class JobsOperations:
-    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., yes: bool = ...) -> RunResult: ...  # run
-    def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
+    def create(self, *, file: Path | None = ..., parameters: dict[str, Any] = ..., watch: bool = ..., yes: bool = ..., group: str = ...) -> RunResult: ...  # run
+    def list(self, *, state: JobState | None = ..., name: str | None = ..., tenant: str | None = ..., backend: BackendName | None = ..., stage: Stage | None = ..., group: str | None = ..., text: str | None = ..., limit: int = ..., cursor: str | None = ...) -> JobList: ...  # read
     def show(self, *, job: str) -> JobDetail: ...  # read
     def nodes(self, *, job: str) -> RunNodes: ...  # read
     def node(self, *, job: str, node: str) -> NodeDetail: ...  # read
     def logs(self, *, job: str, follow: bool = ..., tail: int | None = ..., source: str | None = ..., offset: int | None = ..., before: int | None = ..., limit_bytes: int = ...) -> JobLog: ...  # read
     def metrics(self, *, job: str, node: str | None = ..., max_points: int | None = ..., since_step: int | None = ..., until_step: int | None = ..., plot: bool = ...) -> JobMetrics: ...  # read
+    def note(self, *, job: str, text: str = ...) -> Job: ...  # run
     def pause(self, *, job: str, wait: bool = ...) -> Job: ...  # run
     def resume(self, *, job: str, parameters: dict[str, Any] = ..., watch: bool = ...) -> Job | RunResult: ...  # run
     def cancel(self, *, job: str, wait: bool = ...) -> Job: ...  # run
@@ -146,6 +150,9 @@ class SessionsOperations:
 
 class DataOperations:
     def list(self, *, folder: str = ..., limit: int = ...) -> DataList: ...  # read
+    def upload(self, *, file: Path | None = ..., name: str = ..., folder: str = ...) -> UploadedFile: ...  # run
+    def delete(self, *, name: str) -> DeletedUpload: ...  # run
+    def columns(self, *, path: str) -> DataColumns: ...  # read
     def preview(self, *, path: str, format: DataFormat | None = ..., columns: dict[str, Any] = ..., base_model: str | None = ..., template: str = ..., max_length: int = ..., generate: bool = ..., count: int = ..., wordings: int = ..., rows: int = ..., limit: int = ...) -> DataPreview: ...  # read
 
 class ArtifactsOperations:
@@ -206,7 +213,7 @@ class Operations:
     def restore(self, *, file: Path) -> Restored: ...  # admin
     def check(self, *, files: tuple[Path | dict[str, Any], ...]) -> CheckOutput: ...  # read
     def plan(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., measure: bool = ...) -> ChainPlan: ...  # read
-    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ...) -> RunResult: ...  # run
+    def run(self, *, target: str | dict[str, Any], parameters: dict[str, Any] = ..., preset: str | None = ..., watch: bool = ..., refresh: bool = ..., refresh_from: str | None = ..., yes: bool = ..., tags: tuple[str, ...] = ..., group: str = ...) -> RunResult: ...  # run
     @property
     def sweep(self) -> SweepOperations: ...
     def compare(self, *, job: tuple[str, ...], plot: bool = ...) -> Comparison: ...  # read

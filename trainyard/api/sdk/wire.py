@@ -45,6 +45,7 @@ STREAM_TIMEOUT_S = 60.0
 ENDS = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED, JobState.PAUSED)
 PARAMETER = re.compile(r"\{(\w+)\}")
 TENSORS, TENSORS_TYPE, IF_MATCH = "tensors", "application/x-safetensors", "if_match"
+FILE_TYPE = "application/octet-stream"
 SHOWN_CHARS = 200
 REASON_FIELDS = ("code", "node", "field", "because", "instead", "row")
 
@@ -126,6 +127,8 @@ def retry_after(heard: Heard) -> float | None:
 def exchange_of(name: str, request: BaseModel) -> HttpExchange:
     """The request of an operation as HTTP has it: path, query, headers, body."""
     row, (method, path) = OPERATIONS[name], route_of(name)
+    if row.takes_file and (file := getattr(request, "file", None)) is not None:
+        return upload_of(file, request, path)
     tensors = getattr(request, TENSORS, None)
     whole = not tensors and not row.body and method != "GET"
     apart = set(parameters_of(path))
@@ -150,6 +153,15 @@ def exchange_of(name: str, request: BaseModel) -> HttpExchange:
     return HttpExchange(method, path, query_of(given), headers, body)
 
 
+def upload_of(file: Path, request: BaseModel, path: str) -> HttpExchange:
+    """A file of this machine as the body. Raises `NotFound` (`E-DATA-NOT-FOUND`)."""
+    if not file.is_file():
+        raise NotFound(f"There is no file {str(file)[:SHOWN_CHARS]!r}.", do="Correct it.", code="E-DATA-NOT-FOUND")
+    fields = request.model_dump(mode="json", exclude_unset=True, exclude={"file"})
+    named = path.replace("{name}", quote(fields.pop("name", "") or file.name, safe=""))
+    return HttpExchange("PUT", named, query_of(fields), {"content-type": FILE_TYPE}, file.read_bytes())
+
+
 @cache
 def parameters_of(path: str) -> tuple[str, ...]:
     """The fields that are not in the body: those of the path, and at last that of the header If-Match."""
@@ -168,8 +180,12 @@ def json_of(request: BaseModel, left_out: set[str]) -> bytes:
 
 
 def query_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a query: lists repeat, what is not there is left out."""
+    """The fields of a query: lists repeat, objects are `field[key]`, what is not there is left out."""
     texts = {True: "true", False: "false"}
+    objects = {key: value for key, value in given.items() if isinstance(value, Mapping)}
+    if objects:
+        given = {key: value for key, value in given.items() if key not in objects}
+        given |= {f"{key}[{name}]": value for key, one in objects.items() for name, value in one.items()}
     return {
         key: texts[value] if isinstance(value, bool) else value for key, value in given.items() if value is not None
     }
@@ -272,7 +288,7 @@ def start_run(given: dict[str, Any]) -> Talk:
         )  # fmt: skip
     stored = yield from store_chain(target)
     named = {"chain": stored.id, "revision": stored.revision}
-    words = {key: given[key] for key in ("refresh", "refresh_from", "tags") if key in given}
+    words = {key: given[key] for key in ("refresh", "refresh_from", "tags", "group") if key in given}
     return (yield from ask("chains run", named | words))
 
 

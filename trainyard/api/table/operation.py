@@ -41,6 +41,8 @@ class NetworkFacts:
     only_answers: bool = False
     """Whether it leaves nothing behind but its answer, though it needs more than the scope read: it ends when its
     caller leaves."""
+    takes_file: bool = False
+    """Whether a body of application/octet-stream is a file, which arrives on the disk; its fields are in the query."""
     keeps_replies: bool = False
     """Whether what carries it out keeps the answers to an Idempotency-Key itself; else the service does."""
     tenants: bool = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainyard.api.terminal.text import next_lines, table
+from trainyard.api.terminal.tables import table
+from trainyard.api.terminal.text import next_lines
 
 
 def adapters_text(result: Any) -> str:

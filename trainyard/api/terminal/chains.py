@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainyard.api.terminal.text import draw_curves, next_lines, table
+from trainyard.api.terminal.tables import paragraph, table
+from trainyard.api.terminal.text import draw_curves, message_text, next_lines, short_reason
 from trainyard.loading import load
 
 LONGEST = 44
@@ -24,13 +25,16 @@ def check_text(result: Any) -> str:
 
 def node_table(nodes: Sequence[Any]) -> list[str]:
     """How the nodes ended, as one text; none where there are no nodes."""
-    rows = [(node.id, node.state.value, f"{node.seconds:.1f}", node.message.splitlines()[0] if node.message else "")
-            for node in nodes]  # fmt: skip
+    rows = [(node.id, node.state.value, f"{node.seconds:.1f}", short_reason(node.message)) for node in nodes]
     return [table(rows, ("node", "state", "seconds", "result"))] if rows else []
 
 
 def run_text(result: Any) -> str:
-    lines = [*node_table(result.nodes), f"{result.name}: {result.state_text}. {result.message}", result.url]
+    lines = [
+        *node_table(result.nodes),
+        message_text(f"{result.name}: {result.state_text}. {result.message}"),
+        result.url,
+    ]
     return "\n".join([*lines, *next_lines(result.next)])
 
 
@@ -189,7 +193,8 @@ def section_texts(sections: Sequence[Any]) -> list[str]:
     for one in sections:
         words = " ".join(one.text.split())
         rows = [(row.name, row.type, row.limits, row.default, " ".join(row.text.split())) for row in one.rows]
-        found.append("\n".join([f"{one.path}: {words}" if words else one.path, table(rows, header)]))
+        head = paragraph(f"{one.path}: {words}" if words else one.path)
+        found.append("\n".join([head, table(rows, header)]))
     return found
 
 

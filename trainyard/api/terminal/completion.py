@@ -5,6 +5,7 @@ Names are read from the files of the home and of the project: no server is asked
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -63,6 +64,29 @@ def recent_runs(_given: Sequence[str]) -> Iterator[str]:
     yield from (one.name for one in sorted(found, key=lambda one: -one.stat().st_mtime)[:MOST_RUNS])
 
 
+def run_names(given: Sequence[str]) -> Iterator[str]:
+    """Ids of runs, the newest first, then the names that they were given."""
+    ids = list(recent_runs(given))
+    yield from ids
+    for run_id in ids:
+        try:
+            chain = json.loads((home_from_environment() / "runs" / run_id / "chain.json").read_bytes())
+        except (OSError, ValueError):  # a run that has not begun
+            continue
+        if isinstance(chain, dict) and isinstance(chain.get("name"), str):
+            yield chain["name"]
+
+
+def chain_names(_given: Sequence[str]) -> Iterator[str]:
+    store = load("trainyard.stores.chains.revisions:ChainStore")(home_from_environment() / "chains")
+    for chain in store.list():
+        yield from (chain.name, chain.id)
+
+
+def night_names(_given: Sequence[str]) -> Iterator[str]:
+    yield from sorted({one.name for one in home_from_environment().glob("tenants/*/nights/*")}, reverse=True)
+
+
 def adapter_names(_given: Sequence[str]) -> Iterator[str]:
     """TENANT/ROLE, then each of its versions."""
     root = home_from_environment() / "adapters"
@@ -106,11 +130,16 @@ def templates(_given: Sequence[str]) -> Iterator[str]:
 
 def templates_and_runs(given: Sequence[str]) -> Iterator[str]:
     yield from templates(given)
-    yield from recent_runs(given)
+    yield from run_names(given)
 
 
 def schemas(_given: Sequence[str]) -> Iterator[str]:
     yield from load("trainyard.api.verbs.chains.describe:SCHEMAS")
+
+
+def upload_names(_given: Sequence[str]) -> Iterator[str]:
+    found = home_from_environment().glob("tenants/*/uploads/*")
+    yield from sorted(entry.name for entry in found if not entry.name.startswith("."))
 
 
 KNOWN: dict[str, Callable[[Sequence[str]], Iterator[str]]] = {
@@ -119,9 +148,12 @@ KNOWN: dict[str, Callable[[Sequence[str]], Iterator[str]]] = {
     "preset": template_presets,
     "sweep": sweep_names,
     "session": session_ids,
-    "run": recent_runs,
+    "run": run_names,
+    "chain": chain_names,
+    "night": night_names,
     "schema": schemas,
     "template": templates,
     "template or run": templates_and_runs,
     "tenant": tenant_names,
+    "upload": upload_names,
 }

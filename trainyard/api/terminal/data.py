@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
 from trainyard.stores.metrics import in_time
 
 LONGEST = 600
@@ -129,7 +130,10 @@ def exported_text(result: Any) -> str:
 
 def data_list_text(found: Any) -> str:
     """The entries of a folder, and where relative paths start."""
-    rows = [(one.path, one.kind, "" if one.bytes is None else f"{one.bytes:,}") for one in found.entries]
+    rows = [
+        (entry.path, "upload" if entry.uploaded else entry.kind, "" if entry.bytes is None else f"{entry.bytes:,}")
+        for entry in found.entries
+    ]
     more = "" if found.complete else "\nThere are more: --limit shows them."
     listed = table(rows, ("path", "kind", "bytes")) if rows else "There is no file that a chain may read."
     return f"{listed}{more}\n\nRelative paths start in {found.start}."
@@ -147,3 +151,21 @@ def models_text(found: Any) -> str:
         for one in found.models
     ]
     return table(rows, ("name", "place", "bytes", ""))
+
+
+def uploaded_text(found: Any) -> str:
+    """The name of an upload in chains, and a command that uses it."""
+    state = "kept" if found.is_new else "there already"
+    return f"{found.path}: {found.bytes:,} bytes, {state}\n\nNext: trainyard data preview {shlex.quote(found.path)}"
+
+
+def deleted_upload_text(found: Any) -> str:
+    return f"{found.name}: removed, {found.files:,} {'file' if found.files == 1 else 'files'}, {found.bytes:,} bytes"
+
+
+def columns_text(found: Any) -> str:
+    """The columns with an example of each, and the fields that they may be mapped to."""
+    if not found.columns:
+        return f"{found.path} has no columns: its rows are documents or lines of text."
+    rows = [[column.name, cut(column.example)] for column in found.columns]
+    return f"{table(rows, ('column', 'first value'))}\n\nfields: {', '.join(found.fields)}"

@@ -7,18 +7,28 @@ from typing import Any
 
 from trainyard.api.records import RunResult
 from trainyard.api.terminal.chains import node_table, run_text
-from trainyard.api.terminal.text import draw_curves, draw_lines, next_lines, table
+from trainyard.api.terminal.tables import table
+from trainyard.api.terminal.text import draw_curves, draw_lines, message_text, next_lines, short_reason
 from trainyard.stores.metrics import in_time
+
+NOTE_CHARS = 40
+
+
+def cut(note: str) -> str:
+    """The beginning of a note, in one line."""
+    text = " ".join(note.split())
+    return text if len(text) <= NOTE_CHARS else f"{text[:NOTE_CHARS]}…"
 
 
 def jobs_text(result: Any) -> str:
-    rows = []
+    rows, is_labelled = [], any(job.group or job.note for job in result.jobs)
     for job in result.jobs:
         step = f"{job.step}/{job.total_steps}" if job.total_steps else "-"
-        message = job.message.splitlines()[0][:60] if job.message else ""
+        message = short_reason(job.message)[:60]
         loss = "-" if job.loss is None else f"{job.loss:.4f}"
-        rows.append([job.id, job.name, job_state(job), step, loss, f"{job.seconds:.0f}", message])
-    header = ("id", "name", "state", "step", "loss", "seconds", "message")
+        labels = [job.group or "-", cut(job.note) or "-"] if is_labelled else []
+        rows.append([job.id, job.name, *labels, job_state(job), step, loss, f"{job.seconds:.0f}", message])
+    header = ("id", "name", *(("group", "note") if is_labelled else ()), "state", "step", "loss", "seconds", "message")
     lines = [table(rows, header) if rows else "no jobs yet", *age_line(result.as_of)]
     return "\n".join([*lines, f"more: --cursor {result.next}"] if result.next else lines)
 
@@ -39,12 +49,14 @@ def job_text(result: Any) -> str:
     """One job in one line, with what can be done next."""
     step = f" at step {result.step} of {result.total_steps}" if result.total_steps else ""
     after = {"paused": f"\nContinue it by `trainyard jobs resume {result.id}`."}.get(result.state.value, "")
-    return f"{result.name} ({result.id}): {job_state(result)}{step}. {result.message}{after}"
+    return message_text(f"{result.name} ({result.id}): {job_state(result)}{step}. {result.message}{after}")
 
 
 def job_detail_text(result: Any) -> str:
     """One job, then its trainers, then how its nodes ended."""
     lines = [job_text(result), result.url]
+    lines += [f"group: {result.group}"] if result.group else []
+    lines += [f"note: {result.note}"] if result.note else []
     for one in result.trainings:
         rate = "" if one.learning_rate is None else f", learning rate {one.learning_rate:.3g}"
         loss = "" if one.loss is None else f", loss {one.loss:.4f}"
@@ -62,6 +74,10 @@ def left_text(left: Any) -> str:
         return f"{left.node}: its time is not known before its second step"
     basis = {"steps": "at the pace of its newest steps", "plan": "by the plan"}[left.basis]
     return f"{left.node}: about {in_time(left.seconds)} left, {basis}"
+
+
+def noted_text(job: Any) -> str:
+    return f"{job.name} ({job.id}): {job.note}" if job.note else f"{job.name} ({job.id}) has no note now"
 
 
 def log_line_text(line: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
 from trainyard.api.verbs.night import Added, CorpusStatus, NightStatus, Simulated
 from trainyard.night.report import NightReport, markdown
 from trainyard.testing.simulation import violation_lines

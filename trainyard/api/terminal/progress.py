@@ -12,6 +12,8 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from trainyard.api.terminal.text import short_reason
+
 LINE_EVERY_S = 10.0
 """Least time between two plain progress lines of one node: a log is read later, by people."""
 ENDS = {"finished": "done", "reused": "reused", "failed": "failed", "skipped": "skipped", "stopped": "stopped"}
@@ -80,7 +82,7 @@ class Progress:
         if self.bars is not None and node in self.tasks:
             self.bars.remove_task(self.tasks.pop(node))
         rows = ", ".join(f"{count:,} {port}" for port, count in event.get("rows", {}).items())
-        detail = event.get("message") or rows
+        detail = short_reason(str(event.get("message") or "")) or rows  # an error is shown whole when the run has ended
         self.say(f"{node}: {ENDS[what]}" + (f" ({detail})" if detail else ""))
 
     def line(self, node: str, event: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import shlex
 from datetime import UTC, datetime
 from typing import Any
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
 
 
 def env_text(result: Any) -> str:

@@ -1,9 +1,10 @@
-"""What every text for people is made of: tables, curves, and errors in words."""
+"""What texts for people are made of besides tables: curves, and errors in words."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,6 @@ TICKS = 12
 """Columns that plotille writes left of the canvas."""
 MARKS = ((None, "o"), ("+", "x"))
 """Marks of the losses (None: braille) and the evaluation losses of the first and the second training."""
-
-
-def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
-    """Columns padded with spaces: readable, and cut and grep work on it."""
-    everything = [list(header), *[[str(cell) for cell in row] for row in rows]]
-    widths = [max(len(row[column]) for row in everything) for column in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-                     for row in everything)  # fmt: skip
 
 
 def draw_curves(curves: Mapping[str, Sequence[Any]]) -> str:
@@ -87,6 +80,33 @@ def print_error(error: TrainyardError, *, as_json: bool) -> None:
     lines += [f"  {line}" for line in error.why.splitlines()]
     lines += [f"  Do: {error.do}"] if error.do and error.do not in error.why else []
     print("\n".join(lines), file=sys.stderr)
+
+
+CODED = re.compile(r"(?P<code>[ER]-[A-Z0-9-]+): ")
+OF_NODE = re.compile(r"(?P<node>\S+: )?(?P<error>[ER]-[A-Z0-9-]+: .*)")
+
+
+def short_reason(message: str) -> str:
+    """Return the code of an error in words, whose whole text is shown once, elsewhere; else the first line."""
+    coded = CODED.match(message)
+    return coded["code"] if coded else message.partition("\n")[0]
+
+
+def message_text(message: str) -> str:
+    """Return the message of a run with what, why and what to do of each error on lines of their own."""
+    return "\n".join(line for text in message.splitlines() for line in error_lines(text))
+
+
+def error_lines(text: str) -> list[str]:
+    """Split an error in one line, as a state of Prefect has it; any other text stays one line."""
+    error = OF_NODE.fullmatch(text)
+    if error is None:
+        return [text]
+    what, _, rest = text.partition(" Why: ")
+    why, _, do = rest.partition(" Do: ")
+    if not rest:
+        what, _, do = text.partition(" Do: ")
+    return [what, *([f"  {why}"] if why else []), *([f"  Do: {do}"] if do else [])]
 
 
 def next_lines(commands: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
 
 
 def renderers_text(result: Any) -> str:

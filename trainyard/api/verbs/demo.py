@@ -22,11 +22,11 @@ from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.requests.stack import UpInput
 from trainyard.api.responses import Response
-from trainyard.api.stack import checkout
 from trainyard.api.verbs.chains.run import run
 from trainyard.api.verbs.serving.dashboard import link_to
 from trainyard.api.verbs.stack import up
 from trainyard.errors import TrainyardError
+from trainyard.project import checkout
 from trainyard.spec.axes.data import Port
 
 TEMPLATE = "qa-pipeline"

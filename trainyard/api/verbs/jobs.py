@@ -6,18 +6,15 @@ Everything here takes a job by its id, by a beginning of its id that fits only o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from trainyard.api.access.secrets import known_secrets, redact_lines, text_before
 from trainyard.api.context import Context
 from trainyard.api.live import found
-from trainyard.api.live.recorded import NODE, find_recorded, refuse_steering
-from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_lines_before, read_rest
+from trainyard.api.live.recorded import refuse_steering
 from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.api.live.waits import DeviceWait
 from trainyard.api.planning import JOB, merged
@@ -26,13 +23,12 @@ from trainyard.api.requests import jobs as requests
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
-from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, TrainingLogs, training_logs_of
+from trainyard.api.training_logs import TrainingLogs
 from trainyard.api.verbs.chains.missing_backend import require_trainer
 from trainyard.api.verbs.chains.run import run, with_next
+from trainyard.api.verbs.monitoring.logs import gone
 from trainyard.api.verbs.monitoring.next_commands import next_commands
 from trainyard.api.verbs.monitoring.remaining import TimeLeft, time_left
-from trainyard.compute.child import EVENTS_FILE
-from trainyard.compute.events import EventTail
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.loading import load
 from trainyard.settings import Settings
@@ -44,14 +40,10 @@ from trainyard.spec.states import JobState
 from trainyard.stores.live.curves import Columns
 from trainyard.stores.live.job_index import ENDED, JobQuery, read_cursor
 from trainyard.stores.metrics import Point
+from trainyard.stores.notes import NoteStore
 from trainyard.train.evaluation.divergence import DivergenceKind
 
-FOLLOW_EVERY_S = 1.0
-RUN_LOG = "run"
-RUN_LINES = 1000
-"""Of the run's own log in one part."""
 STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
-ENDS = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED, JobState.PAUSED)
 
 
 class JobTraining(Response):
@@ -68,7 +60,15 @@ class JobTraining(Response):
     loss: float | None = None
 
 
-class Job(JobTraining):
+class JobLabels(JobTraining):
+    """What people say of a job."""
+
+    group: str = ""
+    """The group that it was started in, or its sweep."""
+    note: str = ""
+
+
+class Job(JobLabels):
     """One job, as a list shows it."""
 
     id: str
@@ -125,7 +125,7 @@ class Training(Response):
 
 
 class TrainingDivergence(Response):
-    """A loss above that of the base, numbers near their limit, or overfitting, with what to do about it."""
+    """A loss that rose or did not fall, numbers near their limit, or overfitting, with what to do about it."""
 
     node: str
     kind: DivergenceKind
@@ -152,27 +152,6 @@ class JobDetail(Job):
     """The time that each training has left, while the job waits or runs."""
     as_of: float | None = None
     """When this was true (seconds of the epoch), where Prefect cannot be asked; None: now."""
-
-
-class LogLine(Response):
-    source: str
-    """`run`, or the id of the trainer whose own log it is."""
-    text: str
-    level: int = 20
-    time: float | None = None
-
-
-class JobLog(Response):
-    id: str
-    lines: tuple[LogLine, ...]
-    next_offset: dict[str, int] = Field({})
-    """Log -> where it ends as far as it is given here: `offset` of the next part. Of `run` it counts lines."""
-    first_offset: dict[str, int] = Field({})
-    """Log -> where it begins as far as it is given here: `before` of the part before; 0 where nothing is before it."""
-    restarted: bool = False
-    """The log is shorter than the offset: it was cut or replaced, and is given from its start."""
-    streamed: bool = False
-    """The lines were already printed, each as it came."""
 
 
 class TrainingCurve(Response):
@@ -203,7 +182,8 @@ Resumed = Job | RunResult
 
 
 def create_job(given: requests.CreateInput, context: Context) -> RunResult:
-    return run(RunInput(target=JOB, parameters=body(given), watch=given.watch, yes=given.yes), context)
+    words = {"watch": given.watch, "yes": given.yes, "group": given.group}
+    return run(RunInput(target=JOB, parameters=body(given), **words), context)
 
 
 def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
@@ -213,7 +193,7 @@ def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
         return JobList(jobs=())  # another tenant's jobs are not there
     query = JobQuery(
         tenant=tenant or given.tenant or "", state=given.state, name=given.name or "", text=given.text or "",
-        backend=given.backend or "", stage=given.stage or "", limit=given.limit,
+        backend=given.backend or "", stage=given.stage or "", group=given.group or "", limit=given.limit,
         after=read_cursor(given.cursor) if given.cursor else None,
     )  # fmt: skip
     (rows, cursor), as_of = found.list_jobs(query, context)
@@ -262,16 +242,6 @@ def progress_of(training: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in training.items() if key in Training.model_fields}
 
 
-def show_logs(given: requests.LogsInput, context: Context) -> JobLog:
-    if find_recorded(given.job, context.settings, context.caller.tenant):
-        if given.follow:
-            refuse_steering(given.job, context.settings, context.caller.tenant)
-        return read_part(given.model_copy(update={"source": given.source or NODE}), context)
-    if given.source is not None and not given.follow:
-        return read_part(given, context)
-    return read_logs(import_prefect_client(context.settings, "listing"), given, context)
-
-
 def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
     row, _ = found.find_job(given.job, context)
@@ -291,6 +261,13 @@ def curve_of(work: TrainingLogs, given: requests.MetricsInput, settings: Setting
     """One trainer's curve from its store, which has read every step that is there by now."""
     found = read_new_steps(work, curves_folder(settings)).read(given.max_points, given.since_step, given.until_step)
     return TrainingCurve(node=work.node, **{field.name: getattr(found, field.name) for field in fields(found)})
+
+
+def note_job(given: requests.NoteInput, context: Context) -> Job:
+    """Replace the note of a job; an empty text removes it."""
+    row, _ = found.find_job(given.job, context)
+    NoteStore(context.settings.notes).write(row["run_id"], given.text, context.caller.name)
+    return job_of(found.with_labels(row, context.settings))
 
 
 def pause_job(given: requests.StopInput, context: Context) -> Job:
@@ -354,10 +331,6 @@ def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause",
     return job_of(found.note_change(row, context))
 
 
-def gone(row: dict[str, Any]) -> bool:
-    return row["pid"] is None and row["state"] in ENDS
-
-
 def job_of(row: dict[str, Any]) -> Job:
     """The row of a job, with the part of its files, as lists show it."""
     return Job.model_validate(row, extra="ignore")
@@ -378,142 +351,3 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 # Logs
-
-
-def read_part(given: requests.LogsInput, context: Context) -> JobLog:
-    """A part of one log: whole lines, with every character as it was written, except for secrets.
-
-    From `offset` on; or before `before`, or with `tail` at its end, so that a large log is read from its end.
-    Raises `NotFound` (`E-NOT-FOUND`) for a trainer that the job does not have.
-    """
-    row, _ = found.find_job(given.job, context)
-    source, known = given.source or RUN_LOG, known_secrets(context.settings)
-    if source == RUN_LOG and "is_recorded" not in row:
-        return read_run_log(row, given, import_prefect_client(context.settings, "listing"), known)
-    logs = {work.node: work.log for work in trainings_of(row)}
-    if source not in logs:
-        raise NotFound(
-            f"The job {row['name']} has no log of {source!r}.",
-            why=f"It has: {', '.join((RUN_LOG, *logs))}.",
-            do="Name one of them.",
-            code="E-NOT-FOUND",
-        )
-    path, has_ended = logs[source], row["state"] in ENDS
-    if given.before is not None or given.tail is not None:
-        return redacted(read_end(row["id"], source, path, given, has_ended=has_ended), known, path)
-    size, start = path.stat().st_size if path.is_file() else 0, given.offset or 0
-    restarted = start > size
-    start = 0 if restarted else start
-    read = read_lines(path, start, given.limit_bytes)
-    if has_ended and not read:
-        read = read_rest(path, start, given.limit_bytes)
-    return redacted(part_of(row["id"], source, read, start, restarted=restarted), known, path)
-
-
-def read_end(job: str, source: str, path: Path, given: requests.LogsInput, *, has_ended: bool) -> JobLog:
-    """The last lines before an offset, by default before the end of the file.
-
-    A last line without its end is a line once nobody writes it any more.
-    """
-    size = path.stat().st_size if path.is_file() else 0
-    last = size if has_ended or not size else last_line_end(path, size)
-    end = last if given.before is None else min(given.before, last)
-    return part_of(job, source, read_lines_before(path, end, given.limit_bytes, given.tail), end)
-
-
-def part_of(job: str, source: str, read: Sequence[LogPiece], place: int, *, restarted: bool = False) -> JobLog:
-    """Lines of one log as a part of it; without lines it is empty at its place."""
-    lines = [LogLine(source=source, text=one.data.decode("utf-8", "replace")) for one in read]
-    first, end = (read[0].start, read[-1].end) if read else (place, place)
-    return JobLog(
-        id=job, lines=tuple(lines), next_offset={source: end}, first_offset={source: first}, restarted=restarted
-    )  # fmt: skip
-
-
-def redacted(part: JobLog, known: Sequence[str], path: Path) -> JobLog:
-    """A part of a log without the secrets that a training or a library has printed."""
-    if not part.lines:
-        return part
-    (first,) = part.first_offset.values()
-    return part.model_copy(update={"lines": tuple(redact_lines_of(part.lines, known, text_before(path, first)))})
-
-
-def redact_lines_of(lines: Iterable[LogLine], known: Sequence[str], before: str = "") -> Iterator[LogLine]:
-    given = list(lines)
-    texts = redact_lines([line.text for line in given], known, before)
-    for line, text in zip(given, texts, strict=True):
-        yield line if line.text == text else line.model_copy(update={"text": text})
-
-
-def read_run_log(row: dict[str, Any], given: requests.LogsInput, listing: Any, known: Sequence[str]) -> JobLog:
-    """A part of the run's own log, which counts lines."""
-    end = given.before
-    if given.tail is not None:
-        every = listing.read_log(row["run_id"], 0, end)
-        start = max(0, len(every) - given.tail)
-        read = every[start:]
-    else:
-        start = given.offset or 0 if end is None else max(0, end - RUN_LINES)
-        read = listing.read_log(row["run_id"], start, RUN_LINES if end is None else end - start)
-    lines = tuple(redact_lines_of((LogLine(source=RUN_LOG, **one) for one in read), known))
-    return JobLog(
-        id=row["id"], lines=lines, next_offset={RUN_LOG: start + len(lines)}, first_offset={RUN_LOG: start}
-    )  # fmt: skip
-
-
-def read_logs(listing: Any, given: requests.LogsInput, context: Context) -> JobLog:
-    """Merge the run's log and its trainers' own. With `follow`, report each line as it comes until the job ends."""
-    row = listing.find_job(given.job, context.caller.tenant)
-    reader = LogReader(listing, row["run_id"], context.settings)
-    lines = list(reader.read())
-    lines = lines[-given.tail :] if given.tail else lines if given.tail is None else []
-    if given.follow:
-        follow(listing, reader, lines, context.on_part)
-        return JobLog(id=row["id"], lines=(), streamed=True)
-    return JobLog(id=row["id"], lines=(*lines, *reader.rest()) if given.tail is None else tuple(lines))
-
-
-def follow(listing: Any, reader: LogReader, lines: list[LogLine], report: Callable[[LogLine], None]) -> None:
-    while True:
-        for line in lines:
-            report(line)
-        row = listing.find_job(reader.run_id)
-        if gone(row):
-            break
-        time.sleep(FOLLOW_EVERY_S)
-        lines = list(reader.read())
-    for line in (*reader.read(), *reader.rest()):
-        report(line)
-
-
-class LogReader:
-    """Lines of a run that are new: of the run itself from the server, of its trainers from their files."""
-
-    def __init__(self, listing: Any, run_id: str, settings: Settings) -> None:
-        self.listing, self.run_id, self.folder = listing, run_id, settings.runs / run_id
-        self.num_read, self.known = 0, known_secrets(settings)
-        self.tails: dict[str, LogTail] = {}
-        self.steps: dict[str, StepLog] = {}
-
-    def read(self) -> Iterator[LogLine]:
-        return redact_lines_of(self.new_lines(), self.known)
-
-    def rest(self) -> Iterator[LogLine]:
-        return redact_lines_of(self.last_lines(), self.known)
-
-    def new_lines(self) -> Iterator[LogLine]:
-        """The run's new lines, then each trainer's: its output, which carries no time to sort it by, and its steps."""
-        for line in self.listing.read_log(self.run_id, self.num_read):
-            self.num_read += 1
-            yield LogLine(source="run", **line)
-        for work in training_logs_of(self.folder):
-            tail = self.tails.get(work.node)
-            if tail is None or tail.path != work.log:
-                tail = self.tails[work.node] = LogTail.at_end(work.log, LAST_BYTES)
-                self.steps[work.node] = StepLog(EventTail(work.folder / EVENTS_FILE), work.since)
-            yield from (LogLine(source=work.node, text=text) for text in tail.read())
-            yield from (LogLine(source=work.node, text=text, time=at) for at, text in self.steps[work.node].read())
-
-    def last_lines(self) -> Iterator[LogLine]:
-        for node, tail in self.tails.items():
-            yield from (LogLine(source=node, text=text) for text in tail.rest())

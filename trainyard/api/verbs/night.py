@@ -14,7 +14,6 @@ from trainyard.api.context import Context
 from trainyard.api.planning import examine, resolved
 from trainyard.api.requests import nights as requests
 from trainyard.api.responses import Response
-from trainyard.api.stack import checkout
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import CommitsRequest
 from trainyard.data.limited.service import kept_service, reading_service
@@ -26,7 +25,7 @@ from trainyard.night.report import NightReport, TrainingReport, read_report
 from trainyard.night.training import tenant_root
 from trainyard.night.wiring import for_worker, make_night_deps, open_markers
 from trainyard.night.worker import work
-from trainyard.project import project_folder
+from trainyard.project import checkout, project_folder
 from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.migrate import list_deprecated

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainyard.data.functions import CONVERTER
 from trainyard.data.quarantine import BadRow
 from trainyard.errors import InvalidInput
-from trainyard.settings import Settings
+
+if TYPE_CHECKING:  # pydantic, which a reading process does not need
+    from trainyard.settings import Settings
 
 MOST_WORDS = 200
 

@@ -1,7 +1,7 @@
 """Columns under other names: `columns: {prompt: frage, completion: antwort}` of a data source.
 
-A mapped column is read under the name of its field. A column that is not mapped and has such a name is not read: it
-counts as an ignored key.
+A mapped column is read under the name of its field. A column that is not mapped and has a name that some shape reads is
+not read: it counts as an ignored key. `tools: tools` reads an optional field under its own name where a row has it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainyard.data.formats.converters import RowConverter
+from trainyard.data.formats.prompted import QUESTION_KEYS
+from trainyard.data.formats.shapes import COLUMN_NAMES
 from trainyard.data.quarantine import BadRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import COLUMN_FIELDS
 
 MOST_NAMES = 20
+READ_NAMES = frozenset({*COLUMN_FIELDS, *COLUMN_NAMES, *QUESTION_KEYS, "reward_model"})
+"""Names under which a shape would read a column."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class ColumnMapping(RowConverter):
         """The renamed rows of a sample. Raises `InvalidInput` (`E-DATA-FORMAT`) for a column that none of them has."""
         there = list(dict.fromkeys(key for one in records if isinstance(one, Mapping) for key in one))
         for name, column in self.columns.items():
-            if there and column not in there:
+            optional = name == column and not COLUMN_FIELDS[name]
+            if there and column not in there and not optional:
                 raise unknown_column(name, column, there)
         return [self(record) for record in records]
 
@@ -45,7 +50,7 @@ def map_columns(columns: Mapping[str, str]) -> ColumnMapping:
 
     def rename(row: dict[str, Any]) -> dict[str, Any]:
         return {
-            fields.get(key) or (f"{key} (not mapped)" if key in COLUMN_FIELDS else key): value
+            fields.get(key) or (f"{key} (not mapped)" if key in READ_NAMES else key): value
             for key, value in row.items()
         }
 

@@ -95,7 +95,10 @@ def no_format(records: list[Mapping[str, Any]], wanted: DataFormat, where: str) 
     likely = Counter(shape.formats[0].value for record in records if (shape := shape_of(record)))
     if wanted is DataFormat.AUTO:
         what = f"The format of {where} is not known."
-        do = "Name columns as one of the formats does (docs/formats.md), for example instruction, input and output."
+        do = (
+            "Say what each column is with columns, such as columns: {prompt: question, completion: answer}, or name "
+            "them as one of the formats does (docs/formats.md)."
+        )
     else:
         what = f"{where} is not in the format {wanted.value}."
         other = likely.most_common(1)[0][0] if likely else "auto"

@@ -68,10 +68,11 @@ COLUMN_FIELDS: dict[str, tuple[Port, ...]] = {
     "label": (Port.LABELLED,),
     "text": (Port.TEXT,),
     "input": (),
+    "history": (),
     "system": (),
     "tools": (),
 }
-"""Field of a row that a column may be mapped to -> what its rows may be; empty where that depends on the others."""
+"""Field of a row that a column may be mapped to -> what its rows may be; empty for a field that a row may lack."""
 DECIDING_FIELDS = ("chosen", "label", "completion", "messages", "text", "prompt")
 """The first of these that is mapped says what the rows are."""
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -206,17 +206,33 @@ def estimate_time(
         *([f"{saves} checkpoints {save_s:.1f} s"] if saves else []),
         f"end {end:.1f} s",
     ]
-    basis, seconds = " + ".join(parts), start + load + loop * (1 + share) + save_s + end
-    if slowdown >= LEAST_SLOWDOWN:
-        basis += f"; times {slowdown:.1f}, as other programs use the processor now (alone: {seconds:,.0f} s)"
-        seconds *= slowdown
+    before, after = start + load, loop * (1 + share) + save_s + end
+    basis, seconds = " + ".join(parts), before + after
+    slowed = before * slowdown.load + after * slowdown.steps
+    if slowed >= LEAST_SLOWDOWN * seconds:
+        times = slowed / seconds
+        basis += f"; times {times:.1f}, as other programs use the processor now (alone: {seconds:,.0f} s)"
+        seconds = slowed
     return TimeEstimate(seconds, steps, tokens, basis)
 
 
-def likely_slowdown(known: Timings) -> float:
+class Slowdown(NamedTuple):
+    """How much longer the two parts of a training take next to other programs."""
+
+    load: float = 1.0
+    """Until the first step: imports and files, which wait longer than the steps for a processor."""
+    steps: float = 1.0
+
+
+def likely_slowdown(known: Timings) -> Slowdown:
     """Return the slowdown of now, at most the one that the measured trainings had: a moment's load may pass."""
-    shares = [one.step_cpu_share for one in newest_first(known.measured)[:NEWEST]]
-    return max(1.0, min(known.slowdown, 1 / median(shares))) if shares else 1.0
+    newest = newest_first(known.measured)[:NEWEST]
+    if not newest:
+        return Slowdown()
+    # A probe's ten steps may have met a moment that its longer start has not.
+    steps = median(max(one.step_cpu_share, one.load_cpu_share * (one.source == "probe")) for one in newest)
+    load = median(one.load_cpu_share for one in newest)
+    return Slowdown(*(max(1.0, min(known.slowdown, 1 / one)) for one in (load, steps)))
 
 
 def step_seconds(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from pydantic import Field
+
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.chain import ResolvedChain
@@ -51,6 +53,8 @@ class VerdictFloor(Strict):
     evaluator: str
     candidates: tuple[str, ...]
     """Trainers whose results are judged: the candidate, and its control."""
+    waits: dict[str, tuple[tuple[str, Port], ...]] = Field(default_factory=dict)
+    """Any other trainer -> (node, port) of the rows of a candidate: nothing is trained before they are counted."""
     confidence: float
     least_rows: int
     counts_held_out: bool = True
@@ -78,10 +82,29 @@ def find_floor(chain: ResolvedChain) -> VerdictFloor | None:
     assert isinstance(config, EvaluatorConfig)
     sources = [source.node_id for port in (Port.ADAPTER, Port.MODEL) for source in evaluator.inputs.get(port, ())]
     own = [line for line in config.benchmarks if line.path is not None]
+    candidates = tuple(one for one in sources if isinstance(chain.node(one).config, TrainerConfig))
     return VerdictFloor(
         evaluator=evaluator.id,
-        candidates=tuple(one for one in sources if isinstance(chain.node(one).config, TrainerConfig)),
+        candidates=candidates,
+        waits=waits_for_rows(chain, candidates),
         confidence=config.confidence,
         least_rows=config.least_rows,
         counts_held_out=not own and len(DATA_PORTS & set(evaluator.inputs)) == 1,
     )
+
+
+def waits_for_rows(chain: ResolvedChain, candidates: tuple[str, ...]) -> dict[str, tuple[tuple[str, Port], ...]]:
+    """Return, for each trainer that is not judged, the rows of the first judged one, unless they come after it."""
+    if not candidates:
+        return {}
+    inputs = chain.node(candidates[0]).inputs
+    rows = [(one.node_id, one.port) for port, sources in inputs.items() if port in DATA_PORTS for one in sources]
+    others = [node.id for node in chain.nodes if isinstance(node.config, TrainerConfig) and node.id not in candidates]
+    return {name: tuple(one for one in rows if name not in nodes_before(chain, one[0])) for name in others}
+
+
+def nodes_before(chain: ResolvedChain, node_id: str) -> frozenset[str]:
+    """Return a node and all that it needs."""
+    node = chain.node(node_id)
+    needed = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
+    return frozenset({node_id}).union(*(nodes_before(chain, one) for one in needed))

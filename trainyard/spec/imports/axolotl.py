@@ -16,6 +16,7 @@ from trainyard.spec.imports.keys import (
     agrees,
     always,
     carried,
+    column_of,
     each,
     flag,
     integer,
@@ -84,6 +85,15 @@ PROMPTED = (
     "Axolotl writes these rows into a prompt text of its own, without the base's chat template, and a chain does not."
 )
 PROMPTED_DO = "--set data_source.format=alpaca reads the rows, and renders them by the base's template: another prompt."
+OWN_PROMPT_DO = (
+    "--set data_source.format=auto reads these columns, and renders them by the base's template: another prompt."
+)
+OWN_FIELDS = {
+    "field_instruction": "prompt", "field_prompt": "prompt", "field_input": "input", "field_output": "completion",
+    "field_completion": "completion", "field_chosen": "chosen", "field_rejected": "rejected", "field_label": "label",
+    "field_system": "system",
+}  # fmt: skip
+"""Key of a prompt text of one's own -> the field here whose column it names."""
 
 
 def plugins() -> KeyConverter:
@@ -182,7 +192,12 @@ def format_of(entry: Mapping[str, Any]) -> str:
 def places(config: Config) -> list[DataPlace]:
     entries = config.listed("datasets") or config.listed("pretraining_dataset")
     single = config.get("pretraining_dataset")
-    found = [place_of(one) for one in entries if isinstance(one.get("path"), str)]
+    paired = config.get("rl") in LOSSES or bool(config.get("reward_model"))
+    found = [
+        place_of(one).with_columns(columns_of(one, paired=paired))
+        for one in entries
+        if isinstance(one.get("path"), str)
+    ]
     return found or ([DataPlace(single, "text")] if isinstance(single, str) else [])
 
 
@@ -196,6 +211,39 @@ def place_of(entry: Mapping[str, Any]) -> DataPlace:
                      subset=entry.get("name"))  # fmt: skip
 
 
+def columns_of(entry: Mapping[str, Any], *, paired: bool) -> dict[str, str]:
+    """Field here -> column, of everything that Axolotl reads of a row; empty where all have their usual names."""
+
+    def named(key: str, usual: str) -> str:
+        found = entry.get(key)
+        return found if isinstance(found, str) and found else usual
+
+    if isinstance(kind := entry.get("type"), Mapping):
+        return own_columns(kind)
+    if format_of(entry) == "text" or entry.get("text_column"):
+        column = named("field", named("text_column", "text"))
+        return {} if column == "text" else {"text": column}
+    answers = {name: named(f"field_{name}", name) for name in ("chosen", "rejected")} if paired else {}
+    added = {name: named(f"field_{name}", name) for name in ("system", "tools")}
+    messages = named("field_messages", "messages")
+    usual = messages in ("messages", "conversations") and all(
+        name == column for name, column in {**answers, **added}.items()
+    )
+    return {} if usual else {"messages": messages, **answers, **added}
+
+
+def own_columns(kind: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of a prompt text of the config's own, with Axolotl's names for those that it leaves out."""
+    found = {ours: kind[key] for key, ours in OWN_FIELDS.items() if isinstance(kind.get(key), str)}
+    if "chosen" in found or "rejected" in found:
+        usual = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "system": "system"}
+    elif "label" in found:
+        usual = {"prompt": "prompt", "completion": "completion", "label": "label", "system": "system"}
+    else:
+        usual = {"prompt": "instruction", "input": "input", "completion": "output", "system": "system"}
+    return usual | found
+
+
 def purpose(config: Config) -> str:
     if not isinstance(config.value.get("base_model"), str) and "provider" in config.value:
         return "a cloud config"
@@ -207,20 +255,22 @@ def entry_keys(group: str) -> Table:
     return {
         f"{group}[].path": (carried("data_source.path", text), "me/rows"),
         f"{group}[].type": (mixed_type(), "chat_template"),
-        f"{group}[].type.*": (refuse(PROMPTED, PROMPTED_DO, ours="data_source.format"), None),
+        f"{group}[].type.*": (refuse(PROMPTED, OWN_PROMPT_DO, ours="data_source.format"), None),
         f"{group}[].ds_type": (always("The kind of a file is seen in it."), "json"),
         f"{group}[].data_files": (carried("data_source.include"), ["a.jsonl"]),
         f"{group}[].name": (carried("data_source.hub", text), "en"),
         f"{group}[].split": (split(), "train"),
-        f"{group}[].field": (field_of_rows("text", "content"), "text"),
-        f"{group}[].text_column": (field_of_rows("text", "content"), "text"),
-        f"{group}[].field_messages": (field_of_rows("messages", "conversations", "conversation"), "messages"),
+        f"{group}[].field": (column_of("text", "text"), "content"),
+        f"{group}[].text_column": (column_of("text", "text"), "content"),
+        f"{group}[].field_messages": (column_of("messages", "messages", "conversations"), "dialog"),
+        f"{group}[].field_system": (column_of("system", "system"), "system"),
+        f"{group}[].field_tools": (column_of("tools", "tools"), "tools"),
         f"{group}[].message_property_mappings.role": (field_of_rows("role", "from"), "from"),
         f"{group}[].message_property_mappings.content": (field_of_rows("content", "value"), "value"),
         f"{group}[].message_field_role": (field_of_rows("role", "from"), "from"),
         f"{group}[].message_field_content": (field_of_rows("content", "value"), "value"),
-        f"{group}[].field_chosen": (field_of_rows("chosen"), "chosen"),
-        f"{group}[].field_rejected": (field_of_rows("rejected"), "rejected"),
+        f"{group}[].field_chosen": (column_of("chosen", "chosen"), "better"),
+        f"{group}[].field_rejected": (column_of("rejected", "rejected"), "worse"),
         f"{group}[].field_thinking": (field_of_rows("reasoning_content", "thinking"), "thinking"),
         f"{group}[].template_thinking_key": (note("A template reads `reasoning_content`, or what it has."), "thinking"),
         f"{group}[].split_thinking": (note("Reasoning is in a field of its own, or part of the answer."), True),

@@ -243,6 +243,17 @@ def carried(ours: str, read: Read | None = None) -> KeyConverter:
     return KeyConverter(ours, convert)
 
 
+def column_of(field_name: str, *usual: str) -> KeyConverter:
+    """A column of the rows: under a usual name as it is, under another by `columns` of the data source."""
+
+    def convert(given: Any, _config: Config) -> KeyAnswer:
+        if given is None or text(given) in usual:
+            return mapped(because="A name of a field that is known.")
+        return mapped(because=f"In data_source.columns, as {field_name}.")
+
+    return KeyConverter("data_source.columns", convert)
+
+
 def note(because: str, *, unless: Sequence[Any] = (None,)) -> KeyConverter:
     """A key that a chain does not need; in `unless` are the values that agree with a chain without it."""
 

@@ -132,6 +132,10 @@ COLUMNS: Mapping[str, frozenset[str]] = {
     "kto_tag": frozenset({"kto_tag", "label"}),
 }
 """What a column is for -> the names of it that a data source here recognises."""
+FIELDS = {"prompt": "prompt", "query": "input", "response": "completion", "history": "history", "messages": "messages",
+          "system": "system", "tools": "tools", "chosen": "chosen", "rejected": "rejected",
+          "kto_tag": "label"}  # fmt: skip
+"""What a column is for -> the field of `columns` here."""
 TAGS = {"role_tag": ("from", "role"), "content_tag": ("value", "content"), "user_tag": ("human", "user"),
         "assistant_tag": ("gpt", "assistant"), "observation_tag": ("observation", "tool"),
         "function_tag": ("function_call",), "system_tag": ("system",)}  # fmt: skip
@@ -158,7 +162,8 @@ def data_names(config: Config) -> list[DataPlace]:
     listed = config.data_sets or {}
     below = "" if folder.startswith("REMOTE") else folder
     return [
-        listed_place(entry, below, most) if isinstance(entry := listed.get(name), Mapping)
+        listed_place(entry, below, most).with_columns(columns_of(entry, config))
+        if isinstance(entry := listed.get(name), Mapping)
         else place_of(name, below, most)
         for name in names
     ]  # fmt: skip
@@ -182,30 +187,46 @@ def place_of(name: str, folder: str, most: int | None) -> DataPlace:
     return DataPlace(folder or "data", files=(f"{name}.*", f"{name}/*"), max_rows=most, local=True)
 
 
-def unreadable(name: str, entry: Mapping[str, Any]) -> str:
+def unreadable(name: str, entry: Mapping[str, Any], config: Config) -> str:
     """Why an entry of `dataset_info.json` is not a set that a data source here reads; empty if it is."""
     place = next((key for key in ELSEWHERE if entry.get(key)), "")
     if place or not (entry.get("hf_hub_url") or entry.get("file_name")):
         return f"{name} is at a {place or 'place that is not named'}, which is not read."
     columns = entry.get("columns") or {}
-    for key, column in columns.items():
-        if column is not None and column not in COLUMNS.get(key, ()):
-            return f"{name} has its {key} in the column {column!r}, and rows here are read by the names of their keys."
-    if unlisted := unlisted_keys(entry):
-        return (
-            f"{name} has {', '.join(unlisted)} in its rows, which LLaMA-Factory does not read without a column for it, "
-            "and a data source does."
-        )
+    if strange := [key for key, column in columns.items() if column is not None and key not in FIELDS]:
+        return f"{name} has a column for {', '.join(strange)}, which a data source here does not read."
+    if "text" in columns_of(entry, config) and len([one for one in columns.values() if one]) > 1:
+        return f"{name} joins columns of a row into one text, and a text here is in one column."
     for key, tag in (entry.get("tags") or {}).items():
         if tag not in TAGS.get(key, ()):
             return f"{name} has the {key} {tag!r}, and turns here are read by {' or '.join(TAGS.get(key, ())) or key}."
     return ""
 
 
+def columns_of(entry: Mapping[str, Any], config: Config) -> dict[str, str]:
+    """Field here -> column of an entry's rows; empty where what is read here by usual names is what it lists."""
+    columns = listed_columns(entry)
+    usual = all(column in COLUMNS[key] for key, column in columns.items())
+    if usual and not unlisted_keys(entry):
+        return {}
+    if config.get("stage") == "pt":
+        return {"text": columns["prompt"]} if "prompt" in columns else {}
+    return {FIELDS[key]: column for key, column in columns.items()}
+
+
+def listed_columns(entry: Mapping[str, Any]) -> dict[str, str]:
+    """What a column is for -> the column, of those that LLaMA-Factory reads."""
+    alpaca = entry.get("formatting", "alpaca") == "alpaca"
+    usual = (
+        {"prompt": "instruction", "query": "input", "response": "output"} if alpaca else {"messages": "conversations"}
+    )
+    given = (entry.get("columns") or usual).items()
+    return {key: str(column) for key, column in given if column is not None and key in FIELDS}
+
+
 def unlisted_keys(entry: Mapping[str, Any]) -> list[str]:
     """The keys of an entry's rows that would be read here and are not there."""
-    usual = {"query": "input"} if entry.get("formatting", "alpaca") == "alpaca" else {}
-    listed = set((entry.get("columns") or usual).values())
+    listed = set(listed_columns(entry).values())
     known = UNLISTED.get(str(entry.get("formatting", "alpaca")), frozenset())
     return sorted(known & set(entry.get(ROW_KEYS, ())) - listed)
 
@@ -219,7 +240,7 @@ def data_sets() -> KeyConverter:
             return refused("It names no data set.", "Name one, or a file: --set data_source.path=FILE.")
         if listed is not None:
             known = {name: listed[name] for name in names if isinstance(listed.get(name), Mapping)}
-            problems = [problem for name, entry in known.items() if (problem := unreadable(name, entry))]
+            problems = [problem for name, entry in known.items() if (problem := unreadable(name, entry, config))]
             problems += [f"{name} is not in {INFO_FILE}." for name in names if name not in known and "." not in name]
             if problems:
                 do = "Rename keys by `sql` with AS, or by a `converter`, and name that: --set data_source.path=FILE."

@@ -26,6 +26,7 @@ from trainyard.spec.imports.keys import (
     agrees,
     always,
     carried,
+    column_of,
     each,
     flag,
     integer,
@@ -197,15 +198,30 @@ def places(config: Config) -> list[DataPlace]:
 
 def place_of(entry: Mapping[str, Any]) -> DataPlace | None:
     local, inner = entry.get("dataset_path"), entry.get("dataset_kwargs")
+    columns = columns_of(inner if isinstance(inner, Mapping) else {})
     if isinstance(local, str):
-        return DataPlace(local, max_rows=entry.get("sample_count"), local=True)
+        return DataPlace(local, max_rows=entry.get("sample_count"), local=True).with_columns(columns)
     name = (inner or {}).get("hf_dataset_path") if isinstance(inner, Mapping) else None
     name = name or entry.get("dataset_name")
     taken = entry.get("split")
     rows = next((one for one in (entry.get("sample_count"), first_rows(taken)) if isinstance(one, int)), None)
     if not isinstance(name, str):
         return None
-    return DataPlace(name, files=files_of_split(taken), max_rows=rows, subset=entry.get("subset"))
+    place = DataPlace(name, files=files_of_split(taken), max_rows=rows, subset=entry.get("subset"))
+    return place.with_columns(columns)
+
+
+def columns_of(inner: Mapping[str, Any]) -> dict[str, str]:
+    """Field here -> column, of a set that names its columns; empty where they have usual names."""
+    named = {
+        key: str(inner[f"{key}_column"]) for key in ("messages", "prompt", "response") if inner.get(f"{key}_column")
+    }
+    if "messages" in named:
+        usual = named["messages"] in ("messages", "conversations")
+        return {} if usual else {"messages": named["messages"]}
+    prompt, response = named.get("prompt", "prompt"), named.get("response", "response")
+    usual = prompt == "prompt" and response in ("response", "completion")
+    return {} if usual else {"prompt": prompt, "completion": response}
 
 
 def purpose(config: Config) -> str:
@@ -238,11 +254,9 @@ ENTRY: Table = {
     **each(always("Rows are conversations."), True, "dataset_kwargs.return_conversations",
            "dataset_kwargs.return_conversation", "dataset_kwargs.return_conversations_format",
            "dataset_kwargs.return_tensors"),
-    **each(agrees("A field that is known.", ("messages", "prompt", "question", "instruction", "response", "answer",
-        "completion"),
-                  refused("Rows are read by usual names of fields.", "Rename it by `sql` with AS, or a `converter`: "
-                          "--set data_source.path=FILE."), ours="data_source.path"), "messages",
-           "dataset_kwargs.messages_column", "dataset_kwargs.prompt_column", "dataset_kwargs.response_column"),
+    "dataset_kwargs.messages_column": (column_of("messages", "messages", "conversations"), "dialog"),
+    "dataset_kwargs.prompt_column": (column_of("prompt", "prompt"), "question"),
+    "dataset_kwargs.response_column": (column_of("completion", "completion", "response"), "reply"),
     **each(refuse(TEXT_ONLY, NO_IMAGES), None, "dataset_kwargs.processor_name", "dataset_kwargs.image_column",
            "dataset_kwargs.question_column", "dataset_kwargs.answer_column", "dataset_kwargs.processor_kwargs.*"),
 }  # fmt: skip

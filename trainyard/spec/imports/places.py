@@ -38,6 +38,13 @@ class DataPlace:
     """Whether it is known to be a file or a folder."""
     subset: str | None = None
     """Of a data set of the Hub: its config."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """(field of a row here, column of the set) of each column that is read; empty: by their usual names."""
+
+    def with_columns(self, columns: Mapping[str, str]) -> DataPlace:
+        """The place with columns under names of its own, whose fields then say what the rows are."""
+        kept = self.format if self.format == "text" else "auto"
+        return replace(self, format=kept, columns=tuple(columns.items())) if columns else self
 
     @property
     def on_hub(self) -> bool:
@@ -81,7 +88,9 @@ def assemble_source(places: Sequence[DataPlace], stage: Stage, given: Mapping[st
     Raises `ValueError` where there is no place, or none that is above all of them.
     """
     own = {key.removeprefix("data_source."): value for key, value in given.items() if key.startswith("data_source.")}
-    if len(places) > 1 and any(one.hub_set or one.max_rows for one in places) and not own.keys() - {"format"}:
+    columns = list(dict.fromkeys(one.columns for one in places))
+    mixes = len(columns) > 1 or any(one.hub_set or one.max_rows for one in places)
+    if len(places) > 1 and mixes and not own.keys() - {"format"}:
         port = Port.SFT if Stage.SFT is stage else stage.facts.ports[0]
         places = [replace(one, format=own.get("format", one.format)) for one in places]
         return {"mix": {**mixed(places), "port": port.value}}
@@ -91,6 +100,8 @@ def assemble_source(places: Sequence[DataPlace], stage: Stage, given: Mapping[st
     rows = {one.max_rows for one in places}
     if len(rows) == 1 and (most := rows.pop()):
         source.setdefault("max_rows", most)
+    if len(columns) == 1 and columns[0] and not own.keys() & {"repository", "converter"}:
+        source.setdefault("columns", dict(columns[0]))
     return fill_port(source, stage)
 
 
@@ -102,6 +113,7 @@ def mixed(places: Sequence[DataPlace]) -> dict[str, Any]:
         name = next(known for known in chain([plain], (f"{plain}-{n}" for n in count(2))) if known not in sets)
         fields = place_fields([one])
         fields |= {"format": one.format} if one.format != "auto" else {}
+        fields |= {"columns": dict(one.columns)} if one.columns else {}
         sets[name] = fields | ({"max_rows": one.max_rows} if one.max_rows else {})
     return {"sets": sets, "exhausted": "continue"}
 

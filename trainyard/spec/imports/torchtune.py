@@ -22,6 +22,7 @@ from trainyard.spec.imports.keys import (
     agrees,
     always,
     carried,
+    column_of,
     each,
     flag,
     integer,
@@ -265,10 +266,27 @@ def places(config: Config) -> list[DataPlace]:
     known, kind = DATA_SETS.get(name, ("", "auto"))
     source, files = config.get("dataset.source") or known, config.get("dataset.data_files")
     if source in ("json", "csv", "parquet", "text") and isinstance(files, str):
-        return [DataPlace(files, kind, local=True)]
+        return [DataPlace(files, kind, local=True).with_columns(columns_of(config, name))]
     taken, subset = config.get("dataset.split"), config.get("dataset.subset") or config.get("dataset.name")
     place = DataPlace(str(source), kind, files_of_split(taken), first_rows(taken), subset=subset)
-    return [place] if isinstance(source, str) and source else []
+    return [place.with_columns(columns_of(config, name))] if isinstance(source, str) and source else []
+
+
+def columns_of(config: Config, builder: str) -> dict[str, str]:
+    """Field here -> column, of a set that names its columns; empty where they have usual names."""
+    if column := config.get("dataset.column"):
+        return {} if column == "text" else {"text": str(column)}
+    if column := config.get("dataset.conversation_column"):
+        return {} if column in ("messages", "conversations") else {"messages": str(column)}
+    named = {key: str(column) for key, column in (config.get("dataset.column_map") or {}).items() if column}
+    if not named:
+        return {}
+    if "chosen" in named or "rejected" in named:
+        return {name: named.get(name, name) for name in ("chosen", "rejected")}
+    if builder in LEARNED_PROMPTS or "instruction" in named:
+        usual = {"prompt": "instruction", "input": "input", "completion": "output"}
+        return {ours: named.get(theirs, theirs) for ours, theirs in usual.items()}
+    return {"prompt": named.get("input", "input"), "completion": named.get("output", "output")}
 
 
 def purpose(config: Config) -> str:
@@ -379,9 +397,13 @@ KEYS: Table = {
     "dataset.train_on_input": (
         agrees("Only answers are learned.", (False,), refused(PROMPTS, PROMPTS_DO), ours="stage"), False
     ),
-    "dataset.column": (agrees("The field of texts.", ("text",), refused(
-        "Texts are in the field `text`.", "Rename it by `sql` with AS: --set data_source.path=FILE."),
-        ours="data_source.path"), "text"),
+    "dataset.column": (column_of("text", "text"), "body"),
+    "dataset.conversation_column": (column_of("messages", "messages", "conversations"), "dialog"),
+    "dataset.column_map.instruction": (column_of("prompt", "instruction"), "task"),
+    "dataset.column_map.input": (column_of("prompt or input"), "question"),
+    "dataset.column_map.output": (column_of("completion", "output"), "reply"),
+    "dataset.column_map.chosen": (column_of("chosen", "chosen"), "better"),
+    "dataset.column_map.rejected": (column_of("rejected", "rejected"), "worse"),
     "dataset.conversation_style": (always("Seen in the rows."), "sharegpt"),
     "dataset.add_eos": (agrees("It is learned.", (True,), refused("The end of a text is learned.", WITHOUT)), True),
     "datasets[].*": (refuse(TEXT_ONLY, NO_IMAGES), None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
@@ -71,6 +72,12 @@ PROMPTS = (
     "TRL learns every token of a conversation, prompts too, unless assistant_only_loss is true; of rows with a prompt "
     "and a completion it learns the completion. A chain's sft learns answers only."
 )
+ANSWERS_ONLY = ("completion_only_loss", "assistant_only_loss")
+"""Keys by which only answers are learned: the rows have some, and are no plain texts."""
+TEXTS = (
+    "A column of texts is stage cpt, which lays texts end to end in blocks of max_length; TRL trains on each text by "
+    "itself unless packing_strategy is wrapped."
+)
 PROMPTS_DO = (
     "Write completion_only_loss: true for rows with a prompt and a completion. --set stage=sft learns answers only, "
     "--set stage=cpt whole texts."
@@ -87,6 +94,22 @@ def loss() -> KeyConverter:
         return plain.convert(given[0] if isinstance(given, list) else given, config)
 
     return KeyConverter(plain.ours, convert)
+
+
+def text_field() -> KeyConverter:
+    """The column of plain texts, which TRL reads of rows that are no conversations, prompts or pairs."""
+
+    def convert(given: Any, config: Config) -> KeyAnswer:
+        if given is None or text(given) == "text":
+            return mapped(because="The field of texts.")
+        if any(config.get(key) is True for key in ANSWERS_ONLY):
+            return refused(
+                "Rows of plain texts have no answers, and only answers are to be learned.",
+                "Leave one of the two out by --without.",
+            )
+        return noted(TEXTS, {"data_source.columns": {"text": text(given)}})
+
+    return KeyConverter("data_source.columns", convert)
 
 
 MODEL: Table = {
@@ -126,8 +149,7 @@ TRAINING: Table = {
     "padding_free": (switch(mapped({"engine.batching": "packed"}), ours="engine.batching"), False),
     "pad_to_multiple_of": (note("Padding is masked, so its length changes no number."), 8),
     "eval_packing": (note(EVALUATION), False),
-    "dataset_text_field": (agrees("The field of texts.", ("text",), refused(
-        "Texts are in the field `text`.", "Rename the field.")), "text"),
+    "dataset_text_field": (text_field(), "body"),
     "dataset_num_proc": (note(LOADING), 4),
     "dataset_kwargs": (note(LOADING), None),
     "shuffle_dataset": (always("Rows are shuffled in each epoch."), True),
@@ -204,13 +226,21 @@ SCRIPT: Table = {
 }  # fmt: skip
 
 
+def text_column(config: Config) -> str:
+    """The column of texts under a name of its own; empty for the usual one."""
+    column = config.get("dataset_text_field")
+    return column.strip() if isinstance(column, str) and column.strip() != "text" else ""
+
+
 def stage_of(config: Config) -> str:
+    if text_column(config) and not any(config.get(key) is True for key in ANSWERS_ONLY):
+        return "cpt"
     return next((stage for stage, keys in MARKS.items() if any(key in config.value for key in keys)), "sft")
 
 
 def learns_prompts(config: Config, settings: Mapping[str, Any]) -> bool:
     """Whether TRL would learn prompts, which depends on rows that are not read here."""
-    only = config.get("completion_only_loss") is True or config.get("assistant_only_loss") is True
+    only = any(config.get(key) is True for key in ANSWERS_ONLY)
     return settings["stage.type"] == "sft" and not only
 
 
@@ -245,7 +275,9 @@ def places(config: Config) -> list[DataPlace]:
     name = config.get("dataset_name")
     split, subset = config.get("dataset_train_split"), config.get("dataset_config")
     place = DataPlace(str(name), files=files_of_split(split), max_rows=first_rows(split), subset=subset)
-    return found or ([place] if isinstance(name, str) else [])
+    found = found or ([place] if isinstance(name, str) else [])
+    column = text_column(config)
+    return [replace(one, format="text").with_columns({"text": column}) for one in found] if column else found
 
 
 def files_of(entry: Mapping[str, Any]) -> tuple[str, ...]:

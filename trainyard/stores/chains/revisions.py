@@ -96,7 +96,7 @@ class ChainStore:
         return sorted((one for one in found if one is not None), key=lambda one: (-one.created, one.id))
 
     def find(self, name: str, tenant: str = "") -> StoredChain:
-        """The newest revision of the chain of that id, or of that name where only one has it.
+        """The newest revision of the chain of that id or name, or of the only one that begins so.
 
         Raises `NotFound` (`E-NOT-FOUND`), `Conflict` (`E-CONFLICT`) naming the chains of that name.
         """
@@ -104,7 +104,10 @@ class ChainStore:
             folders = [folder for folder in self.folders(tenant) if folder.name == name]
             found = [one for folder in folders if (one := self.newest(folder)) is not None]
         else:
-            found = [one for one in self.list(tenant) if one.name == name]
+            chains = self.list(tenant)
+            found = [one for one in chains if one.name == name]
+            beginning = [one for one in chains if one.name.startswith(name) or one.id.startswith(name)]
+            found = found or (beginning if len(beginning) == 1 else [])
         if not found:
             raise no_chain(name)
         if len(found) > 1:

@@ -17,9 +17,12 @@ TENANT_TAG, TRACE_TAG = "tenant:", "trace:"
 """Prefixes of the tags that say whose a run is, and which request started it."""
 CONTINUES_TAG = "continues:"
 """Prefix of the tag of a retried job: the run whose checkpoints, log and curve it continues."""
+GROUP_TAG, SWEEP_TAG = "group:", "sweep:"
+"""Prefixes of the tags that say which runs belong together: a group that a user named, or a sweep."""
 ID_BYTES = 6
 DIGEST_LENGTH = 8
 """Hex digits of a chain's digest in the name of its runs."""
+RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 JOB_ID = re.compile(rf"job-[0-9a-f]{{{2 * ID_BYTES}}}")
 SESSION_ID = re.compile(rf"session-[0-9a-f]{{{2 * ID_BYTES}}}")
 """Of a step session; a tag of its runs, too."""
@@ -65,6 +68,13 @@ def tenant_of(tags: Iterable[str]) -> str:
     return next((tag.removeprefix(TENANT_TAG) for tag in sorted(tags) if tag.startswith(TENANT_TAG)), "")
 
 
+def group_of(tags: Iterable[str]) -> str:
+    """The group of a run by its tags: the one that a user named, else its sweep; empty for a run of none."""
+    tags = sorted(tags)
+    named = (tag.removeprefix(prefix) for prefix in (GROUP_TAG, SWEEP_TAG) for tag in tags if tag.startswith(prefix))
+    return next(named, "")
+
+
 def name_patterns(word: str) -> tuple[str, str, str]:
     """Return the run names that a word matches, as patterns of SQLite's GLOB and of `fnmatch`.
 
@@ -79,6 +89,12 @@ def name_patterns(word: str) -> tuple[str, str, str]:
 def is_named(word: str, name: str) -> bool:
     """Return whether a run of that name is meant by a word: its name, or the name that its job or chain was given."""
     return bool(word) and any(fnmatchcase(name, pattern) for pattern in name_patterns(word))
+
+
+def is_meant(word: str, run_id: str, name: str, tags: Iterable[str]) -> bool:
+    """Return whether a word names a run: by the beginning of one of its ids, or by its name."""
+    ids = (run_id, job_id_of(run_id, tags))
+    return is_named(word, name) or (bool(word) and any(one.startswith(word.lower()) for one in ids))
 
 
 def is_reserved(tag: str) -> bool:

@@ -25,7 +25,7 @@ import orjson
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.states import JobState
-from trainyard.stores.live.job_ids import is_named, name_patterns
+from trainyard.stores.live.job_ids import GROUP_TAG, SWEEP_TAG, group_of, is_named, name_patterns
 
 VERSION = 2
 """Of the tables: a file of another version is made again."""
@@ -56,6 +56,11 @@ CHANGES, SYNCED, TRIED = "changes", "synced_at", "tried_at"
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELED})
 NAMED = "name glob ? or name glob ? or name glob ?"
 """A condition for the patterns of `name_patterns`."""
+IN_GROUP = (
+    "(instr(text || char(10), ?) > 0 or "
+    f"(instr(text || char(10), ?) > 0 and instr(text, char(10) || '{GROUP_TAG}') = 0))"
+)
+"""A condition for the tag of a group, and for that of a sweep: the tags are lines of `text`."""
 TEXTS = ("id", "run_id", "name", "base_model", "message")
 """Fields that a search by text looks into, together with the tags."""
 
@@ -76,6 +81,7 @@ class JobQuery:
     backend: str = ""
     stage: str = ""
     text: str = ""
+    group: str = ""
     limit: int = 50
     after: tuple[float, str] | None = None
     """(created, run id) of the last job of the page before."""
@@ -88,6 +94,7 @@ class JobQuery:
             and (not self.name or is_named(self.name, str(row.get("name") or "")))
             and self.state in (None, row["state"])
             and self.text.lower() in text_of(row)
+            and self.group in ("", group_of(row.get("tags", ())))
             and (self.after is None or place_of(row) < self.after)
         )
 
@@ -238,7 +245,10 @@ class JobIndex:
         return rows[0][0] if rows else None
 
     def find(self, word: str, tenant: str = "") -> list[Row]:
-        """The jobs that a word names: an id, the beginning of one, or a name. At most `MOST_MATCHES`."""
+        """The jobs that a word names: an id, the beginning of one, a name, or else the beginning of a name.
+
+        At most `MOST_MATCHES`.
+        """
         if not word:
             return []
         first, last = word.lower(), word.lower() + LAST_CHARACTER
@@ -248,6 +258,12 @@ class JobIndex:
             "and (? = '' or tenant = ?) order by created desc, run_id desc limit ?"
         )
         found = self.query(text, first, last, first, last, *name_patterns(word), tenant, tenant, MOST_MATCHES)
+        if not found:
+            text = (
+                "select row from jobs where name between ? and ? and (? = '' or tenant = ?) "
+                "order by created desc, run_id desc limit ?"
+            )
+            found = self.query(text, word, word + LAST_CHARACTER, tenant, tenant, MOST_MATCHES)
         return [read_row(blob) for (blob,) in found]
 
     def rows_of(self, run_ids: Iterable[str]) -> dict[str, Row]:
@@ -396,6 +412,9 @@ def conditions(query: JobQuery) -> tuple[str, list[Any]]:
     if query.text:
         exact.append(("instr(text, ?) > 0", query.text.lower()))
     parts, values = [text for text, _ in exact], [value for _, value in exact]
+    if query.group:
+        parts.append(IN_GROUP)
+        values += [f"\n{prefix}{query.group.lower()}\n" for prefix in (GROUP_TAG, SWEEP_TAG)]
     if query.name:
         parts.append(f"({NAMED})")
         values += name_patterns(query.name)

@@ -24,6 +24,10 @@ NOISE, NOISE_WINDOW = 4.0, 30
 MOST_NOISE = 2.0
 LIMIT = 20.0
 """A loss of so many times that of step 1 (at least 1) is near the end of the range of numbers."""
+GRADIENT_JUMP, LEAST_NORMS, NORM_WINDOW = 100.0, 5, 50
+"""A gradient's norm of so many times the median of the newest ones, once there are a few, or one that is not finite."""
+LEAST_LOSSES, LEAST_FALL = 20, 0.01
+"""Losses from which on the last third's mean has to be below the first third's by this share of it."""
 OVERFIT_RISE = 0.02
 """Share of the best held-out loss by which the newest one is above it."""
 
@@ -33,10 +37,13 @@ class DivergenceKind(StrEnum):
 
     LOSS_ROSE = "loss_rose"
     NEAR_LIMIT = "near_limit"
+    GRADIENT_JUMP = "gradient_jump"
     OVERFITTING = "overfitting"
+    NOT_LEARNED = "not_learned"
 
 
 LOWER_RATE = "lower hyperparameters.learning_rate, or raise warmup_ratio"
+LEARN_MORE = "raise hyperparameters.learning_rate or the epochs, or look at the rows with `trainyard data preview`"
 TAKE_BEST = "take the best step by eval.load_best, end there by eval.patience, or train fewer epochs"
 
 
@@ -71,6 +78,10 @@ class DivergenceWatch:
     """(step, held-out loss, mean training loss before it)."""
     highest: tuple[int, float] | None = None
     """Step and loss that came near the limit of numbers."""
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=NORM_WINDOW))
+    """The newest finite norms of gradients, before any clip."""
+    jump: tuple[int, float, float] | None = None
+    """Step and norm of the largest jump, with the median before it."""
     lasting: frozenset[DivergenceKind] = frozenset()
 
     @property
@@ -78,8 +89,12 @@ class DivergenceWatch:
         """The mean of the newest losses."""
         return fmean(list(self.recent)[-self.window :])
 
-    def on_step(self, step: int, loss: float | None, eval_loss: float | None = None) -> list[Divergence]:
-        """Take in a step; return what is new."""
+    def on_step(
+        self, step: int, loss: float | None, eval_loss: float | None = None, norm: float | None = None
+    ) -> list[Divergence]:
+        """Take in a step; return what is new. `norm` is that of the gradient, NaN for one that is not finite."""
+        if norm is not None:
+            self.note_norm(step, norm)
         if loss is not None:
             self.first = loss if self.first is None else self.first
             self.recent.append(loss)
@@ -87,14 +102,26 @@ class DivergenceWatch:
                 self.highest = (step, loss)
         if eval_loss is not None and math.isfinite(eval_loss) and self.recent:
             self.evaluations.append((step, eval_loss, self.mean))
-        found = self.findings(step) if len(self.recent) >= self.window or eval_loss is not None or self.highest else []
+        judged = len(self.recent) >= self.window or eval_loss is not None or self.highest or self.jump
+        found = self.findings(step) if judged else []
         new = [one for one in found if one.kind not in self.lasting]
         self.lasting = frozenset(one.kind for one in found)
         return new
 
     def findings(self, step: int) -> list[Divergence]:
         """Return what speaks against the training at a step."""
-        return [one for one in (self.rise(step), self.near_limit(), self.overfitting()) if one is not None]
+        found = (self.rise(step), self.near_limit(), self.gradient_jump(), self.overfitting())
+        return [one for one in found if one is not None]
+
+    def note_norm(self, step: int, norm: float) -> None:
+        """Compare a norm with the median of those before it, and keep the largest jump."""
+        if len(self.norms) >= LEAST_NORMS:
+            usual = median(self.norms)
+            jumps = not math.isfinite(norm) or norm > GRADIENT_JUMP * usual > 0
+            if jumps and (self.jump is None or not math.isfinite(norm) or norm > self.jump[1]):
+                self.jump = (step, norm, usual)
+        if math.isfinite(norm):
+            self.norms.append(norm)
 
     def rise(self, step: int) -> Divergence | None:
         if self.first is None or len(self.recent) < 2:
@@ -111,6 +138,14 @@ class DivergenceWatch:
         step, loss = self.highest
         because = f"the loss reached {loss:.3g} at step {step}, near the end of the range of numbers"
         return Divergence(DivergenceKind.NEAR_LIMIT, step, because, LOWER_RATE)
+
+    def gradient_jump(self) -> Divergence | None:
+        if self.jump is None:
+            return None
+        step, norm, usual = self.jump
+        words = f"rose to {norm:.3g}" if math.isfinite(norm) else "is not finite"
+        because = f"the norm of the gradient {words} at step {step}; the median before it is {usual:.3g}"
+        return Divergence(DivergenceKind.GRADIENT_JUMP, step, because, LOWER_RATE)
 
     def overfitting(self) -> Divergence | None:
         """Two evaluations or more after the best one are worse, while the training loss fell."""
@@ -140,15 +175,32 @@ def noise_of(losses: Iterable[float], first: float) -> float:
 
 
 def judge_training(
-    losses: Sequence[Sequence[Any]], evaluations: Sequence[Mapping[str, Any]], *, takes_best: bool = False
+    losses: Sequence[Sequence[Any]],
+    evaluations: Sequence[Mapping[str, Any]],
+    *,
+    takes_best: bool = False,
+    norms: Mapping[int, float] | None = None,
 ) -> list[Divergence]:
     """Return what speaks against a finished training.
 
-    `losses` are [step, loss, …]; `evaluations` are {step, loss, …}.
+    `losses` are [step, loss, …]; `evaluations` are {step, loss, …}; `norms` are step -> norm of the gradient.
     """
     watch = DivergenceWatch(takes_best, window=max(2, min(WINDOW, math.ceil(len(losses) / 3))))
     held_out = {int(one["step"]): float(one["loss"]) for one in evaluations if one.get("loss") is not None}
     last = 0
     for last, loss, *_ in losses:
-        watch.on_step(int(last), loss, held_out.get(int(last)))
-    return watch.findings(int(last))
+        watch.on_step(int(last), loss, held_out.get(int(last)), (norms or {}).get(int(last)))
+    found = watch.findings(int(last))
+    return found or not_learned([loss for _, loss, *_ in losses if loss is not None], int(last))
+
+
+def not_learned(losses: Sequence[float], step: int) -> list[Divergence]:
+    """Return a finding for a training whose loss is at its end where it was."""
+    third = len(losses) // 3
+    if len(losses) < LEAST_LOSSES:
+        return []
+    first, last = fmean(losses[:third]), fmean(losses[-third:])
+    if last < first - LEAST_FALL * abs(first) or max(first, last) < LEAST_NATS:
+        return []
+    because = f"the loss did not fall: {first:.3f} in the first third of the steps, {last:.3f} in the last"
+    return [Divergence(DivergenceKind.NOT_LEARNED, step, because, LEARN_MORE)]

@@ -1,7 +1,7 @@
 // Requests to the REST API, typed by its OpenAPI document (`schema.d.ts`). A refusal becomes a `Problem`.
 
 import createClient from "openapi-fetch";
-import type { paths } from "./schema";
+import type { paths, UploadedFile } from "./schema";
 
 export const API = "/api/v1";
 
@@ -33,6 +33,11 @@ export class Problem extends Error {
   /** Whether the service, or the Prefect server behind it, could not be reached: the same request may succeed later. */
   get isOutage(): boolean {
     return this.status === 0 || this.status === 502 || this.status === 503 || this.status === 504;
+  }
+
+  /** Whether the service has too many requests of this caller open. */
+  get isBusy(): boolean {
+    return this.status === 429;
   }
 }
 
@@ -82,4 +87,30 @@ type Answered<T> = { data?: T; error?: unknown };
 export async function dataOf<T>(answer: Promise<Answered<T>>): Promise<Exclude<T, string>> {
   const { data } = await answer;
   return data as Exclude<T, string>;
+}
+
+/** Send a local file, and say how much of it has arrived. Refusals and failures are thrown as `Problem`. */
+export function uploadFile(
+  file: File,
+  given: { name?: string; folder?: string; signal?: AbortSignal; onProgress?: (bytes: number) => void },
+): Promise<UploadedFile> {
+  const { name = file.name, folder = "", signal, onProgress } = given;
+  const query = folder ? `?folder=${encodeURIComponent(folder)}` : "";
+  // fetch() says nothing of how much of a body was sent.
+  const request = new XMLHttpRequest();
+  request.open("PUT", `${API}/data/uploads/${encodeURIComponent(name)}${query}`);
+  request.setRequestHeader("content-type", "application/octet-stream");
+  if (csrf) request.setRequestHeader("x-csrf-token", csrf);
+  request.upload.onprogress = (event) => onProgress?.(event.loaded);
+  signal?.addEventListener("abort", () => request.abort());
+  return new Promise((resolve, reject) => {
+    request.onabort = () => reject(new DOMException("The upload was cancelled.", "AbortError"));
+    request.onerror = () => reject(new Problem(0, "", "The upload was cut off.", "", "Try it again."));
+    request.onload = () => {
+      const answer = new Response(request.responseText, { status: request.status, statusText: request.statusText });
+      if (answer.ok) answer.json().then(resolve, reject);
+      else problemOf(answer).then(reject, reject);
+    };
+    request.send(file);
+  });
 }

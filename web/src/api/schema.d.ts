@@ -677,6 +677,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/data/columns": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The columns of a file of rows, and the fields that `columns` of a data set maps them to. */
+        get: operations["data_columns"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/data/preview": {
         parameters: {
             query?: never;
@@ -689,6 +706,24 @@ export interface paths {
         put?: never;
         post?: never;
         delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/data/uploads/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Copy a file of this machine into the tenant's folder of uploads, from where chains read it. */
+        put: operations["data_upload"];
+        post?: never;
+        /** Remove an uploaded file, or an uploaded folder with its files. */
+        delete: operations["data_delete"];
         options?: never;
         head?: never;
         patch?: never;
@@ -1134,6 +1169,23 @@ export interface paths {
         /** One node of a run: its settings, its lines and what it has left. */
         get: operations["jobs_node"];
         put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job}/note": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Write what to remember about a job; lists and its page show it. */
+        put: operations["jobs_note"];
         post?: never;
         delete?: never;
         options?: never;
@@ -3628,6 +3680,12 @@ export interface components {
         /** ChainsRunBody */
         ChainsRunBody: {
             /**
+             * Group
+             * @description Group of runs, to list and compare them.
+             * @default
+             */
+            group: string;
+            /**
              * Parameters
              * @description Of the call of a template that is stored; dots reach inside.
              */
@@ -4009,6 +4067,14 @@ export interface components {
              */
             open_runs: string[];
         };
+        /** ColumnsInput */
+        ColumnsInput: {
+            /**
+             * Path
+             * @description File or folder of rows inside a data root.
+             */
+            path: string;
+        };
         /** CompareInput */
         CompareInput: {
             /**
@@ -4302,6 +4368,12 @@ export interface components {
              */
             file: string | null;
             /**
+             * Group
+             * @description Group of runs, to list and compare them.
+             * @default
+             */
+            group: string;
+            /**
              * Parameters
              * @description A parameter; dots reach inside.
              */
@@ -4380,6 +4452,22 @@ export interface components {
             /** Url */
             url: string;
         };
+        /** DataColumn */
+        DataColumn: {
+            /** Example */
+            example: string;
+            /** Name */
+            name: string;
+        };
+        /** DataColumns */
+        DataColumns: {
+            /** Columns */
+            columns: components["schemas"]["DataColumn"][];
+            /** Fields */
+            fields: string[];
+            /** Path */
+            path: string;
+        };
         /**
          * DataEntry
          * @description A file or a folder that a path may name.
@@ -4395,8 +4483,18 @@ export interface components {
              * @enum {string}
              */
             kind: "file" | "folder";
+            /**
+             * Modified
+             * @default null
+             */
+            modified: number | null;
             /** Path */
             path: string;
+            /**
+             * Uploaded
+             * @default
+             */
+            uploaded: string;
         };
         /**
          * DataFormat
@@ -4419,6 +4517,8 @@ export interface components {
              * Format: path
              */
             start: string;
+            /** Upload Bytes */
+            upload_bytes: number;
         };
         /**
          * DataPreview
@@ -4577,6 +4677,21 @@ export interface components {
              */
             type: "data_source";
         };
+        /** DataUploadBody */
+        DataUploadBody: {
+            /**
+             * File
+             * @description A file of this machine.
+             * @default null
+             */
+            file: string | null;
+            /**
+             * Folder
+             * @description Folder of uploads that it belongs to, as for documents.
+             * @default
+             */
+            folder: string;
+        };
         /**
          * DatasetSpec
          * @description Where a job's rows are: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`).
@@ -4634,6 +4749,15 @@ export interface components {
             name: string;
             /** Revisions */
             revisions: number;
+        };
+        /** DeletedUpload */
+        DeletedUpload: {
+            /** Bytes */
+            bytes: number;
+            /** Files */
+            files: number;
+            /** Name */
+            name: string;
         };
         /** DeletedVersion */
         DeletedVersion: {
@@ -7087,6 +7211,11 @@ export interface components {
             created: number | null;
             /** Detail */
             detail: string;
+            /**
+             * Group
+             * @default
+             */
+            group: string;
             /** Id */
             id: string;
             /**
@@ -7108,6 +7237,11 @@ export interface components {
              * @default
              */
             node: string;
+            /**
+             * Note
+             * @default
+             */
+            note: string;
             /**
              * Pid
              * @default null
@@ -7198,6 +7332,11 @@ export interface components {
             divergence: components["schemas"]["TrainingDivergence"][];
             /** @default null */
             gate: components["schemas"]["ClosedGate"] | null;
+            /**
+             * Group
+             * @default
+             */
+            group: string;
             /** Id */
             id: string;
             /**
@@ -7231,6 +7370,11 @@ export interface components {
             node: string;
             /** Nodes */
             nodes: components["schemas"]["NodeResult"][];
+            /**
+             * Note
+             * @default
+             */
+            note: string;
             /** Parameters */
             parameters: {
                 [key: string]: unknown;
@@ -7462,6 +7606,12 @@ export interface components {
              */
             cursor: string | null;
             /**
+             * Group
+             * @description Only jobs of this group, or of this sweep.
+             * @default null
+             */
+            group: string | null;
+            /**
              * Limit
              * @description At most so many.
              * @default 50
@@ -7495,6 +7645,15 @@ export interface components {
              * @default null
              */
             text: string | null;
+        };
+        /** JobsNoteBody */
+        JobsNoteBody: {
+            /**
+             * Text
+             * @description What to remember about the job; empty: remove the note.
+             * @default
+             */
+            text: string;
         };
         /** JobsPauseBody */
         JobsPauseBody: {
@@ -9171,6 +9330,20 @@ export interface components {
          * @enum {string}
          */
         NodeState: "pending" | "running" | "paused" | "completed" | "reused" | "failed" | "skipped" | "canceled";
+        /** NoteInput */
+        NoteInput: {
+            /**
+             * Job
+             * @description Id of a job, the beginning of one, or its name.
+             */
+            job: string;
+            /**
+             * Text
+             * @description What to remember about the job; empty: remove the note.
+             * @default
+             */
+            text: string;
+        };
         /**
          * Nothing
          * @description An operation without arguments.
@@ -10808,6 +10981,12 @@ export interface components {
         /** RunBody */
         RunBody: {
             /**
+             * Group
+             * @description Group of runs, to list and compare them.
+             * @default
+             */
+            group: string;
+            /**
              * Parameters
              * @description A parameter; dots reach inside.
              */
@@ -10866,6 +11045,12 @@ export interface components {
              */
             chain: string;
             /**
+             * Group
+             * @description Group of runs, to list and compare them.
+             * @default
+             */
+            group: string;
+            /**
              * Parameters
              * @description Of the call of a template that is stored; dots reach inside.
              */
@@ -10911,6 +11096,12 @@ export interface components {
         };
         /** RunInput */
         RunInput: {
+            /**
+             * Group
+             * @description Group of runs, to list and compare them.
+             * @default
+             */
+            group: string;
             /**
              * Parameters
              * @description A parameter; dots reach inside.
@@ -13631,6 +13822,53 @@ export interface components {
             };
         };
         /**
+         * UploadInput
+         * @description A file to keep. Over REST, its bytes are the body.
+         */
+        UploadInput: {
+            /**
+             * File
+             * @description A file of this machine.
+             * @default null
+             */
+            file: string | null;
+            /**
+             * Folder
+             * @description Folder of uploads that it belongs to, as for documents.
+             * @default
+             */
+            folder: string;
+            /**
+             * Name
+             * @description Name of the upload, such as chats.jsonl; default: the file's own.
+             * @default
+             */
+            name: string;
+        };
+        /** UploadNameInput */
+        UploadNameInput: {
+            /**
+             * Name
+             * @description Name of an uploaded file or folder.
+             */
+            name: string;
+        };
+        /** UploadedFile */
+        UploadedFile: {
+            /** Bytes */
+            bytes: number;
+            /** Folder Path */
+            folder_path: string;
+            /** Is New */
+            is_new: boolean;
+            /** Name */
+            name: string;
+            /** Path */
+            path: string;
+            /** Sha256 */
+            sha256: string;
+        };
+        /**
          * ValidatorConfig
          * @description Keeps the good rows, counts every other one with its reason, and sets evaluation rows aside.
          */
@@ -14029,6 +14267,7 @@ export type ClosedGate = components['schemas']['ClosedGate'];
 export type CoconutLatent = components['schemas']['CoconutLatent'];
 export type CodiLatent = components['schemas']['CodiLatent'];
 export type Collected = components['schemas']['Collected'];
+export type ColumnsInput = components['schemas']['ColumnsInput'];
 export type CompareInput = components['schemas']['CompareInput'];
 export type Compared = components['schemas']['Compared'];
 export type ComparedBenchmark = components['schemas']['ComparedBenchmark'];
@@ -14045,15 +14284,19 @@ export type CreateInput = components['schemas']['CreateInput'];
 export type CreateSessionInput = components['schemas']['CreateSessionInput'];
 export type CreateTokenInput = components['schemas']['CreateTokenInput'];
 export type DashboardLink = components['schemas']['DashboardLink'];
+export type DataColumn = components['schemas']['DataColumn'];
+export type DataColumns = components['schemas']['DataColumns'];
 export type DataEntry = components['schemas']['DataEntry'];
 export type DataFormat = components['schemas']['DataFormat'];
 export type DataList = components['schemas']['DataList'];
 export type DataPreview = components['schemas']['DataPreview'];
 export type DataSourceConfig = components['schemas']['DataSourceConfig'];
 export type DataSourceNode = components['schemas']['DataSourceNode'];
+export type DataUploadBody = components['schemas']['DataUploadBody'];
 export type DatasetSpec = components['schemas']['DatasetSpec'];
 export type DeleteInput = components['schemas']['DeleteInput'];
 export type DeletedChain = components['schemas']['DeletedChain'];
+export type DeletedUpload = components['schemas']['DeletedUpload'];
 export type DeletedVersion = components['schemas']['DeletedVersion'];
 export type DemoResult = components['schemas']['DemoResult'];
 export type DemoUrls = components['schemas']['DemoUrls'];
@@ -14156,6 +14399,7 @@ export type JobSpec = components['schemas']['JobSpec'];
 export type JobState = components['schemas']['JobState'];
 export type JobsCancelBody = components['schemas']['JobsCancelBody'];
 export type JobsInput = components['schemas']['JobsInput'];
+export type JobsNoteBody = components['schemas']['JobsNoteBody'];
 export type JobsPauseBody = components['schemas']['JobsPauseBody'];
 export type JobsResumeBody = components['schemas']['JobsResumeBody'];
 export type JobsRetryBody = components['schemas']['JobsRetryBody'];
@@ -14230,6 +14474,7 @@ export type NodeInput = components['schemas']['NodeInput'];
 export type NodeLine = components['schemas']['NodeLine'];
 export type NodeResult = components['schemas']['NodeResult'];
 export type NodeState = components['schemas']['NodeState'];
+export type NoteInput = components['schemas']['NoteInput'];
 export type Nothing = components['schemas']['Nothing'];
 export type OftMethod = components['schemas']['OftMethod'];
 export type Operated = components['schemas']['Operated'];
@@ -14402,6 +14647,9 @@ export type UpBody = components['schemas']['UpBody'];
 export type UpInput = components['schemas']['UpInput'];
 export type UpOutput = components['schemas']['UpOutput'];
 export type UpdateChainInput = components['schemas']['UpdateChainInput'];
+export type UploadInput = components['schemas']['UploadInput'];
+export type UploadNameInput = components['schemas']['UploadNameInput'];
+export type UploadedFile = components['schemas']['UploadedFile'];
 export type ValidatorConfig = components['schemas']['ValidatorConfig'];
 export type ValidatorNode = components['schemas']['ValidatorNode'];
 export type Verified = components['schemas']['Verified'];
@@ -15972,6 +16220,40 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    data_columns: {
+        parameters: {
+            query: {
+                /** @description File or folder of rows inside a data root. */
+                path: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DataColumns"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
     data_preview: {
         parameters: {
             query: {
@@ -16013,6 +16295,85 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["DataPreview"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    data_upload: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Name of the upload, such as chats.jsonl; default: the file's own. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["DataUploadBody"];
+                "application/octet-stream": string;
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadedFile"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    data_delete: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Name of an uploaded file or folder. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeletedUpload"];
                 };
             };
             400: components["responses"]["400"];
@@ -16627,6 +16988,8 @@ export interface operations {
                 backend?: components["schemas"]["BackendName"];
                 /** @description Only jobs whose last trainer has this objective. */
                 stage?: components["schemas"]["Stage"];
+                /** @description Only jobs of this group, or of this sweep. */
+                group?: string;
                 /** @description Only with this text in name, id, tags, base model or message. */
                 text?: string;
                 /** @description At most so many. */
@@ -16671,6 +17034,8 @@ export interface operations {
                 watch?: boolean;
                 /** @description Train also on fewer rows than were asked for, or than a verdict needs. */
                 yes?: boolean;
+                /** @description Group of runs, to list and compare them. */
+                group?: string;
             };
             header?: {
                 /** @description The same key and request again get the first answer. */
@@ -17005,6 +17370,47 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["NodeDetail"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            424: components["responses"]["424"];
+            429: components["responses"]["429"];
+            503: components["responses"]["503"];
+        };
+    };
+    jobs_note: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The same key and request again get the first answer. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Id of a job, the beginning of one, or its name. */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["JobsNoteBody"];
+            };
+        };
+        responses: {
+            /** @description What it returned. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Job"];
                 };
             };
             400: components["responses"]["400"];

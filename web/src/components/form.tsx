@@ -34,11 +34,16 @@ export interface SchemaFormProps {
   choices?: Choices;
   /** Path of a field -> a sentence after its description, about this machine. */
   hints?: Readonly<Record<string, string>>;
+  /** Path of a field -> what stands below its control, such as an upload. */
+  extras?: Readonly<Record<string, ReactNode>>;
+  /** Path of a field -> what takes its place. */
+  controls?: Readonly<Record<string, ReactNode>>;
 }
 
 export function SchemaForm(props: SchemaFormProps) {
   const { schema, value, onChange, problems = [], prefix = "", only, defaults = {}, choices = {}, hints = {} } = props;
-  const form = { root: schema, problems, defaults, choices, hints };
+  const { extras = {}, controls = {} } = props;
+  const form = { root: schema, problems, defaults, choices, hints, extras, controls };
   return (
     <div className="schema-form">
       <Fields form={form} schema={schema} value={value} onChange={onChange} path={prefix} only={only} />
@@ -88,8 +93,9 @@ function withValue(value: Values, name: string, next: unknown): Values {
 }
 
 function Field(props: FieldProps) {
-  const { schema, form } = props;
+  const { schema, form, path } = props;
   if (schema.const !== undefined) return null;
+  if (form.controls[path] !== undefined) return form.controls[path];
   if (wordsOf(schema, form.root)) return <WordField {...props} />;
   if (schema.anyOf) return <UnionField {...props} />;
   if (schema.type === "object" || schema.properties)
@@ -129,6 +135,7 @@ function Labelled({
     >
       {isGroup ? <strong id={`${id}-label`}>{label}</strong> : <label htmlFor={id}>{label}</label>}
       {children({ id, "aria-describedby": `${id}-help`, "aria-invalid": Boolean(invalid) || reasons.length > 0 })}
+      {form.extras[path]}
       <div id={`${id}-help`}>
         {invalid && <p className="invalid">{invalid}</p>}
         {reasons.map((one, index) => (

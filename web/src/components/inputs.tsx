@@ -1,6 +1,6 @@
 // The values of a form's fields: what a field is, what it takes while it is left out, and the inputs of texts and numbers.
 
-import { useId, useState } from "react";
+import { useId, useState, type ReactNode } from "react";
 import type { ProblemReason } from "../api/client";
 import { textOf, type JsonSchema } from "./schema";
 
@@ -20,6 +20,10 @@ export interface Form {
   choices: Choices;
   /** Path of a field -> a sentence after its description, about this machine. */
   hints: Readonly<Record<string, string>>;
+  /** Path of a field -> what stands below its control, such as an upload. */
+  extras: Readonly<Record<string, ReactNode>>;
+  /** Path of a field -> what takes its place; null: the field of its schema. */
+  controls: Readonly<Record<string, ReactNode>>;
 }
 
 export interface FieldProps {

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from test_job_streams import JobHome, lines_of, texts_until_end
 
 from trainyard.api.requests.jobs import LogsInput, MetricsInput
-from trainyard.api.verbs.jobs import JobLog, show_logs, show_metrics
+from trainyard.api.verbs.jobs import show_metrics
+from trainyard.api.verbs.monitoring.logs import JobLog, show_logs
 from trainyard.errors import NotFound
 from trainyard.spec.states import JobState
 

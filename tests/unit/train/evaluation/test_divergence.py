@@ -23,6 +23,8 @@ def kinds(found: list[Divergence]) -> list[str]:
         ([(1, 5.2), (2, 443.0), *((step, 8.3 + step % 2 / 10) for step in range(3, 21))], ["loss_rose", "near_limit"]),
         ([(1, 5.2), (2, 443.0), *((step, 1.1) for step in range(3, 21))], ["near_limit"]),
         ([(1, 2.0)], []),
+        ([(step, 0.693 + step % 3 / 1000) for step in range(1, 61)], ["not_learned"]),
+        ([(step, 0.693 + step % 3 / 1000) for step in range(1, 19)], []),
         ([(1, 0.002), *((step, 0.01) for step in range(2, 21))], []),
     ],
 )
@@ -33,7 +35,34 @@ def test_a_finished_training_is_judged_by_its_curve(losses: list[tuple[int, floa
 @pytest.mark.parametrize("seed", range(200))
 def test_the_noise_of_single_rows_is_no_divergence(seed: int) -> None:
     numbers = random.Random(seed)
-    assert kinds(judge_training([(step, numbers.gauss(2.0, 0.3)) for step in range(1, 61)], [])) == []
+    losses = [(step, numbers.gauss(2.0, 0.3)) for step in range(1, 61)]
+    assert set(kinds(judge_training(losses, []))) <= {"not_learned"}
+
+
+NORMS = [1.0, 1.2, 0.9, 1.1, 1.0, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("norms", "expected"),
+    [
+        ([*NORMS, 90.0, 1.0], ""),
+        ([*NORMS, 130.0, 1.0], "the norm of the gradient rose to 130 at step 7; the median before it is 1"),
+        ([*NORMS, 130.0, 500.0, 200.0], "the norm of the gradient rose to 500 at step 8; the median before it is 1"),
+        ([*NORMS, math.nan], "the norm of the gradient is not finite at step 7; the median before it is 1"),
+        ([*NORMS, math.inf, 1.0], "the norm of the gradient is not finite at step 7; the median before it is 1"),
+        ([1.0, 900.0, *NORMS], ""),
+        ([math.nan] * 8, ""),
+        ([0.0] * 6 + [0.5], ""),
+    ],
+)
+def test_a_jump_of_the_gradient_is_told_with_what_was_usual(norms: list[float], expected: str) -> None:
+    steps = dict(enumerate(norms, 1))
+    found = judge_training(FALLING, [], norms=steps)
+    assert [one.because for one in found] == [expected] * bool(expected)
+    watch = DivergenceWatch()
+    told = [(step, one) for step, norm in steps.items() for one in watch.on_step(step, 2.0, None, norm)]
+    assert [one.kind.value for _, one in told] == ["gradient_jump"] * bool(expected)
+    assert all(step in (7, 8) and "lower hyperparameters.learning_rate" in one.text for step, one in told)
 
 
 def test_overfitting_is_told_with_the_best_step_and_what_to_do() -> None:

@@ -20,7 +20,9 @@ class NightsInput(Request):
 
 
 class NightNameInput(Request):
-    night: Annotated[str, Argument("NIGHT")] = Field(min_length=1, max_length=63, description="Its name: a date.")
+    night: Annotated[str, Argument("NIGHT", completes="night")] = Field(
+        min_length=1, max_length=63, description="Its name: a date."
+    )
     tenant: Tenant = Field(None, description="Whose night it is; default: this home's tenant.")
 
 

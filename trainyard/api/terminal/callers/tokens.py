@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
 from trainyard.api.verbs.callers.audit import AuditCheck, AuditRow, AuditRows
 from trainyard.api.verbs.callers.tokens import NewToken, Token, TokenList
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
+from trainyard.api.terminal.text import message_text, short_reason
 
 LONGEST = 60
 
@@ -45,15 +46,15 @@ def shown(value: Any) -> str:
 def nodes_text(result: Any) -> str:
     rows = [
         (one.id, one.type, one.state.value, "-" if one.fraction is None else f"{one.fraction:.0%}",
-         f"{one.seconds:.1f}", one.message.splitlines()[0] if one.message else "")
+         f"{one.seconds:.1f}", short_reason(one.message))
         for one in result.nodes
     ]  # fmt: skip
-    head = f"{result.name} ({result.id}): {result.state.value}. {result.message}"
+    head = message_text(f"{result.name} ({result.id}): {result.state.value}. {result.message}")
     return "\n".join([head, table(rows, ("node", "type", "state", "done", "seconds", "result"))]) if rows else head
 
 
 def node_text(result: Any) -> str:
-    lines = [f"{result.id} ({result.type}): {result.state.value}. {result.message}"]
+    lines = [message_text(f"{result.id} ({result.type}): {result.state.value}.\n{result.message}".rstrip())]
     lines += [f"{port.value}: {one.rows if one.rows is not None else '-'} rows, {one.bytes:,} bytes, {one.uri}"
               for port, one in result.outputs.items()]  # fmt: skip
     lines += [f"{time.strftime('%H:%M:%S', time.localtime(one.time))} {one.text}" for one in result.lines]

@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
 
 SHORT = 8
 

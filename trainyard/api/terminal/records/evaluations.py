@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.api.terminal.records.artifacts import SHORT, when_text
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
 
 
 def evaluations_text(result: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
 from trainyard.night.report import markdown
 
 

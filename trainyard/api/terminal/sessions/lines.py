@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.tables import table
 
 FACTS = ("session", "op_seq", "verb", "state")
 MOST_CHARS = 60

@@ -19,7 +19,7 @@ from trainyard.api.verbs.chains.tenancy import keep_to_tenant, require_free_tags
 from trainyard.api.verbs.monitoring.next_commands import next_commands
 from trainyard.errors import InvalidInput, NotFound, Reason
 from trainyard.spec.chain import ResolvedChain
-from trainyard.stores.live.job_ids import DIGEST_LENGTH, JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
+from trainyard.stores.live.job_ids import DIGEST_LENGTH, GROUP_TAG, JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
 
 RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -75,6 +75,7 @@ def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunRe
     is_job = wanted.deployment == planning.JOB_DEPLOYMENT
     waits = missing_backend.refuse_or_wait(chain, settings, is_job=is_job, allows=allows)
     own_tags = (*own_tags, FEW_ROWS_TAG) if few_rows and FEW_ROWS_TAG not in given.tags else own_tags
+    own_tags = (*own_tags, f"{GROUP_TAG}{given.group}") if given.group else own_tags
     tags = (*given.tags, *own_tags, *refresh_tags(given, chain), *tags_of(chain, context))
     watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:DIGEST_LENGTH]}"
     started: RunResult = watching.start_run(
@@ -113,9 +114,9 @@ def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
 
 def continued(given: RunInput, context: Context) -> RunResult:
     """An ended run, started again."""
-    if given.parameters or given.preset or given.refresh or given.refresh_from or given.tags:
+    if given.parameters or given.preset or given.refresh or given.refresh_from or given.tags or given.group:
         raise InvalidInput(
-            "A run that is continued takes no parameters, preset, tags or refresh.",
+            "A run that is continued takes no parameters, preset, tags, group or refresh.",
             why="It continues with those that it was started with.",
             do="Start a new run of the template or file.",
             code="E-PARAMETER",

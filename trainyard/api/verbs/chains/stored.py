@@ -210,7 +210,7 @@ def delete_chain(given: requests.StoredName, context: Context) -> DeletedChain:
 def run_chain(given: requests.RunChainInput, context: Context) -> ChainRun:
     """Start a run of a revision. Raises `Refused` where this machine cannot carry it out."""
     chain = found_revision(given, context)
-    words = given.model_dump(include={"parameters", "watch", "refresh", "refresh_from", "tags", "yes"})
+    words = given.model_dump(include={"parameters", "watch", "refresh", "refresh_from", "tags", "yes", "group"})
     tags = (chain.id, f"revision-{chain.revision}")
     result = start(requests.RunInput(target=chain.body, **words), context, tags)
     return ChainRun(**dict(result), chain_id=chain.id, revision=chain.revision)

@@ -13,6 +13,7 @@ from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.data import FolderInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.data.tenancy import settings_of
+from trainyard.api.verbs.data.uploads import FOLDER, bytes_of, name_for_chains
 from trainyard.data.paths import data_roots, is_inside, resolve_inside
 from trainyard.settings import Settings
 from trainyard.stores.models import STARTER
@@ -28,6 +29,10 @@ class DataEntry(Response):
     """As a chain names it: relative to the first root that has it, else whole."""
     kind: Literal["file", "folder"]
     bytes: int | None = None
+    uploaded: str = ""
+    """Name of the upload that it is, as `data delete` takes it."""
+    modified: float | None = None
+    """Of an upload, in seconds since 1970."""
 
 
 class DataList(Response):
@@ -38,6 +43,8 @@ class DataList(Response):
     entries: tuple[DataEntry, ...]
     complete: bool
     """Whether these are all."""
+    upload_bytes: int
+    """Bytes that one uploaded file may have."""
 
 
 class ModelEntry(Response):
@@ -68,10 +75,12 @@ def list_data(given: FolderInput, context: Context) -> DataList:
         complete = complete and len(scanned) < MOST_SCANNED
         for entry in scanned:
             found.setdefault(entry.path, entry)
-    entries = sorted(found.values(), key=lambda one: (one.kind == "file", one.path.lower()))
+    if not given.folder:
+        found |= {entry.path: entry for entry in scan_uploads(settings)}
+    entries = sorted(found.values(), key=lambda one: (not one.uploaded, one.kind == "file", one.path.lower()))
     return DataList(
         folder=given.folder, start=settings.working_folder, roots=roots, entries=tuple(entries[: given.limit]),
-        complete=complete and len(entries) <= given.limit,
+        complete=complete and len(entries) <= given.limit, upload_bytes=settings.upload_mb << 20,
     )  # fmt: skip
 
 
@@ -91,6 +100,21 @@ def scan(folder: Path, named: str, roots: tuple[Path, ...], settings: Settings) 
                     yield DataEntry(path=path, kind="file", bytes=entry.stat().st_size)
     except OSError:  # a root that is not there yet, or was taken away
         return
+
+
+def scan_uploads(settings: Settings) -> Iterator[DataEntry]:
+    """The files and folders that users of the tenant have uploaded."""
+    folder = settings.tenant_folder(settings.tenant).resolve() / FOLDER
+    if not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        for entry in islice(entries, MOST_SCANNED):
+            if not entry.name.startswith(".") and not entry.is_symlink():
+                is_folder = entry.is_dir()
+                yield DataEntry(
+                    path=name_for_chains(Path(entry.path), settings), kind="folder" if is_folder else "file",
+                    bytes=bytes_of(Path(entry.path)), uploaded=entry.name, modified=entry.stat().st_mtime,
+                )  # fmt: skip
 
 
 def list_models(given: Nothing, context: Context) -> ModelList:

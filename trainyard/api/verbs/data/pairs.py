@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from trainyard.api.requests.data import PreviewInput
 from trainyard.api.responses import Response
-from trainyard.data.extractive.pairs import Pair
-from trainyard.data.generation.survey import PairSurvey, model_cost, rows_of, survey_documents
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules
+
+if TYPE_CHECKING:
+    from trainyard.data.extractive.pairs import Pair
+    from trainyard.data.generation.survey import PairSurvey
 
 ENOUGH_SHARE = 1 / 3
 """Below this share of the wanted rows, a model should write the pairs."""
@@ -81,6 +84,9 @@ class GenerationPreview(PairCounts):
 
 def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tuple[GenerationPreview, PairSurvey]:
     """Return the preview of the pairs of some documents, and the pairs."""
+    # The rules and their word lists are imported for documents alone: a preview of rows takes half a second.
+    from trainyard.data.generation.survey import model_cost, rows_of, survey_documents
+
     characters: list[int] = []
 
     def counted() -> Iterable[DocumentRow]:

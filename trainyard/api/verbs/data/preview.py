@@ -23,19 +23,18 @@ from jinja2.exceptions import TemplateError
 from pydantic import ValidationError
 
 from trainyard.api.context import Context
-from trainyard.api.plans.known import folder_of
+from trainyard.api.plans.known import folder_of, shape_of
 from trainyard.api.requests.data import PreviewInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.data.pairs import GenerationPreview, check_documents, survey_pairs
 from trainyard.api.verbs.data.tenancy import settings_of
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import devices_here
-from trainyard.data.generation.survey import PairSurvey
 from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
-from trainyard.data.quality.lengths import load_token_counter
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.remote.pins import pin_sources
+from trainyard.data.renderers.tokenizer import load_tokenizer, render_without_torch
 from trainyard.data.rows import (
     ROWS_FILE,
     DocumentRow,
@@ -52,7 +51,7 @@ from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.loading import load
 from trainyard.settings import Settings
-from trainyard.spec.axes.data import BAD_FRACTION, DataFormat, Port
+from trainyard.spec.axes.data import BAD_FRACTION, COLUMN_FIELDS, DataFormat, Port
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.estimate.estimate import steps_of
 from trainyard.spec.estimate.timing import TimeEstimate, Workload, count_tokens, estimate_time
@@ -61,6 +60,7 @@ from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.stores.models import resolve_model
 
 if TYPE_CHECKING:
+    from trainyard.data.generation.survey import PairSurvey
     from trainyard.data.renderers.rendering import Cut, Piece, Renderer
 
 RENDERING = "trainyard.data.renderers.rendering"
@@ -190,6 +190,8 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
     name = given.base_model or settings.default_base_model
     if given.generate:
         return preview_generation(given, name, context, settings)
+    if context.surface == "cli":
+        render_without_torch()  # this process shows the rows and ends
     with tempfile.TemporaryDirectory() as scratch, kept_service():
         raw, rows, _ = read_first(given, given.rows, Path(scratch) / "first", settings)
         context.on_part(raw)
@@ -267,6 +269,8 @@ def count_pairs(survey: PairSurvey, folder: Path | None) -> list[tuple[int, int]
     if folder is None or not answers:
         sizes = [(len(question) // 4, len(answer) // 4) for question, answer in zip(questions, answers, strict=True)]
         return [(question + answer + 12, answer) for question, answer in sizes]
+    from trainyard.data.quality.lengths import load_token_counter  # with pyarrow's functions, which rows need not
+
     count = load_token_counter(folder)
     whole = count(
         [[Message("user", text), Message("assistant", answer)] for text, answer in zip(questions, answers, strict=True)]
@@ -283,6 +287,12 @@ def read_first(
     try:
         config = DataSourceConfig.model_validate({**wanted, "max_bad_fraction": 1.0})
     except ValidationError as error:
+        if given.columns:
+            problem = error.errors()[0]
+            raise InvalidInput(
+                f"columns is not valid: {problem['msg'].removeprefix('Value error, ')}.",
+                why=f"Its fields are {', '.join(COLUMN_FIELDS)}.", do="Give each field one column.", code="E-PARAMETER",
+            ) from error  # fmt: skip
         raise InvalidInput(
             f"{given.path[:200]!r} is not a valid place of a data set.", why=f"{error.errors()[0]['msg']}.",
             do="Give a path, hub:org/name, or an address.", code="E-PARAMETER",
@@ -338,7 +348,7 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
     """The renderer of a base model, with its own template or the one that is asked for."""
     location = resolve_model(name, settings).location
     try:
-        tokenizer = load("transformers:AutoTokenizer").from_pretrained(location, trust_remote_code=False)
+        tokenizer = load_tokenizer(str(location))
     except OSError as error:
         raise NotFound(
             f"The tokenizer of {name!r} cannot be loaded.",
@@ -528,6 +538,4 @@ def estimate_training(
     config, device = resolve_trainer(given, name), devices_here()[0]
     steps = None if rows is None else steps_of(config.hyperparameters, rows)
     timings = read_timings(timing_key(config, folder_of(name, settings), device, settings), settings)
-    return estimate_time(
-        load("trainyard.api.planning:shape_of")(name, settings), config, Workload(rows, steps, mean), timings
-    )
+    return estimate_time(shape_of(name, settings), config, Workload(rows, steps, mean), timings)

@@ -23,3 +23,17 @@ export function Reasons({ reasons, onSelect }: { reasons: readonly CheckReason[]
     </ul>
   );
 }
+
+/** What a check says besides reasons: what the machine decides, what there was no time to read. */
+export function CheckNotes({ notes = [] }: { notes?: readonly string[] }) {
+  if (notes.length === 0) return null;
+  return (
+    <ul className="check-notes" aria-label="Notes of the check">
+      {notes.map((text) => (
+        <li key={text}>
+          <Prose text={text} />
+        </li>
+      ))}
+    </ul>
+  );
+}

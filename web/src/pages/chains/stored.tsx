@@ -90,7 +90,7 @@ export default function StoredChainPage({ chain }: { chain: string }) {
 function Shape({ stored }: { stored: ChainDetail }) {
   const expanded = useQuery({
     queryKey: ["expand", stored.etag, stored.id],
-    queryFn: () => expand({ target: stored.body }),
+    queryFn: ({ signal }) => expand({ target: stored.body }, signal),
   });
   return (
     <Queried query={expanded}>

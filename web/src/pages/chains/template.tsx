@@ -8,13 +8,17 @@ import { useLogin } from "../../api/login";
 import type { ExpandedChain } from "../../api/schema";
 import { ActionButton } from "../../components/action";
 import { useChoices } from "../../components/choices";
+import { ColumnMap } from "../../components/columns";
 import { SchemaForm } from "../../components/form";
+import { GroupField } from "../../components/group";
 import { labelOf } from "../../components/format";
 import { ChainGraph, type GraphNode } from "../../components/graph";
 import { Page, Queried, Section } from "../../components/page";
 import { resolveSchema, type JsonSchema } from "../../components/schema";
+import { Upload } from "../../components/upload";
+import { PairsPreview } from "../jobs/pairs";
 import { expand, parameterDefaults, reasonsOf, type CheckReason } from "./editor/server";
-import { Reasons } from "./reasons";
+import { CheckNotes, Reasons } from "./reasons";
 
 type Values = Record<string, unknown>;
 
@@ -51,6 +55,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   const [, navigate] = useLocation();
   const [search] = useSearchParams();
   const [parameters, setParameters] = useState<Values>(() => JSON.parse(search.get("parameters") ?? "{}"));
+  const [group, setGroup] = useState("");
   const [settled, setSettled] = useState(parameters);
   useEffect(() => {
     const handle = window.setTimeout(() => setSettled(parameters), CHECK_AFTER_MS);
@@ -58,11 +63,11 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   }, [parameters]);
   const expanded = useQuery({
     queryKey: ["expand", template, settled],
-    queryFn: () => expand({ target: template, parameters: settled }),
+    queryFn: ({ signal }) => expand({ target: template, parameters: settled }, signal),
     placeholderData: keepPreviousData,
   });
   const start = useMutation({
-    mutationFn: () => dataOf(client.POST("/api/v1/runs", { body: { target: template, parameters } as never })),
+    mutationFn: () => dataOf(client.POST("/api/v1/runs", { body: { target: template, parameters, group } as never })),
     onSuccess: (run) => navigate(`/jobs/${(run as { id: string }).id}`),
   });
   const names = Object.keys(schema.properties ?? {});
@@ -73,6 +78,32 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   );
   const hints = Object.fromEntries(
     folder ? folders.map((name) => [`${PREFIX}.${name}`, `Here that is \`${folder}\`.`]) : [],
+  );
+  const set = (change: Values) =>
+    setParameters((before) =>
+      Object.fromEntries(Object.entries({ ...before, ...change }).filter(([, value]) => value !== undefined)),
+    );
+  const extras = Object.fromEntries(
+    folders.map((name) => [
+      `${PREFIX}.${name}`,
+      <PathExtras key={name} name={name} parameters={parameters} columns={columnsOf(name, names)} set={set} />,
+    ]),
+  );
+  const controls = Object.fromEntries(
+    folders.flatMap((name) => {
+      const columns = columnsOf(name, names);
+      if (!columns) return [];
+      const map = (
+        <ColumnMap
+          key={columns}
+          title={schema.properties![columns]!.title}
+          path={parameters[name]}
+          value={parameters[columns]}
+          onChange={(value) => set({ [columns]: value })}
+        />
+      );
+      return [[`${PREFIX}.${columns}`, map]];
+    }),
   );
   const reasons = reasonsOf(expanded.data);
   const empty = reasons.filter((one) => isEmpty(one, schema)).map((one) => one.field.slice(PREFIX.length + 1));
@@ -89,6 +120,8 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           prefix={PREFIX}
           choices={choices}
           hints={hints}
+          extras={extras}
+          controls={controls}
           defaults={parameterDefaults(expanded.data, pathsOf(schema, schema, PREFIX))}
         />
       </Section>
@@ -107,11 +140,40 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           </>
         }
       >
+        <GroupField value={group} onChange={setGroup} />
         <Queried query={expanded}>
           {(found) => <Preview template={template} found={found} wrong={wrong} empty={empty} />}
         </Queried>
       </Section>
     </div>
+  );
+}
+
+/** The parameter that maps the columns of a data set, where the template has one. */
+const columnsOf = (name: string, names: readonly string[]): string | undefined =>
+  names.find((one) => one === `${name}_columns`);
+
+/** What a field of a path has below it: an upload, and for documents the pairs that they give. */
+function PathExtras(props: {
+  name: string;
+  parameters: Values;
+  columns: string | undefined;
+  set: (change: Values) => void;
+}) {
+  const { name, parameters, columns, set } = props;
+  return (
+    <>
+      <Upload
+        documents={!columns}
+        what={
+          columns ? `a file of ${name === "preference" ? "preferences" : name === "sft" ? "examples" : name}` : name
+        }
+        onUploaded={(path) => set({ [name]: path, ...(columns && { [columns]: undefined }) })}
+      />
+      {name === "documents" && (
+        <PairsPreview path={parameters.documents} count={parameters.count} wordings={parameters.wordings} />
+      )}
+    </>
   );
 }
 
@@ -139,6 +201,7 @@ function Preview(props: PreviewProps) {
         {statusOf(props)}
       </p>
       <Reasons reasons={wrong} />
+      <CheckNotes notes={found.check.notes} />
       {nodes.length > 0 && <ChainGraph nodes={nodes} label={`Nodes of ${template}`} />}
     </>
   );

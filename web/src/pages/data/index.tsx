@@ -9,6 +9,7 @@ import { Empty, Loading, ProblemNote } from "../../components/notes";
 import { Page, Section } from "../../components/page";
 import type { ArtifactPort } from "../../components/rows";
 import { Table } from "../../components/table";
+import { OwnData } from "./own";
 
 type Artifact = components["schemas"]["Artifact"];
 const PORTS: ArtifactPort[] = [
@@ -53,6 +54,7 @@ export default function DataPage() {
   const rows = found.data?.pages.flatMap((page) => page.artifacts) ?? [];
   return (
     <Page title="Data">
+      <OwnData />
       <Section title="Results of runs">
         <form
           className="filters"

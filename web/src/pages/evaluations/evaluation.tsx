@@ -39,7 +39,7 @@ function Gate({ one }: { one: Evaluation }) {
   return (
     <Section title="Gate">
       <p>
-        <Verdict better={gate.better} cautions={gate.cautions} />:{" "}
+        <Verdict better={gate.better} cautions={gate.cautions} fewRows={gate.few_rows} />:{" "}
         {gate.better ? "the candidate may replace its baseline." : "the candidate is not deployed."}
       </p>
       <Lines title="Why not" lines={gate.reasons} />

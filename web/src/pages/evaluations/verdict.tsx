@@ -30,19 +30,28 @@ export function VerdictOf({
 }) {
   const digest = String(version.sha256 ?? "");
   const found = evaluations.find((one) => digest && one.adapter_sha256.startsWith(digest));
-  if (found) return <Verdict better={found.better} cautions={found.cautions} />;
+  if (found) return <Verdict better={found.better} cautions={found.cautions} fewRows={found.few_rows} />;
   return <>{version.evaluated ? "evaluated" : "not evaluated"}</>;
 }
 
 interface VerdictProps {
   better?: boolean | null;
   cautions?: readonly string[];
+  /** Why there are not enough rows for a verdict. */
+  fewRows?: readonly string[];
   /** What it was compared with. */
   baseline?: string;
 }
 
-export function Verdict({ better, cautions = [], baseline = "" }: VerdictProps) {
+export function Verdict({ better, cautions = [], fewRows = [], baseline = "" }: VerdictProps) {
   if (better == null) return <span className="quiet">removed</span>;
+  if (!better && fewRows.length > 0) {
+    return (
+      <span className="verdict quiet" title={fewRows.join(" ")}>
+        <span aria-hidden="true">○</span> not enough rows to say
+      </span>
+    );
+  }
   return (
     <span className={`verdict verdict-${better ? "good" : "bad"}`}>
       <span aria-hidden="true">{better ? "▲" : "▼"}</span> {better ? "better" : "not better"}

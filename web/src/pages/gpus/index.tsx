@@ -1,20 +1,26 @@
 // The GPUs of this machine as they are now: memory of each device and each job, load, temperature, power, clocks.
 
+import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";
-import type { GpuUse, MachineLoad } from "../../api/schema";
-import { formatBytes, formatNumber, formatTime } from "../../components/format";
+import { client, dataOf } from "../../api/client";
+import type { DeviceState, GpuUse, MachineLoad } from "../../api/schema";
+import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
 import { MIB, useGpus } from "../../components/gpu_memory";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";
+import { HolderName } from "../../components/waiting";
 
 const LOOK_MS = 2000;
+const ENDED: readonly string[] = ["ended", "failed", "lost"];
 
 export default function GpusPage() {
   const gpus = useGpus(LOOK_MS);
   return (
     <Page title="GPUs">
       {gpus.data?.machine && <Processors machine={gpus.data.machine} />}
+      {gpus.data && <Devices devices={gpus.data.devices ?? []} />}
+      <OpenSessions />
       <Queried query={gpus}>
         {({ state, gpus: found, alerts, driver_version, cuda_version }) =>
           found.length === 0 ? (
@@ -49,6 +55,76 @@ export default function GpusPage() {
         }
       </Queried>
     </Page>
+  );
+}
+
+/** Who has each device, since when, and who waits for it. */
+function Devices({ devices }: { devices: readonly DeviceState[] }) {
+  const used = devices.filter((one) => one.holder || one.waiting.length > 0);
+  if (used.length === 0) return null;
+  return (
+    <Section title="Who has the device">
+      <Table
+        cards
+        caption="Holders of the devices"
+        rows={used}
+        rowKey={(one) => one.device}
+        columns={[
+          { title: "Device", cell: (one) => String(one.device) },
+          { title: "Holder", cell: (one) => (one.holder ? <HolderName holder={one.holder} /> : "nobody here") },
+          { title: "Since", cell: (one) => (one.holder?.since == null ? "" : formatTime(one.holder.since)) },
+          {
+            title: "Queue",
+            cell: (one) =>
+              one.waiting.length === 0 ? (
+                "nobody waits"
+              ) : (
+                <ol className="queue">
+                  {one.waiting.map((name, index) => (
+                    <li key={index}>{name}</li>
+                  ))}
+                </ol>
+              ),
+          },
+        ]}
+      />
+    </Section>
+  );
+}
+
+/** Step sessions that are open: each has a model on a device until it ends. */
+function OpenSessions() {
+  const sessions = useQuery({
+    queryKey: ["sessions"],
+    queryFn: () => dataOf(client.GET("/api/v1/sessions")),
+    refetchInterval: 5_000,
+    retry: false,
+  });
+  const open = (sessions.data?.sessions ?? []).filter((one) => !ENDED.includes(one.state));
+  if (open.length === 0) return null;
+  return (
+    <Section title="Open sessions">
+      <Table
+        cards
+        caption="Open sessions"
+        rows={open}
+        rowKey={(one) => one.id}
+        columns={[
+          {
+            title: "Session",
+            cell: (one) => (
+              <>
+                {one.name} <code className="quiet">{one.id}</code>
+              </>
+            ),
+          },
+          { title: "State", cell: (one) => [one.state, one.detail].filter(Boolean).join(", ") },
+          { title: "Model", cell: (one) => one.base_model },
+          { title: "Open since", cell: (one) => formatTime(one.created) },
+          { title: "Ends when idle for", cell: (one) => formatDuration(one.idle_s) },
+        ]}
+      />
+    </Section>
   );
 }
 

@@ -14,12 +14,14 @@ import { Empty, Loading } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
 import { Facts, Table } from "../../components/table";
+import { WaitNote } from "../../components/waiting";
 import { hrefOf } from "../data";
 import { JobActions } from "./actions";
 import { Gate, Next } from "./after";
 import { Checkpoints } from "./checkpoints";
 import { Provenance } from "./provenance";
 import { Samples } from "./samples";
+import { Note } from "./note";
 import { Charts, chartsOf, useCurveStyle, type EpochsPerStep } from "./charts";
 import { AXES, placesOn, useCurves, type Axis } from "./curves";
 import { JobLog } from "./log";
@@ -43,6 +45,7 @@ export default function JobPage({ job }: { job: string }) {
               </p>
             )}
             <Summary job={found} />
+            <Note job={found} />
             <Gate job={found} />
             <Next job={found} />
             <Suspense fallback={<Loading />}>
@@ -92,6 +95,20 @@ function Retry({ job }: { job: JobDetail }) {
   );
 }
 
+/** What speaks against the trainings in their own numbers, and what to do about it. */
+function Divergence({ job }: { job: JobDetail }) {
+  return (job.divergence ?? []).map((one) => (
+    <div key={`${one.node} ${one.kind}`} className="banner" role="alert">
+      <p>
+        <strong>
+          {one.node}, step {formatNumber(one.step)}: {one.because}
+        </strong>
+      </p>
+      <p>{one.advice}</p>
+    </div>
+  ));
+}
+
 const GPUS_MS = 5000;
 
 function Summary({ job }: { job: JobDetail }) {
@@ -100,8 +117,10 @@ function Summary({ job }: { job: JobDetail }) {
   return (
     <Section title="State">
       <p aria-live="polite">
-        <StateBadge state={job.state} detail={job.detail} /> {job.message}
+        <StateBadge state={job.state} detail={job.waiting ? "" : job.detail} />{" "}
+        {job.waiting ? <WaitNote wait={job.waiting} /> : job.message}
       </p>
+      <Divergence job={job} />
       {job.trainings.map((one) => (
         <div key={one.node}>
           <span>
@@ -113,6 +132,7 @@ function Summary({ job }: { job: JobDetail }) {
       <Facts
         facts={[
           ["Id", <code>{job.id}</code>],
+          ["Group", job.group && <Link href={`/jobs?group=${encodeURIComponent(job.group)}`}>{job.group}</Link>],
           ["Stage", job.stage],
           ["Method", job.method],
           ["Backend", job.backend],
@@ -137,7 +157,8 @@ function Summary({ job }: { job: JobDetail }) {
 
 /** Tags by which the service finds a run: what they say is said elsewhere on the page. */
 const isOwnTag = (tag: string, job: string) =>
-  ["job", "template", job].includes(tag) || /^(chain|tenant|revision|digest|run):/.test(tag);
+  ["job", "template", job].includes(tag) ||
+  /^(chain|tenant|revision|digest|run|group|sweep|trace|continues):/.test(tag);
 
 /** What is left of a training, and how that is known. */
 function leftOf(left: NonNullable<JobDetail["left"]>[number]): string {

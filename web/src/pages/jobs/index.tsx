@@ -10,6 +10,7 @@ import { Page, Queried } from "../../components/page";
 import { Pager, useCursor } from "../../components/pager";
 import { Progress, StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
+import { WaitNote } from "../../components/waiting";
 import { stepsOf, trainerOf, useJob, useJobs, type JobFilter } from "./queries";
 import "./jobs.css";
 
@@ -26,7 +27,9 @@ export default function JobsPage() {
   const [, navigate] = useLocation();
   const { allows } = useLogin();
   const filter = Object.fromEntries(
-    ["state", "stage", "backend", "text"].flatMap((name) => (search.get(name) ? [[name, search.get(name)]] : [])),
+    ["state", "stage", "backend", "text", "group"].flatMap((name) =>
+      search.get(name) ? [[name, search.get(name)]] : [],
+    ),
   ) as JobFilter;
   const pages = useCursor(JSON.stringify(filter));
   const jobs = useJobs({ ...filter, ...(pages.cursor ? { cursor: pages.cursor } : {}) });
@@ -73,6 +76,23 @@ export default function JobsPage() {
             onChange={(event) => setFilter("text", event.target.value)}
           />
         </div>
+        <div>
+          <label htmlFor="group">Group</label>
+          <input
+            id="group"
+            type="search"
+            maxLength={63}
+            list="groups"
+            placeholder="all"
+            value={search.get("group") ?? ""}
+            onChange={(event) => setFilter("group", event.target.value.trim().toLowerCase())}
+          />
+          <datalist id="groups">
+            {groupsOf(jobs.data?.jobs ?? []).map((name) => (
+              <option key={name}>{name}</option>
+            ))}
+          </datalist>
+        </div>
         {Object.entries(FILTERS).map(([name, choices]) => (
           <div key={name}>
             <label htmlFor={name}>{name.charAt(0).toUpperCase() + name.slice(1)}</label>
@@ -96,7 +116,7 @@ export default function JobsPage() {
             {found.jobs.length === 0 ? (
               <NoJobs isFiltered={isFiltered} onClear={() => setSearch({})} />
             ) : (
-              <JobTable found={found} chosen={chosen} onChoose={setChosen} />
+              <GroupedJobs found={found} chosen={chosen} onChoose={setChosen} />
             )}
             <Pager
               label="jobs"
@@ -135,15 +155,62 @@ interface JobTableProps {
   found: JobList;
   chosen: readonly string[];
   onChoose: (chosen: readonly string[]) => void;
+  caption?: string;
 }
 
-function JobTable({ found, chosen, onChoose }: JobTableProps) {
+/** The groups of these jobs, that of the newest job first. */
+const groupsOf = (jobs: readonly Job[]): string[] => [
+  ...new Set(jobs.flatMap((job) => (job.group ? [job.group] : []))),
+];
+
+/** Jobs of a group are together, where their newest one is in the order of all; the others are one by one. */
+function GroupedJobs({ found, chosen, onChoose }: JobTableProps) {
+  const groups = groupsOf(found.jobs);
+  if (groups.length === 0) return <JobTable found={found} chosen={chosen} onChoose={onChoose} />;
+  const single = found.jobs.filter((job) => !job.group);
+  return (
+    <>
+      {groups.map((name) => {
+        const jobs = found.jobs.filter((job) => job.group === name);
+        return (
+          <section key={name} aria-label={`Group ${name}`}>
+            <h2 className="group-title">
+              <Link href={`/jobs?group=${encodeURIComponent(name)}`}>{name}</Link>{" "}
+              <span className="quiet">{jobs.length === 1 ? "1 job" : `${jobs.length} jobs`}</span>{" "}
+              {jobs.length > 1 && (
+                <Link href={compareOf(jobs)} className="button">
+                  Compare {jobs.length > MOST_COMPARED ? `the newest ${MOST_COMPARED} of ` : ""}
+                  {name}
+                </Link>
+              )}
+            </h2>
+            <JobTable found={{ ...found, jobs }} chosen={chosen} onChoose={onChoose} caption={`Jobs of ${name}`} />
+          </section>
+        );
+      })}
+      {single.length > 0 && (
+        <section aria-label="Jobs without a group">
+          <h2 className="group-title">Without a group</h2>
+          <JobTable found={{ ...found, jobs: single }} chosen={chosen} onChoose={onChoose} />
+        </section>
+      )}
+    </>
+  );
+}
+
+const compareOf = (jobs: readonly Job[]): string =>
+  `/jobs/compare?${jobs
+    .slice(0, MOST_COMPARED)
+    .map((job) => `job=${job.id}`)
+    .join("&")}`;
+
+function JobTable({ found, chosen, onChoose, caption = "Jobs, the newest first" }: JobTableProps) {
   const toggle = (job: Job) =>
     onChoose(chosen.includes(job.id) ? chosen.filter((id) => id !== job.id) : [...chosen, job.id]);
   return (
     <Table
       cards
-      caption="Jobs, the newest first"
+      caption={caption}
       rows={found.jobs}
       rowKey={(job) => job.id}
       columns={[
@@ -166,10 +233,11 @@ function JobTable({ found, chosen, onChoose }: JobTableProps) {
               <Link href={`/jobs/${job.id}`}>{job.name}</Link>
               <br />
               <code className="quiet">{job.id}</code>
+              {job.note && <div className="note">{job.note}</div>}
             </>
           ),
         },
-        { title: "State", cell: (job) => <StateBadge state={job.state} detail={job.detail} /> },
+        { title: "State", cell: (job) => <StateOf job={job} /> },
         {
           title: "Steps",
           cell: (job) => (
@@ -189,6 +257,19 @@ function JobTable({ found, chosen, onChoose }: JobTableProps) {
     />
   );
 }
+
+/** The state of a job, and what it waits for. */
+export const StateOf = ({ job }: { job: Job }) =>
+  job.waiting ? (
+    <>
+      <StateBadge state={job.state} />
+      <div className="quiet">
+        <WaitNote wait={job.waiting} />
+      </div>
+    </>
+  ) : (
+    <StateBadge state={job.state} detail={job.detail} />
+  );
 
 /** How long a job has taken and, while it runs, what its trainings have left. */
 function JobTime({ job }: { job: Job }) {

@@ -1,15 +1,18 @@
 // Start a training on a data set: a form from the schema, a preview of the data, an estimate before the start.
 
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { useEffect, useRef, useState } from "react";
+import { useEffect, useRef, useState, type Dispatch, type SetStateAction } from "react";
 import { useLocation, useSearchParams } from "wouter";
 import { client, dataOf, Problem, type ProblemReason } from "../../api/client";
 import type { JobSpec } from "../../api/schema";
 import { useChoices } from "../../components/choices";
+import { ColumnMap } from "../../components/columns";
 import { SchemaForm } from "../../components/form";
+import { GroupField } from "../../components/group";
 import { ProblemNote } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import type { JsonSchema } from "../../components/schema";
+import { Upload } from "../../components/upload";
 import { defaultsOf, expand } from "../chains/editor/server";
 import { DataPreview } from "./preview";
 import { Estimate, usePlan } from "./estimate";
@@ -22,7 +25,7 @@ const FIRST = ["name", "dataset", "base_model", "stage", "method", "hyperparamet
 type Values = Record<string, unknown>;
 
 /** What was filled in, kept for a reload of the page until the job is started. */
-function useDraft(): [Values, (next: Values) => void] {
+function useDraft(): [Values, Dispatch<SetStateAction<Values>>] {
   const [search] = useSearchParams();
   const [draft, setDraft] = useState<Values>(() => {
     const kept = JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}");
@@ -35,6 +38,9 @@ function useDraft(): [Values, (next: Values) => void] {
 
 const ASK_AFTER_MS = 300;
 
+const withoutUndefined = (values: Values): Values =>
+  Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined));
+
 /** The values that the job takes for what is left out: they depend on its stage, its method and this machine. */
 function useDefaults(draft: Values): Values {
   const [settled, setSettled] = useState(draft);
@@ -46,7 +52,7 @@ function useDefaults(draft: Values): Values {
   const { data } = useQuery({
     queryKey: ["defaults", settled],
     // They do not depend on the data set, which may not be named yet.
-    queryFn: () => expand({ target: { ...settled, dataset: { path: "data" } } }),
+    queryFn: ({ signal }) => expand({ target: { ...settled, dataset: { path: "data" } } }, signal),
     retry: false,
   });
   const found = defaultsOf(data, "trainer");
@@ -69,10 +75,18 @@ export default function NewJobPage() {
 
 function JobForm({ schema }: { schema: JsonSchema }) {
   const [draft, setDraft] = useDraft();
+  const [search] = useSearchParams();
+  const [group, setGroup] = useState(search.get("group") ?? "");
   const [, navigate] = useLocation();
   const queries = useQueryClient();
   const start = useMutation({
-    mutationFn: (spec: Values) => dataOf(client.POST("/api/v1/jobs", { body: spec as unknown as JobSpec })),
+    mutationFn: (spec: Values) =>
+      dataOf(
+        client.POST("/api/v1/jobs", {
+          params: { query: group ? { group } : {} },
+          body: spec as unknown as JobSpec,
+        }),
+      ),
     onSuccess: async (started) => {
       sessionStorage.removeItem(DRAFT);
       await queries.invalidateQueries({ queryKey: ["jobs"] });
@@ -89,7 +103,23 @@ function JobForm({ schema }: { schema: JsonSchema }) {
   const dataset = (draft.dataset ?? {}) as Values;
   const { choices, start: folder } = useChoices({ "dataset.path": dataset.path }, ["base_model"]);
   const hints = Object.fromEntries(folder ? [["dataset.path", `A relative path starts in \`${folder}\`.`]] : []);
-  const shared = { schema, value: draft, onChange: setDraft, problems, defaults, choices, hints };
+  // An upload may end after other fields were written.
+  const setDataset = (change: Values) =>
+    setDraft((before) => ({ ...before, dataset: withoutUndefined({ ...(before.dataset as Values), ...change }) }));
+  const extras = {
+    "dataset.path": <Upload onUploaded={(path) => setDataset({ path, columns: undefined })} />,
+  };
+  const controls = {
+    "dataset.columns": (
+      <ColumnMap
+        key="columns"
+        path={dataset.path}
+        value={dataset.columns}
+        onChange={(columns) => setDataset({ columns })}
+      />
+    ),
+  };
+  const shared = { schema, value: draft, onChange: setDraft, problems, defaults, choices, hints, extras, controls };
   const rest = Object.keys(schema.properties ?? {}).filter((name) => !FIRST.includes(name));
   return (
     <form
@@ -108,6 +138,7 @@ function JobForm({ schema }: { schema: JsonSchema }) {
       </Section>
       <DataPreview draft={draft} />
       <Estimate draft={draft} plan={plan} />
+      <GroupField value={group} onChange={setGroup} />
       <div className="actions">
         <button className="primary" disabled={start.isPending} aria-busy={start.isPending}>
           Start the job

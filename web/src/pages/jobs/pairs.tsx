@@ -1,6 +1,9 @@
 // The questions and answers that documents give by rule, before anything is trained on them.
 
+import { client, dataOf } from "../../api/client";
+import { useCancelable } from "../../components/cancelable";
 import { formatNumber, formatPercent } from "../../components/format";
+import { Loading, ProblemNote } from "../../components/notes";
 import { Facts, Table } from "../../components/table";
 
 export interface GenerationPreview {
@@ -82,5 +85,41 @@ export function GeneratedPairs({ found }: { found: GenerationPreview }) {
         </details>
       )}
     </>
+  );
+}
+
+const EXAMPLES = 10;
+
+/** A button that shows the pairs of documents before anything is started. */
+export function PairsPreview({ path, count, wordings }: { path: unknown; count?: unknown; wordings?: unknown }) {
+  const preview = useCancelable((given: Record<string, unknown>, signal) =>
+    dataOf(client.GET("/api/v1/data/preview", { params: { query: given as never }, signal })),
+  );
+  const query = {
+    path,
+    generate: true,
+    rows: EXAMPLES,
+    ...(typeof count === "number" && { count }),
+    ...(typeof wordings === "number" && { wordings }),
+  };
+  const found = preview.data?.generation as GenerationPreview | null | undefined;
+  return (
+    <div className="pairs">
+      <button
+        type="button"
+        disabled={typeof path !== "string" || path === "" || preview.isPending}
+        aria-busy={preview.isPending}
+        onClick={() => preview.mutate(query)}
+      >
+        Show pairs
+      </button>
+      {preview.isPending && <Loading what="Reading the documents" onCancel={preview.cancel} />}
+      {preview.error && !preview.isPending && <ProblemNote error={preview.error} />}
+      {found && !preview.isPending && (
+        <section aria-label="Pairs of the documents">
+          <GeneratedPairs found={found} />
+        </section>
+      )}
+    </div>
   );
 }

@@ -14,7 +14,7 @@ const SHOWN_ROWS = 5;
 type Values = Record<string, unknown>;
 
 /** The fields of a draft that decide how its data is read. */
-function queryOf(draft: Values): Record<string, string | number> | null {
+function queryOf(draft: Values): Values | null {
   const dataset = (draft.dataset ?? {}) as Values;
   if (typeof dataset.path !== "string") return null;
   const settings = (draft.hyperparameters ?? {}) as Values;
@@ -22,19 +22,20 @@ function queryOf(draft: Values): Record<string, string | number> | null {
     path: dataset.path,
     rows: SHOWN_ROWS,
     ...(typeof dataset.format === "string" && dataset.format !== "auto" ? { format: dataset.format } : {}),
+    ...(dataset.columns ? { columns: dataset.columns } : {}),
     ...(typeof draft.base_model === "string" ? { base_model: draft.base_model } : {}),
     ...(typeof settings.max_length === "number" ? { max_length: settings.max_length } : {}),
   };
 }
 
-export function DataPreview({ draft }: { draft: Values }) {
+export function DataPreview({ draft, title = "Data" }: { draft: Values; title?: string }) {
   const query = queryOf(draft);
-  const preview = useCancelable((given: Record<string, string | number>, signal) =>
+  const preview = useCancelable((given: Values, signal) =>
     dataOf(client.GET("/api/v1/data/preview", { params: { query: given as never }, signal })),
   );
   return (
     <Section
-      title="Data"
+      title={title}
       actions={
         <button
           type="button"

@@ -14,6 +14,7 @@ export interface JobFilter {
   stage?: string;
   backend?: string;
   text?: string;
+  group?: string;
   cursor?: string;
 }
 

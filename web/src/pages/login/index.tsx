@@ -32,7 +32,8 @@ export function LoginPage() {
         </button>
         {login.error && <ProblemNote error={login.error} />}
         <p>
-          <code>trainyard tokens create --name NAME --scope admin</code> makes one. The text in{" "}
+          On the machine of this service, <code>trainyard dashboard</code> prints a link that logs you in.{" "}
+          <code>trainyard tokens create --name NAME --scope admin</code> makes a token; the text in{" "}
           <code>TRAINYARD_HOME/prefect-auth-string</code> works, too.
         </p>
       </form>

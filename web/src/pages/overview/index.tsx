@@ -11,8 +11,9 @@ import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Progress, StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
+import { WaitNote } from "../../components/waiting";
 import { Verdict, VerdictOf, useNewestEvaluations } from "../evaluations/verdict";
-import { trainerOf } from "../jobs/queries";
+import { trainerOf, useJob } from "../jobs/queries";
 import { Checks, isProblem, useDoctor } from "../settings/doctor";
 import { Starts } from "./starts";
 
@@ -59,6 +60,7 @@ function Running() {
             {formatNumber(job.step)}
             {job.total_steps ? ` of ${formatNumber(job.total_steps)} steps` : " steps"}
           </p>
+          <Warnings job={job.id} />
           <Suspense fallback={null}>
             <RunningCurve job={job.id} />
           </Suspense>
@@ -68,9 +70,19 @@ function Running() {
   );
 }
 
+/** What speaks against a running training in its own numbers. */
+function Warnings({ job }: { job: string }) {
+  return (useJob(job).data?.divergence ?? []).map((one) => (
+    <p key={`${one.node} ${one.kind}`} className="banner" role="alert">
+      {one.node}, step {formatNumber(one.step)}: {one.because} {one.advice}
+    </p>
+  ));
+}
+
 /** Jobs that have not begun, in the order in which they were asked for, and why. */
 function Waiting() {
-  const waiting = [...(useStates("pending").data?.jobs ?? [])].reverse();
+  const running = useStates("running").data?.jobs.filter((job) => job.waiting) ?? [];
+  const waiting = [...(useStates("pending").data?.jobs ?? []), ...running].reverse();
   if (waiting.length === 0) return null;
   return (
     <Section title="Waiting">
@@ -81,8 +93,11 @@ function Waiting() {
         rowKey={(job) => job.id}
         columns={[
           { title: "Job", cell: (job) => <Link href={`/jobs/${job.id}`}>{job.name}</Link> },
-          { title: "State", cell: (job) => <StateBadge state={job.state} detail={job.detail} /> },
-          { title: "Reason", cell: (job) => job.message },
+          {
+            title: "State",
+            cell: (job) => <StateBadge state={job.state} detail={job.waiting ? "" : job.detail} />,
+          },
+          { title: "Reason", cell: (job) => (job.waiting ? <WaitNote wait={job.waiting} /> : job.message) },
           { title: "Since", cell: (job) => formatTime(job.created) },
         ]}
       />
@@ -258,7 +273,7 @@ function RefusedAdapters() {
           <Link href={`/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`}>
             {one.run_name} {one.run_id.slice(0, 8)}, {one.node}
           </Link>
-          : <Verdict better={one.better} /> {one.reasons[0]} <span className="quiet">{formatTime(one.ended)}</span>
+          : <Verdict better={one.better} fewRows={one.few_rows} /> {one.reasons[0]} <span className="quiet">{formatTime(one.ended)}</span>
         </li>
       ))}
     </ul>

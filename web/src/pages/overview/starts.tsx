@@ -4,6 +4,7 @@ import { useState } from "react";
 import { useLocation } from "wouter";
 import { Section } from "../../components/page";
 import { useChoices } from "../../components/choices";
+import { Upload } from "../../components/upload";
 
 interface Start {
   name: string;
@@ -87,6 +88,13 @@ function StartCard({ start }: { start: Start }) {
         </datalist>
         <button aria-label={`Continue with ${start.name.toLowerCase()}`}>Continue</button>
       </div>
+      {start.name !== "Code" && (
+        <Upload
+          documents={start.name === "Documents"}
+          what={start.name === "Documents" ? "documents" : "chats"}
+          onUploaded={setPath}
+        />
+      )}
       {folder && (
         <p className="quiet">
           A relative path starts in <code>{folder}</code>.

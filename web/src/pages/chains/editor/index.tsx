@@ -13,7 +13,7 @@ import { Page } from "../../../components/page";
 import { portGroups, usePalette, type PortGroups } from "../../../components/ports";
 import { Canvas, FIT } from "./canvas";
 import { copies, draftKey, DraftStore, freeId, useDraft, without, type Draft, type DraftNode } from "./draft";
-import { Reasons } from "../reasons";
+import { CheckNotes, Reasons } from "../reasons";
 import { ChainSettings } from "./chain_settings";
 import { ChainEstimate } from "./estimate";
 import { Inspector } from "./inspector";
@@ -293,6 +293,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           </section>
         )}
       </div>
+      <CheckNotes notes={check.data?.check.notes} />
       <ChainEstimate draft={draft} />
       {showYaml && (
         <YamlDialog

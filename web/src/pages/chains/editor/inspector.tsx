@@ -5,9 +5,11 @@ import { useEffect, useId, useState } from "react";
 import type { ProblemReason } from "../../../api/client";
 import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
 import { useChoices } from "../../../components/choices";
+import { ColumnMap } from "../../../components/columns";
 import { SchemaForm } from "../../../components/form";
 import { Prose } from "../../../components/prose";
 import type { JsonSchema } from "../../../components/schema";
+import { Upload } from "../../../components/upload";
 import { NodeResult } from "../node_result";
 import { Reasons } from "../reasons";
 import { configured, linked, renamed, unlinked, without, type DraftNode, type DraftStore } from "./draft";
@@ -48,6 +50,32 @@ export function Inspector({
     ["config.base_model"],
   );
   const hints = start ? { "config.path": `A relative path starts in \`${start}\`.` } : undefined;
+  const configure = (change: (before: Record<string, unknown>) => Record<string, unknown>) => {
+    const { nodes } = store.get().draft; // an upload may end after other settings were written
+    const before = nodes.find((one) => one.id === node.id)?.config ?? {};
+    const next = Object.fromEntries(Object.entries(change(before)).filter(([, value]) => value !== undefined));
+    store.changeNodes(`config ${node.id}`, configured(nodes, node.id, next));
+  };
+  const isSource = node.type === "data_source" && !readOnly;
+  const extras = isSource
+    ? {
+        "config.path": (
+          <Upload documents onUploaded={(path) => configure((before) => ({ ...before, path, columns: undefined }))} />
+        ),
+      }
+    : undefined;
+  const controls = isSource
+    ? {
+        "config.columns": (
+          <ColumnMap
+            key="columns"
+            path={node.config.path}
+            value={node.config.columns}
+            onChange={(columns) => configure((before) => ({ ...before, columns }))}
+          />
+        ),
+      }
+    : undefined;
   const elsewhere = reasons.filter((one) => !one.field.startsWith("config."));
   return (
     <>
@@ -76,6 +104,8 @@ export function Inspector({
             defaults={defaults}
             choices={choices}
             hints={hints}
+            extras={extras}
+            controls={controls}
           />
         </section>
       )}

@@ -20,11 +20,10 @@ export interface CheckReason {
 }
 
 /** Write a draft, a template's call or a text out, with ids, links and ports. */
-export const expand = (given: {
-  target?: Record<string, unknown> | string;
-  parameters?: Record<string, unknown>;
-  text?: string;
-}): Promise<ExpandedChain> => dataOf(client.POST("/api/v1/chains/expand", { body: given as never }));
+export const expand = (
+  given: { target?: Record<string, unknown> | string; parameters?: Record<string, unknown>; text?: string },
+  signal?: AbortSignal,
+): Promise<ExpandedChain> => dataOf(client.POST("/api/v1/chains/expand", { body: given as never, signal }));
 
 /** What the service says about the draft as it is now; the earlier answer while it is asked. `opened` is its answer for
  * the first draft, if that was just asked for. */
@@ -37,7 +36,8 @@ export function useCheck(draft: Draft, opened: ExpandedChain | null) {
   }, [draft]);
   const query = useQuery({
     queryKey: ["expand", settled],
-    queryFn: () => expand({ target: settled as unknown as Record<string, unknown> }),
+    // The service ends the work of a request that is aborted: only the newest draft is checked.
+    queryFn: ({ signal }) => expand({ target: settled as unknown as Record<string, unknown> }, signal),
     initialData: settled === first.draft ? (opened ?? undefined) : undefined,
     initialDataUpdatedAt: first.at, // who comes back to the first draft later gets a new answer
     placeholderData: keepPreviousData,

@@ -1,1 +1,0 @@
-import{i as e}from"./index-Bsn4HHOP.js";import{_ as t,m as n}from"./format-D0CESB3j.js";var r=t(n(),1);function i(t){let n=(0,r.useRef)(new AbortController),i=e({mutationFn:e=>(n.current=new AbortController,t(e,n.current.signal))}),a=()=>{n.current.abort(),i.reset()};return{...i,cancel:a}}export{i as t};

@@ -1,0 +1,112 @@
+// Which column of a file is which field of a row: `columns: {prompt: frage}` as selects with the file's own columns.
+
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
+import { useEffect, useId, useState } from "react";
+import { client, dataOf } from "../api/client";
+import { labelOf } from "./format";
+
+const ASK_AFTER_MS = 300;
+/** The fields that most files need; the others are folded away. */
+const USUAL = ["prompt", "completion", "messages", "chosen", "rejected", "text"];
+
+type Mapping = Record<string, unknown>;
+
+/** The columns of a file inside the data roots; nothing for addresses, documents and paths that are not there. */
+export function useColumns(path: unknown) {
+  const [settled, setSettled] = useState("");
+  const named = typeof path === "string" && !path.includes("://") && !path.startsWith("hub:") ? path : "";
+  useEffect(() => {
+    const handle = window.setTimeout(() => setSettled(named), ASK_AFTER_MS);
+    return () => window.clearTimeout(handle);
+  }, [named]);
+  return useQuery({
+    queryKey: ["data", "columns", settled],
+    queryFn: () => dataOf(client.GET("/api/v1/data/columns", { params: { query: { path: settled } } })),
+    enabled: settled !== "",
+    placeholderData: keepPreviousData,
+    staleTime: 30_000,
+    retry: false,
+  });
+}
+
+export function ColumnMap({
+  path,
+  value,
+  onChange,
+  title = "Columns",
+}: {
+  path: unknown;
+  value: unknown;
+  onChange: (value: unknown) => void;
+  title?: string;
+}) {
+  const { data } = useColumns(path);
+  const mapping = (value ?? {}) as Mapping;
+  const given = Object.keys(mapping);
+  if (!path || (!data?.columns.length && given.length === 0)) return null;
+  const columns = data?.columns ?? [];
+  const names = new Set(columns.map((one) => one.name));
+  const fields = data?.fields ?? given;
+  const matching = fields.filter((field) => names.has(field));
+  const used = new Set(Object.values(mapping));
+  const ignored = columns.filter((one) => !used.has(one.name) && !matching.includes(one.name));
+  const set = (field: string, column: string) => {
+    const { [field]: _, ...rest } = mapping;
+    const next = column ? { ...rest, [field]: column } : rest;
+    onChange(Object.keys(next).length > 0 ? next : undefined);
+  };
+  const select = (field: string) => (
+    <ColumnSelect key={field} field={field} value={mapping[field]} columns={columns} set={(one) => set(field, one)} />
+  );
+  const usual = fields.filter((field) => USUAL.includes(field) || field in mapping);
+  const rest = fields.filter((field) => !usual.includes(field));
+  return (
+    <details className="field wide" open={given.length > 0 || (columns.length > 0 && matching.length === 0)}>
+      <summary>
+        {title} {given.length > 0 && <span className="quiet">({given.length} set)</span>}
+      </summary>
+      <p className="help">
+        The file has {columns.map((one) => one.name).join(", ") || "no columns"}. Columns that are called like a field
+        need no choice.
+      </p>
+      <div className="column-map">{usual.map(select)}</div>
+      {rest.length > 0 && (
+        <details>
+          <summary>More fields</summary>
+          <div className="column-map">{rest.map(select)}</div>
+        </details>
+      )}
+      {given.length > 0 && ignored.length > 0 && (
+        <p className="help">Not read: {ignored.map((one) => one.name).join(", ")}.</p>
+      )}
+    </details>
+  );
+}
+
+function ColumnSelect(props: {
+  field: string;
+  value: unknown;
+  columns: readonly { name: string; example: string }[];
+  set: (column: string) => void;
+}) {
+  const { field, columns, set } = props;
+  const id = useId();
+  const value = typeof props.value === "string" ? props.value : "";
+  const example = columns.find((one) => one.name === value)?.example ?? "";
+  const isKnown = value === "" || columns.some((one) => one.name === value);
+  return (
+    <div>
+      <label htmlFor={id}>{labelOf(field)}</label>
+      <select id={id} value={value} onChange={(event) => set(event.target.value)} aria-invalid={!isKnown || undefined}>
+        <option value="">{columns.some((one) => one.name === field) ? `${field} (same name)` : "none"}</option>
+        {columns.map((one) => (
+          <option key={one.name} value={one.name}>
+            {one.name}
+          </option>
+        ))}
+        {!isKnown && <option value={value}>{value}: not in the file</option>}
+      </select>
+      {example && <p className="help">{example}</p>}
+    </div>
+  );
+}

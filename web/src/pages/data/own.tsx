@@ -1,0 +1,120 @@
+// The reader's own data: uploads with what can be done with them, and a look at any file or folder of the data roots.
+
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useState } from "react";
+import { Link } from "wouter";
+import { client, dataOf } from "../../api/client";
+import { useLogin } from "../../api/login";
+import type { DataEntry } from "../../api/schema";
+import { ActionButton } from "../../components/action";
+import { useChoices } from "../../components/choices";
+import { ColumnMap } from "../../components/columns";
+import { formatBytes, formatTime } from "../../components/format";
+import { Section } from "../../components/page";
+import { Table } from "../../components/table";
+import { Upload } from "../../components/upload";
+import { PairsPreview } from "../jobs/pairs";
+import { DataPreview } from "../jobs/preview";
+
+export function OwnData() {
+  const [path, setPath] = useState("");
+  const [columns, setColumns] = useState<unknown>(undefined);
+  const { choices, start } = useChoices({ path }, []);
+  const look = (next: string) => {
+    setPath(next);
+    setColumns(undefined);
+  };
+  return (
+    <>
+      <Section title="Your data">
+        <div className="own-data">
+          <label htmlFor="own-path">File or folder</label>
+          <input
+            id="own-path"
+            type="text"
+            list="own-paths"
+            autoComplete="off"
+            spellCheck={false}
+            placeholder="chats.jsonl"
+            value={path}
+            onChange={(event) => look(event.target.value)}
+          />
+          <datalist id="own-paths">
+            {choices.path?.map((one) => (
+              <option key={one.value} value={one.value} label={one.label} />
+            ))}
+          </datalist>
+          {start && (
+            <p className="help">
+              Inside a data root. A relative path starts in <code>{start}</code>.
+            </p>
+          )}
+          <Upload documents what="files" onUploaded={look} />
+          <ColumnMap path={path} value={columns} onChange={setColumns} />
+        </div>
+        <Uploads onLook={look} />
+      </Section>
+      {path && (
+        <>
+          <DataPreview key={path} draft={{ dataset: { path, ...(columns ? { columns } : {}) } }} title="Rows" />
+          <Section title="Pairs of documents">
+            <p className="quiet">Questions and answers that rules find in documents, before anything is started.</p>
+            <PairsPreview key={path} path={path} />
+          </Section>
+        </>
+      )}
+    </>
+  );
+}
+
+function Uploads({ onLook }: { onLook: (path: string) => void }) {
+  const { allows } = useLogin();
+  const queries = useQueryClient();
+  const listed = useQuery({
+    queryKey: ["data", "folder", ""],
+    queryFn: () => dataOf(client.GET("/api/v1/data", { params: { query: {} } })),
+  });
+  const remove = useMutation({
+    mutationFn: (name: string) =>
+      dataOf(client.DELETE("/api/v1/data/uploads/{name}", { params: { path: { name } }, body: undefined as never })),
+    onSuccess: () => queries.invalidateQueries({ queryKey: ["data"] }),
+  });
+  const uploads = (listed.data?.entries ?? []).filter((one) => one.uploaded);
+  if (uploads.length === 0) return null;
+  const hrefOf = (one: DataEntry) =>
+    one.kind === "folder"
+      ? `/chains/templates/qa-pipeline?parameters=${encodeURIComponent(JSON.stringify({ documents: one.path }))}`
+      : `/jobs/new?path=${encodeURIComponent(one.path)}`;
+  return (
+    <Table
+      cards
+      caption="Uploads"
+      rows={uploads}
+      rowKey={(one) => one.path}
+      columns={[
+        { title: "Upload", cell: (one) => <code>{one.path}</code> },
+        { title: "Kind", cell: (one) => one.kind },
+        { title: "Size", numeric: true, cell: (one) => formatBytes(one.bytes) },
+        { title: "Uploaded", cell: (one) => formatTime(one.modified) },
+        {
+          title: "Actions",
+          cell: (one) => (
+            <div className="actions">
+              <button type="button" onClick={() => onLook(one.path)} aria-label={`Look at ${one.uploaded}`}>
+                Look
+              </button>
+              <Link href={hrefOf(one)} aria-label={`Train on ${one.uploaded}`}>
+                Train
+              </Link>
+              {allows("run") && (
+                <ActionButton mutation={remove} variables={one.uploaded!} danger confirm={`Delete ${one.uploaded}?`}>
+                  Delete
+                </ActionButton>
+              )}
+            </div>
+          ),
+        },
+      ]}
+    />
+  );
+}
