@@ -229,9 +229,9 @@ def likely_slowdown(known: Timings) -> Slowdown:
     newest = newest_first(known.measured)[:NEWEST]
     if not newest:
         return Slowdown()
-    # A probe's ten steps may have met a moment that its longer start has not.
+    # A probe is short: either part may have met a moment that the other has not.
     steps = median(max(one.step_cpu_share, one.load_cpu_share * (one.source == "probe")) for one in newest)
-    load = median(one.load_cpu_share for one in newest)
+    load = median(max(one.load_cpu_share, one.step_cpu_share * (one.source == "probe")) for one in newest)
     return Slowdown(*(max(1.0, min(known.slowdown, 1 / one)) for one in (load, steps)))
 
 
