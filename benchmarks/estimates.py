@@ -207,8 +207,8 @@ class Compared(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.name:<12}{self.planned:>8.1f} s planned{self.real:>8.1f} s real; alone {self.planned_alone:>6.1f} s "
-            f"planned{self.real_alone:>6.1f} s real;{self.planned_steps:>5} steps planned{self.steps:>5} real"
+            f"{self.name:<12}{self.planned:>8.1f} s planned{self.real:>8.1f} s real; alone {self.planned_alone:>6.1f} s"
+            f" planned{self.real_alone:>6.1f} s real;{self.planned_steps:>5} steps planned{self.steps:>5} real"
         )
 
 

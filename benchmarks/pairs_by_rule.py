@@ -35,9 +35,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainyard.data.extractive import sentences
+from trainyard.data.extractive import english, german, sentences
 from trainyard.data.extractive.outline import outline
 from trainyard.data.extractive.pairs import Pair, pairs
+from trainyard.data.language import GERMAN, detect_language
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.documents import read_document, type_of
 from trainyard.data.rows import DocumentRow
@@ -45,6 +46,8 @@ from trainyard.spec.axes.data import GenerationTemplate
 
 LEAST_GOOD, LEAST_COVERAGE, MOST_WORDS = 0.85, 0.60, 25.0
 RUBRIC = ("answerable", "correct", "not_trivial", "natural")
+STEM = 6
+"""Letters of a word that are compared."""
 K1, B = 1.5, 0.75
 """The usual parameters of BM25."""
 
@@ -178,17 +181,24 @@ def print_score(first: Path, second: Path, held_out: list[str]) -> bool:
     return share >= LEAST_GOOD
 
 
+def stems(text: str, language: str) -> list[str]:
+    """The first letters of the words of a text that say something; a question's "how" and "can" match any pair."""
+    content = german.content_words if language == GERMAN else english.content_words
+    return [word[:STEM] for word in content(text)]
+
+
 class Ranking:
     """BM25 over texts."""
 
-    def __init__(self, texts: list[str]) -> None:
-        self.counts = [Counter(plain(text).split()) for text in texts]
+    def __init__(self, texts: list[str], language: str) -> None:
+        self.language = language
+        self.counts = [Counter(stems(text, language)) for text in texts]
         self.lengths = [sum(counts.values()) for counts in self.counts]
         self.mean = sum(self.lengths) / max(1, len(texts))
         self.having = Counter(word for counts in self.counts for word in counts)
 
     def best(self, query: str, count: int) -> list[int]:
-        words = set(plain(query).split())
+        words = set(stems(query, self.language))
         scores = [self.score(words, number) for number in range(len(self.counts))]
         return sorted(range(len(scores)), key=lambda number: (-scores[number], number))[:count]
 
@@ -204,14 +214,17 @@ class Ranking:
 def print_retrieval(folder: Path, questions: Path) -> bool:
     """Print the share of a person's questions for which a pair with the right fact is there, and is found."""
     found = [pair for document in read_documents(folder) for pair in pairs_of(document)]
-    ranking = Ranking([f"{' '.join(pair.wordings)} {pair.answer}" for pair in found])
+    language = detect_language(" ".join(pair.answer for pair in found))
+    ranking = Ranking([f"{pair.wordings[0]} {pair.answer}" for pair in found], language)
     rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()]
     counts = Counter[str]()
     for row in rows:
         fact = plain(row["fact"])
         best = ranking.best(row["question"], 3)
         hits = [fact in plain(found[number].answer) for number in best]
-        counts.update(there=any(fact in plain(pair.answer) for pair in found), first=hits[0], three=any(hits))
+        counts.update(
+            there=int(any(fact in plain(pair.answer) for pair in found)), first=int(hits[0]), three=int(any(hits))
+        )
         if not any(hits):
             print(f"not found: {row['question']} ({row['fact']})")
     for name, text in (

@@ -84,7 +84,7 @@ TERMINALS_OWN = frozenset(
     {"PYTHONIOENCODING", "PYTHONUTF8", "PYTHONWARNINGS", "PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONSAFEPATH"}
 )
 """Settings of the interpreter that a user types at: a child writes UTF-8 to its log, and no warning ends it. A script
-of the user's imports the modules next to it; our own programs are started with `-P`."""
+of the user's imports the modules next to it; Trainyard's programs are started with `-P`."""
 KEY_HOLDERS = ("worker", "watchdog")
 """Services that get the keys of endpoints: the worker calls them, the watchdog starts a worker that died."""
 WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainyard.errors import NotFound
-
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = PACKAGE / "shipped"
 
@@ -19,19 +17,3 @@ def project_folder() -> Path:
     """The checkout that this package is part of, else the wheel's copy."""
     folder = PACKAGE.parent
     return folder if (folder / "prefect.yaml").is_file() else SHIPPED
-
-
-def checkout() -> Path:
-    """The folder that contains `prefect.yaml`, `flows/` and `nodes/`: the checkout, or the copy in an installed wheel.
-
-    Raises `NotFound` (`E-CHECKOUT`) when the installation is incomplete.
-    """
-    folder = project_folder()
-    if not (folder / "prefect.yaml").is_file():
-        raise NotFound(
-            f"There is no prefect.yaml in {folder}.",
-            why="The package was copied without its flows and deployments.",
-            do="Install the wheel, or clone the repository and run `make setup` there.",
-            code="E-CHECKOUT",
-        )
-    return folder

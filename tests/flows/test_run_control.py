@@ -158,11 +158,12 @@ def test_what_works_or_is_finished_cannot_be_resumed(deployed: Settings, state: 
         operating.resume_run(started(deployed, state))
 
 
-@pytest.mark.parametrize("state", [None, Suspended()])
-def test_a_run_without_a_process_is_cancelled_at_once(deployed: Settings, state: State[Any] | None) -> None:
+@pytest.mark.parametrize(("state", "was"), [(None, "nothing of it ran"), (Suspended(), "it was paused")])
+def test_a_run_without_a_process_is_cancelled_at_once(deployed: Settings, state: State[Any] | None, was: str) -> None:
     run_id = started(deployed, state)
     operating.cancel_run(run_id)
     assert state_of(run_id).type is StateType.CANCELLED
+    assert state_of(run_id).message == f"cancelled while {was}"
     with pytest.raises(Conflict, match=r"E-JOB-STATE: The run .* cannot be cancelled: it is canceled"):
         operating.cancel_run(run_id)
 

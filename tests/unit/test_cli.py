@@ -67,6 +67,7 @@ def test_the_commands_are_the_promised_ones() -> None:
         "nodes",
         "node",
         "provenance",
+        "note",
     }
     life = {"create", "list", "show", "close", "resume", "heartbeat"}
     verbs = {"forward", "backward", "step", "zero-grad", "generate", "logprobs", "save", "load"}
@@ -92,7 +93,7 @@ def test_the_commands_are_the_promised_ones() -> None:
         "evaluations": {"list", "show"},
         "chains": {"list", "create", "show", "update", "delete", "run", "runs", "palette", "expand", "links", "diff"},
         "corpus": {"engineering", "apprenticeship", "status"},
-        "data": {"list", "preview"},
+        "data": {"list", "preview", "columns", "upload", "delete"},
         "graph": {"query", "stats", "export", "entities", "neighbors"},
         "jobs": jobs,
         "nightly": {"run", "simulate", "worker", "status", "list", "show"},

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.api import acceptance
+from trainyard.api.checkout import checkout
 from trainyard.api.keys import content_key
 from trainyard.api.plans.deciding import MethodDecision, decide_methods, take_recorded
 from trainyard.api.plans.known import (
@@ -37,9 +38,9 @@ from trainyard.compute.sandbox.service import Confinement, find_confinement
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused, TrainyardError
 from trainyard.loading import load
-from trainyard.project import checkout
 from trainyard.serve import vllm
 from trainyard.settings import Settings
+from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
@@ -60,6 +61,7 @@ from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.migrate import list_deprecated, spell_out
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
+from trainyard.spec.roles import name_current_folder
 from trainyard.spec.templates import TEMPLATES
 from trainyard.spec.training import DEFAULT_MAX_LENGTH, TrainerConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
@@ -189,6 +191,9 @@ def asked_by_name(name: str, given: dict[str, Any]) -> Asked:
         spec = accepted({"dataset": {}, **given})
         job = JobSpec.model_validate(given).model_dump(mode="json", exclude_unset=True)
         return Asked(spec=spec, deployment=JOB_DEPLOYMENT, parameters={"job": job})  # the form knows our words only
+    fields = TEMPLATES[name].model.model_fields
+    folders = {field: "." for field, info in fields.items() if str(info.default) == "."}
+    given = name_current_folder({**folders, **given}, current_settings().working_folder)
     spec = accepted({"template": name, "parameters": given})
     return Asked(spec=spec, deployment=f"{name}/local", parameters=given)
 

@@ -30,13 +30,14 @@ import yaml
 
 from trainyard import inherited
 from trainyard.api.access.exposure import Exposure, keep_exposure, read_exposure
+from trainyard.api.checkout import checkout
 from trainyard.api.verbs.access import PREFIX, refuse_other_access, server_variables
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.compute import services
 from trainyard.compute.leftovers import temporary_folder
 from trainyard.compute.services import Service
 from trainyard.errors import Conflict, InvalidInput, TrainyardError, Unavailable
-from trainyard.project import PACKAGE, checkout
+from trainyard.project import PACKAGE
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_file, auth_header, read_auth
 from trainyard.stores.files import RealFiles

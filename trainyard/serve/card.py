@@ -22,9 +22,10 @@ from trainyard.serve.version_facts import Improvement, VersionReport, check_fact
 from trainyard.settings import Settings
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.targets import TargetType
+from trainyard.spec.training import STARTER
 from trainyard.stores.adapters import CARD_FILE, RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion
 from trainyard.stores.files import DISK
-from trainyard.stores.models import STARTER, chat_template, template_dirs
+from trainyard.stores.models import chat_template, template_dirs
 from trainyard.stores.whole import write_whole
 
 LIBRARY = {"adapter": "peft", "model": "transformers"}

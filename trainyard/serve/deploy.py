@@ -119,7 +119,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
     verdict: Mapping[str, Any] = value["gate"]
     if verdict.get("few_rows") and config.few_rows == "allow" and verdict.get("better_on_few"):
         return verdict
-    if verdict.get("few_rows"):
+    if verdict.get("few_rows") and config.few_rows != "allow":
         raise NotDeployed(
             "There are not enough rows to say whether the adapter is better; nothing was deployed.",
             reasons=verdict["reasons"],
@@ -130,9 +130,10 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
     if not verdict["better"]:
         raise NotDeployed(
             "The adapter is not better than its baseline; nothing was deployed.",
-            reasons=verdict["reasons"],
+            reasons=[reason for reason in verdict["reasons"] if reason not in verdict.get("few_rows", ())],
             passed=verdict.get("passed", ()),
-            do="Read the run's report. Hold out more rows, train longer, or give a metric's benchmark a margin.",
+            do="Read the run's report. Hold out more rows, train longer, or allow a loss by the evaluator's tolerance "
+            "or a benchmark's margin (of a template: publish.tolerance).",
         )
     return verdict
 

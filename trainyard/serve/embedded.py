@@ -17,9 +17,9 @@ from trainyard.inherited import child_environment
 from trainyard.serve.bases.sources import find_bases, require_room
 from trainyard.serve.targets.calling import server_message
 from trainyard.settings import Settings
+from trainyard.spec.training import STARTER
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import RealFiles
-from trainyard.stores.models import STARTER
 
 START_S = 180.0
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
@@ -36,6 +38,16 @@ def role_of_place(place: str, *, word: str = "", default: str = DEFAULT_ROLE) ->
     names = [role_of_name(part.rpartition("@")[0] or part) for part in reversed(parts)]
     named = next((name for name in names if name not in MEANINGLESS), names[0] if names else "")
     return "-".join(filter(None, [(named or default)[: LONGEST - len(word) - 1].strip("-"), word]))
+
+
+def name_current_folder(parameters: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a template's parameters with `.` written as `../NAME` of the folder, so that its data have a name."""
+    if not role_of_name(folder.name):
+        return dict(parameters)
+    return {
+        key: f"../{folder.name}" if isinstance(value, str | Path) and str(value) in (".", "./") else value
+        for key, value in parameters.items()
+    }
 
 
 def role_of_name(name: str) -> str:

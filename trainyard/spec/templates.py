@@ -243,15 +243,24 @@ class QaPipeline(Form):
         return finished("qa-pipeline", self, DataSourceConfig(path=self.documents), writer, *checks, trainer(self))
 
 
+class SetColumns(Form):
+    """The columns of the data sets of a form."""
+
+    sft: Columns = Field({}, title="Of the examples", description=COLUMNS)
+    preference: Columns = Field({}, title="Of the preferences", description=COLUMNS)
+
+
+def maps_nothing(columns: SetColumns) -> bool:
+    """Whether the columns have the names of their fields, so that a dump leaves them out."""
+    return not (columns.sft or columns.preference)
+
+
 class AlignmentPipeline(Form):
     """Supervised fine-tuning, then direct preference optimisation of the same adapter."""
 
     sft: Path = Field(title="Examples", description=f"Data set of instructions and answers; {RELATIVE}")
     preference: Path = Field(title="Preferences", description=f"Data set of chosen and rejected answers; {RELATIVE}")
-    sft_columns: Columns = Field({}, title="Columns of the examples", description=COLUMNS, exclude_if=is_empty)
-    preference_columns: Columns = Field(
-        {}, title="Columns of the preferences", description=COLUMNS, exclude_if=is_empty
-    )
+    columns: SetColumns = Field(SetColumns(), title="Columns", description=COLUMNS, exclude_if=maps_nothing)
     max_rows: int | None = Field(
         None, ge=1, le=10**12, title="Rows", description="Rows read of each data set; empty: all."
     )
@@ -277,10 +286,7 @@ class Rlhf(Form):
 
     sft: Path = Field(title="Examples", description=f"Data set of instructions and answers; {RELATIVE}")
     preference: Path = Field(title="Preferences", description=f"Data set of chosen and rejected answers; {RELATIVE}")
-    sft_columns: Columns = Field({}, title="Columns of the examples", description=COLUMNS, exclude_if=is_empty)
-    preference_columns: Columns = Field(
-        {}, title="Columns of the preferences", description=COLUMNS, exclude_if=is_empty
-    )
+    columns: SetColumns = Field(SetColumns(), title="Columns", description=COLUMNS, exclude_if=maps_nothing)
     base_model: BaseModelName = None
     training: TrainingForm = Field(TrainingForm(), description="How the adapter is trained on the examples.")
     reward: RewardForm = Field(RewardForm(), description="How the reward model learns the preferences.")
@@ -306,8 +312,8 @@ class Rlhf(Form):
 def sets_of(form: AlignmentPipeline | Rlhf, max_rows: int | None = None) -> dict[Port, SourceSet]:
     """The examples and the preferences of a form, as the sets of a data source."""
     return {
-        Port.SFT: SourceSet(path=form.sft, columns=form.sft_columns, max_rows=max_rows),
-        Port.PREFERENCE: SourceSet(path=form.preference, columns=form.preference_columns, max_rows=max_rows),
+        Port.SFT: SourceSet(path=form.sft, columns=form.columns.sft, max_rows=max_rows),
+        Port.PREFERENCE: SourceSet(path=form.preference, columns=form.columns.preference, max_rows=max_rows),
     }
 
 
@@ -315,7 +321,7 @@ class Grpo(Form):
     """Supervised fine-tuning, then GRPO with a verifier that compares final answers."""
 
     rows: Path = Field(title="Rows", description=f"Data set of questions with answers that can be checked; {RELATIVE}")
-    rows_columns: Columns = Field({}, title="Columns of the rows", description=COLUMNS, exclude_if=is_empty)
+    columns: Columns = Field({}, title="Columns", description=COLUMNS, exclude_if=is_empty)
     reward: Literal["exact_match", "contains", "python"] = Field(
         "exact_match",
         title="Reward",
@@ -337,7 +343,7 @@ class Grpo(Form):
         mark = {"after": self.answer_mark} if self.answer_mark and self.reward == "exact_match" else {}
         drawing = {"num_generations": drawn.completions, "max_completion_length": drawn.max_completion_length}
         stage = Stage.GRPO.settings(rewards=[{"type": self.reward, **mark}], **drawing)
-        source = DataSourceConfig(sets={Port.SFT: SourceSet(path=self.rows, columns=self.rows_columns)})
+        source = DataSourceConfig(sets={Port.SFT: SourceSet(path=self.rows, columns=self.columns)})
         return finished("grpo", self, source, *checks, first, after(first, stage, drawn))
 
 

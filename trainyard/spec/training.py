@@ -339,8 +339,17 @@ class TrainerConfig(TrainingSettings):
         return BAD_FRACTION if self.max_bad_fraction is None else self.max_bad_fraction
 
 
-def default_learning_rate(stage: Stage, method: Method) -> float:
-    return stage.facts.learning_rates[method.facts.adapter]
+STARTER = "starter"
+STARTER_RATE = 15.0
+"""The default learning rate for the base `starter` over that for other bases, in stages that learn from likelihoods.
+Five million parameters take larger steps: 120 chats reach a loss of 0.03 in three epochs at 3e-3, and 3.9 at 2e-4."""
+LIKELIHOODS = (Stage.CPT, Stage.SFT, Stage.DPO, Stage.KTO)
+
+
+def default_learning_rate(stage: Stage, method: Method, base_model: str = "") -> float:
+    """Return the rate for a stage and a method, on a base."""
+    rate = stage.facts.learning_rates[method.facts.adapter]
+    return round(rate * STARTER_RATE, 10) if base_model == STARTER and stage in LIKELIHOODS else rate
 
 
 def resolve_method(method: MethodSettings) -> MethodSettings:
@@ -373,8 +382,9 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     """The trainer's config with every None that has a vetted value filled, as it is stored next to the result."""
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
+    base_model = config.base_model or default_base_model
     if hyper.learning_rate is None:
-        updates["learning_rate"] = default_learning_rate(config.stage.type, config.method.type)
+        updates["learning_rate"] = default_learning_rate(config.stage.type, config.method.type, base_model)
     if hyper.epochs is None and hyper.max_steps is None:
         technique = config.stage.technique
         updates["epochs"] = (technique.usual_epochs if technique is not None else None) or 3.0
@@ -383,7 +393,7 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     return config.model_copy(
         update={
             "stage": resolve_stage(config),
-            "base_model": config.base_model or default_base_model,
+            "base_model": base_model,
             "hyperparameters": hyper.model_copy(update=updates),
             "method": resolve_method(config.method),
         }

@@ -27,10 +27,10 @@ from trainyard.spec.axes.latent import LATENT_FILE
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.load.nearest import did_you_mean, nearest, nearest_paths
+from trainyard.spec.training import STARTER
 from trainyard.stores.base_models.configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
 from trainyard.stores.whole import file_sha256, write_json_durably
 
-STARTER = "starter"
 SHIPPED_STARTER = Path(__file__).parents[1] / "train" / "starter" / "model"
 """The starter's weights in the package; their card is the README.md next to them."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")

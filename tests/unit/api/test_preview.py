@@ -6,13 +6,18 @@ import json
 from contextvars import Context as Variables
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from starlette.datastructures import QueryParams
 from transformers import AutoTokenizer
 
 from trainyard.api.context import Caller, Context
-from trainyard.api.requests.data import PreviewInput
+from trainyard.api.requests.data import ColumnsInput, PreviewInput
+from trainyard.api.rest.bodies import read_query
+from trainyard.api.sdk.wire import exchange_of
 from trainyard.api.terminal.data import preview_text, raw_text
+from trainyard.api.verbs.data.columns import show_columns
 from trainyard.api.verbs.data.preview import DataPreview, RawRows, preview
 from trainyard.data.limited.service import ReadingService
 from trainyard.data.rows import ROWS_FILE, read_rows
@@ -215,3 +220,58 @@ def test_generate_shows_pairs_kinds_and_what_a_model_would_cost(tmp_path: Path, 
 def test_generate_needs_documents(tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(InvalidInput, match="not documents"):
         show(tmp_path, CHATS, tiny_model, generate=True)
+
+
+def test_rows_that_a_run_would_refuse_are_said_to_be_refused(tmp_path: Path, tiny_model: Path) -> None:
+    """The preview is of the rows that can be read; whether a run takes them is said next to it."""
+    path = tmp_path / "mixed.jsonl"
+    lines = [json.dumps(row) for row in CHATS[:16]] + ["{broken"] * 4
+    path.write_text("\n".join(lines) + "\n")
+    found = preview(PreviewInput(path=path, base_model=str(tiny_model)), Context(settings()))
+    assert "4 of 20 rows are bad (20.0%), and at most 5.0% may be" in found.refusal
+    assert "E-DATA-BAD-ROWS" in preview_text(found)
+    path.write_text("\n".join(lines[:16]) + "\n")
+    assert preview(PreviewInput(path=path, base_model=str(tiny_model)), Context(settings())).refusal == ""
+
+
+def test_a_set_without_a_good_row_is_not_called_allowed(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"messages": [{"role": "user", "content": "a?"}]}\n' * 20)
+    try:
+        text = preview(PreviewInput(path=Path("bad.jsonl"), base_model=str(tiny_model)), Context(settings())).refusal
+    except InvalidInput as error:
+        text = str(error)
+    assert "20 of 20 rows" in text
+    assert "At most 100.0% may be" not in text
+
+
+ROW = {"frage": "What does it cost?", "antwort": "Three euros.", "datum": "today"}
+
+
+def test_columns_under_other_names_are_listed_and_mapped(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * 3)
+    found = show_columns(ColumnsInput(path="rows.jsonl"), Context(settings()))
+    assert [(one.name, one.example) for one in found.columns] == list(ROW.items())
+    assert {"prompt", "completion", "chosen", "text"} <= set(found.fields)
+    query = "path=rows.jsonl&columns[prompt]=frage&columns[completion]=antwort"
+    request = read_query(PreviewInput, QueryParams(f"{query}&base_model={quote(str(tiny_model))}"), {})
+    assert request.columns == {"prompt": "frage", "completion": "antwort"}
+    shown = preview(request, Context(settings()))
+    assert shown.raw.rows[0]["messages"][1]["content"] == "Three euros."
+    assert shown.raw.ignored_keys == {"datum": 3}
+    sent = exchange_of("data preview", request)
+    assert {"columns[prompt]": "frage", "columns[completion]": "antwort"}.items() <= dict(sent.params).items()
+
+
+@pytest.mark.parametrize("columns", [{"promt": "frage"}, {"prompt": "frage", "completion": "frage"}])
+def test_columns_that_are_not_valid_are_named(columns: dict[str, str], tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    request = PreviewInput(path="rows.jsonl", columns=columns, base_model=str(tiny_model))
+    with pytest.raises(InvalidInput, match=r"E-PARAMETER: columns is not valid"):
+        preview(request, Context(settings()))
+
+
+def test_documents_have_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "guide.md").write_text("# Guide\n\nIt costs three euros.\n")
+    assert show_columns(ColumnsInput(path="guide.md"), Context(settings())).columns == ()
+    with pytest.raises(Refused, match="R-PATH-ROOT"):
+        show_columns(ColumnsInput(path="/etc/passwd"), Context(settings()))

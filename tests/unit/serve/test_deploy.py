@@ -166,7 +166,7 @@ def test_few_rows_go_live_only_when_that_is_allowed(yard: Yard) -> None:
     assert yard.registry.list() == []
     assert yard.deploy(few_rows="allow").facts["version"] == "acme/bot/v1"
     yard.report = make_report(yard.folder / "worse", yard.adapter, better=False, better_on_few=False, **few)
-    with pytest.raises(TrainyardError, match="E-GATE: There are not enough rows to say"):
+    with pytest.raises(TrainyardError, match="E-GATE: The adapter is not better than its baseline"):
         yard.deploy(few_rows="allow")
 
 

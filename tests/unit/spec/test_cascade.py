@@ -23,7 +23,7 @@ GB = 10**9
 
 
 def wanted(**config: Any) -> TrainerConfig:
-    return resolve_trainer(TrainerConfig.model_validate({"backend": "native", **config}), "starter")
+    return resolve_trainer(TrainerConfig.model_validate({"backend": "native", **config}), "org/base")
 
 
 def long_rows(**config: Any) -> TrainerConfig:

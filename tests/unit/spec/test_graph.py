@@ -238,11 +238,21 @@ def test_a_validator_counts_with_the_tokenizer_of_its_trainer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "method", "rate"),
-    [("sft", "lora", 2e-4), ("sft", "full", 2e-5), ("dpo", "lora", 1e-5), ("dpo", "full", 1e-6)],
+    ("stage", "method", "base", "rate"),
+    [
+        ("sft", "lora", "org/base", 2e-4),
+        ("sft", "full", "org/base", 2e-5),
+        ("dpo", "lora", "org/base", 1e-5),
+        ("dpo", "full", "org/base", 1e-6),
+        ("sft", "lora", "starter", 3e-3),
+        ("dpo", "lora", None, 1.5e-4),
+        ("reward", "lora", "starter", 1e-4),
+    ],
 )
-def test_a_learning_rate_is_filled_by_stage_and_method(stage: str, method: str, rate: float) -> None:
-    found = config_of(resolved(source(), node("trainer", stage=stage, method=method)), "trainer")
+def test_a_learning_rate_is_filled_by_stage_method_and_base(
+    stage: str, method: str, base: str | None, rate: float
+) -> None:
+    found = config_of(resolved(source(), node("trainer", stage=stage, method=method, base_model=base)), "trainer")
     assert found.hyperparameters.learning_rate == rate
     assert found.hyperparameters.epochs == 3
     assert found.hyperparameters.max_steps is None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trainyard.spec.graph import resolve
 from trainyard.spec.load.files import read_chain
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
-from trainyard.spec.roles import role_of_place
+from trainyard.spec.roles import name_current_folder, role_of_place
 from trainyard.spec.templates import build_template
 
 
@@ -74,6 +76,18 @@ def test_no_two_templates_share_a_role_of_one_data_set() -> None:
     same = [role for _, (parameters, role) in FORMS.items() if "handbook" in parameters.values() or role]
     assert len(set(same)) == len(same)
     assert resolve(build_template("code-tuning", {}), "starter").node("deployer").config.role == "coder"
+
+
+def test_the_current_folder_has_a_name(tmp_path: Path) -> None:
+    folder = tmp_path / "Bike Desk"
+    assert name_current_folder({"repository": ".", "count": 5}, folder) == {"repository": "../Bike Desk", "count": 5}
+    assert name_current_folder({"repository": Path("."), "documents": "a/."}, folder) == {
+        "repository": "../Bike Desk",
+        "documents": "a/.",
+    }
+    assert name_current_folder({"repository": "."}, Path("/")) == {"repository": "."}
+    named = build_template("code-tuning", name_current_folder({"repository": "."}, folder))
+    assert resolve(named, "starter").node("deployer").config.role == "bike-desk"
 
 
 def test_a_chain_has_the_role_of_its_data() -> None:

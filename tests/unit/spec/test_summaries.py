@@ -18,9 +18,9 @@ LINES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("ai_generator", {"count": 60}, "by rule · 60 rows"),
     ("ai_generator", {"model": "qwen", "count": 1}, "qwen · 1 row"),
     ("validator", {}, "up to 512 tokens · 10% held out"),
-    ("trainer", {}, "sft · lora r32 · 3 epochs · lr 2e-4"),
-    ("trainer", {"method": "full", "hyperparameters": {"max_steps": 40}}, "sft · full · 40 steps · lr 2e-5"),
-    ("trainer", {"control": "shuffled_answers"}, "sft control · lora r32 · 3 epochs · lr 2e-4"),
+    ("trainer", {}, "sft · lora r32 · 3 epochs · lr 0.003"),
+    ("trainer", {"method": "full", "hyperparameters": {"max_steps": 40}}, "sft · full · 40 steps · lr 3e-4"),
+    ("trainer", {"control": "shuffled_answers"}, "sft control · lora r32 · 3 epochs · lr 0.003"),
     ("evaluator", {}, "against the base"),
     ("deployer", {"role": "bike-desk", "targets": [{}, {"type": "embedded"}]}, "role bike-desk → embedded"),
 )
@@ -40,7 +40,7 @@ def test_defaults_are_the_values_of_the_run() -> None:
     config = TrainerConfig.model_validate({"method": {"type": "lora", "rank": 8}, "hyperparameters": {"epochs": 1}})
     assert list_defaults(config, "starter") == {
         "base_model": "starter", "method.alpha": 16.0, "method.dropout": 0.0, "method.target_modules": "all-linear",
-        "hyperparameters.learning_rate": 2e-4,
+        "hyperparameters.learning_rate": 3e-3,
     }  # fmt: skip
 
 

@@ -294,3 +294,20 @@ def test_a_job_is_found_by_the_name_it_was_given(index: JobIndex) -> None:
     assert [found["run_id"] for found in index.find("first-job-t")] == [RUNS[2]]
     assert len(index.find("first")) == 2
     assert index.find("second") == []
+
+
+def test_jobs_are_found_by_their_group(index: JobIndex) -> None:
+    """A named group counts before a sweep, and a name is not found by a part of it."""
+    tags = (
+        ["job", "group:bikes"],
+        ["job", "sweep:bikes"],
+        ["job", "group:bikes-2"],
+        ["job"],
+        ["group:x", "sweep:bikes"],
+    )
+    index.put([row(number, tags=list(given)) for number, given in enumerate(tags)], seen=1.0)
+    query = JobQuery(group="bikes")
+    assert [one["run_id"] for one in index.select(query).rows] == [RUNS[1], RUNS[0]]
+    assert [query.accepts(row(number, tags=given)) for number, given in enumerate(tags)] == [1, 1, 0, 0, 0]
+    assert [one["run_id"] for one in index.select(JobQuery(group="x")).rows] == [RUNS[4]]
+    assert index.select(JobQuery(group="bike")).rows == []

@@ -79,7 +79,7 @@ def sample_rows(config: TrainerConfig, prompt: list[Message]) -> list[Row]:
 
 
 def check_tokens(config: TrainerConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `InvalidInput` (`E-CHAT-TEMPLATE`) for control tokens of a template that are no tokens of the base."""
+    """Raise `InvalidInput` (`E-CHAT-TEMPLATE`) for control tokens of a template that the base lacks."""
     text = "".join(piece.text for piece in Renderer(tokenizer).pieces([QUESTION, ANSWER]))
     missing = missing_tokens(text, tokenizer, config.added_tokens)
     if not missing:

@@ -58,7 +58,7 @@ class RunInput(Request):
 
 class EjectInput(Request):
     target: Annotated[str, Argument("JOB", is_file=True, completes="template or run")] = Field(
-        description="A chain or job file, a template, or a run's id."
+        description="A job's name or id, a chain or job file, or a template."
     )
     node: str | None = Field(None, description="Which trainer, if there are several.")
     into: Path | None = Field(None, description="Folder to write; default: <trainer>-script here.")

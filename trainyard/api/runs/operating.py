@@ -183,7 +183,8 @@ def cancel_run(run_id: str) -> FlowRun:
             raise refused(run, "cancelled", "There is nothing left to end.")
         waits = kind in (StateType.SCHEDULED, StateType.PAUSED, None) and process_of(run) is None
         if waits:
-            prefect.set_flow_run_state(run.id, Cancelled(message="cancelled while nothing of it ran"), force=True)
+            was = "it was paused" if kind is StateType.PAUSED else "nothing of it ran"
+            prefect.set_flow_run_state(run.id, Cancelled(message=f"cancelled while {was}"), force=True)
         else:
             # The answer may be `Cancelled` already, where the server knows that the run has no process.
             prefect.set_flow_run_state(run.id, Cancelling(message="cancelled by an operator"))

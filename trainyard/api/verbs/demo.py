@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from trainyard.api.checkout import checkout
 from trainyard.api.context import Context
 from trainyard.api.records import RunResult
 from trainyard.api.requests.base import Nothing
@@ -26,7 +27,6 @@ from trainyard.api.verbs.chains.run import run
 from trainyard.api.verbs.serving.dashboard import link_to
 from trainyard.api.verbs.stack import up
 from trainyard.errors import TrainyardError
-from trainyard.project import checkout
 from trainyard.spec.axes.data import Port
 
 TEMPLATE = "qa-pipeline"

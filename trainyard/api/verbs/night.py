@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from trainyard.api.checkout import checkout
 from trainyard.api.context import Context
 from trainyard.api.planning import examine, resolved
 from trainyard.api.requests import nights as requests
@@ -25,7 +26,7 @@ from trainyard.night.report import NightReport, TrainingReport, read_report
 from trainyard.night.training import tenant_root
 from trainyard.night.wiring import for_worker, make_night_deps, open_markers
 from trainyard.night.worker import work
-from trainyard.project import checkout, project_folder
+from trainyard.project import project_folder
 from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.migrate import list_deprecated

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from trainyard.data.extractive.clauses import (
     ADVERBS,
+    AUXILIARIES,
     DETERMINERS,
     POINTING_SUBJECTS,
     PREPOSITIONS,
@@ -26,7 +27,7 @@ from trainyard.data.extractive.clauses import (
     parse_clause,
     split_object,
 )
-from trainyard.data.extractive.lexicon import BASE, GERUNDS, PARTICIPLES, word_set
+from trainyard.data.extractive.lexicon import BASE, GERUNDS, PARTICIPLES, THIRD, word_set
 
 UNITS = r"(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?|business days?|working days?|cycles?)"
 NUMBER = r"(?:\d[\d.,]*|an?|one|two|three|four|five|six|seven|eight|nine|ten|twelve|several|a few)"
@@ -105,7 +106,9 @@ INTENDING_VERBS = word_set("en_intending_verbs")
 PERSONS = word_set("en_persons")
 FOLLOWING = re.compile(r"(?:this|that|these|those|such|the same|it|they|he|she)\b", re.I)
 DUTIES = ("required", "expected", "allowed", "permitted", "encouraged", "advised", "invited", "obliged")
-EMBEDDING = re.compile(r"\b(?:know|see|ask|check|decide|determine|tell|sure)(?: you| us)?$")
+EMBEDDING = re.compile(
+    r"\b(?:is|are|was|were|by|on|of|to|whether|know|see|ask|check|decide|determine|tell|sure)(?: you| us)?$"
+)
 """How a main clause ends whose "if" is no condition: "Let us know if …"."""
 PERSON_NOUNS = word_set("en_person_nouns")
 VAGUE_HEADS = word_set("en_generic")
@@ -189,7 +192,7 @@ def acceptable(ask: Ask, sentence: str) -> bool:
     shown = re.sub(r"`[^`]*`", "x", ask.topic)
     if DANGLING.search(shown) or len(ask.topic.split()) > 24 or ask.topic.count("(") != ask.topic.count(")"):
         return False
-    if re.search(r"\b(?:called|named|known)\W*$| but ", ask.topic):
+    if re.search(r"\b(?:called|named|known|by \w+ing)\W*$| but |;", shown):
         return False
     if ask.topic.count("`") % 2 or ask.topic.count('"') % 2 or ask.topic.count("“") != ask.topic.count("”"):
         return False
@@ -288,7 +291,7 @@ def cause_forms(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
 
 def conditions(text: str) -> Iterator[Ask]:
     match = CONDITION.fullmatch(text) or CONDITION_LAST.fullmatch(text)
-    if match and re.match(r"\w+ (?:and|or|so|not|possible|necessary|needed)\b", match["clause"]):
+    if match and re.match(r"\w+ (?:and|or|so|not|however|possible|necessary|needed)\b", match["clause"]):
         return
     if match is None or HANGING.match(match["clause"]) or len(match["main"].split()) < 3:
         return
@@ -304,6 +307,9 @@ def conditions(text: str) -> Iterator[Ask]:
     far = len(main.split()) > 15 and not match[0].lower().startswith(match["clause"].lower())
     if (
         EMBEDDING.search(main)
+        or not any(
+            word in AUXILIARIES or word in THIRD or word in BASE for word in re.findall(r"[\w'’]+", main.lower())
+        )
         or re.match(r"(?:(?:when|if|whenever) |\d{4}\b)", main, re.I)
         or (far and clause.startswith("when"))
     ):
@@ -350,9 +356,13 @@ def direct(word: str, clause: Clause, rest: str) -> Ask:
 
 def clause_forms(clause: Clause, where: str) -> Iterator[Ask]:
     rest = cut(clause.rest) if clause.kind != "be" else clause.rest
+    if clause.verb in ("either", "both", "neither"):
+        return
     if clause.subject.lower() in POINTING_SUBJECTS:
         return
     if clause.negative:
+        if clause.auxiliary == "might":
+            return
         if clause.kind in ("modal", "verb", "have") or clause.auxiliary in ("do", "does", "did"):
             verb, after = clause.verb, rest
             if not HANGING.match(after) and len(after.split()) > 1:
@@ -466,7 +476,11 @@ def object_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     obj, tail = split_object(rest)
     if not obj or not noun_start(obj) or re.match(r"\w+ \d", obj) or verb in WEAK_VERBS or first_word(obj) in GERUNDS:
         return
-    if first_word(obj) in PERSONS or (len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE):
+    if (
+        obj.split()[-1].lower() in (*PREPOSITIONS, "such")
+        or first_word(obj) in PERSONS
+        or (len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE)
+    ):
         return
     if re.match(r"(?:from|to be|to have)\b", tail) and verb in (*TO_DO_VERBS, "prevent", "stop", "keep", "protect"):
         return

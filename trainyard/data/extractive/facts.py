@@ -21,6 +21,8 @@ from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 PLACE_WORDS = 9
 LISTS = ("listing", "steps")
+ALSO = re.compile(r"(?:\w+ ){1,3}(?:also|auch)\b")
+"""A first sentence that adds something to the text above it."""
 QUESTION_SENTENCES = 3
 """Sentences that may answer a heading that asks."""
 LAST_RESORT = 9
@@ -120,6 +122,8 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     if question and opening:
         whole = short_answer(section.paragraphs[0], QUESTION_SENTENCES) if language in ASKERS else None
         yield Fact("question", question, title, whole or opening, 0)
+    if opening and ALSO.match(opening):
+        opening = None
     statements = list(reader.read(section, topic))
     specific = {statement.answer for statement in statements if statement.rule != "statement"}
     about_topic = opening is not None and language in ASKERS and shares_word(topic, opening)

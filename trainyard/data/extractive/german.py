@@ -26,6 +26,10 @@ BECAUSE = re.compile(r"(?P<main>.{12,}?), (?:weil|da) (?P<why>.{8,})")
 PLACE = re.compile(
     r"(?P<place>(?:Bei|Beim|Für|Mit|Im|In|Nach|Ohne|Zur|Zum|Seit|Ab|Vor|Während|Innerhalb|Außerhalb) .+)"
 )
+PREPOSITION = (
+    r"(?:Bei|Beim|Für|Mit|I[nm]|Nach|Ohne|Zu[rm]?|Seit|Ab|Vor|Während|Neben|Statt|A[mn]|Auf|Aus|Durch|Unter|Über|"
+    r"Von|Vom) "
+)
 IDIOM = re.compile(
     r"(?:Zur Zeit|Am besten|Im Folgenden|Im Allgemeinen|In der Regel|Zum Beispiel|Nach wie vor|Im Grunde|Im Moment|"
     r"Vor allem|Im Prinzip|Am Ende|Zum Schluss|Im Beispiel|Nach dem|In Zukunft|Zum einen|Zum anderen|Mit Hilfe|"
@@ -60,6 +64,10 @@ VAGUE = (
 DEFINED = re.compile(r"(?:ein|eine|der|die|das)\b")
 
 
+UNFINISHED = re.compile(r"\b(?:und|oder|sowie|B\.|der|die|das|ein|eine|von|mit|zu)\W*\?$")
+LONGEST_SUBJECT = 7
+
+
 def content_words(text: str) -> list[str]:
     """The words of a text in small letters without stop words."""
     return [word for word in re.findall(r"[\w’-]+", text.lower()) if word not in STOP_WORDS]
@@ -73,6 +81,8 @@ def ask_german(sentence: str, vocabulary: Collection[str] = frozenset(), subject
         asked = set(content_words(ask.topic))
         fresh = [word for word in content_words(sentence) if word not in asked]
         if POINTING.search(re.sub(r"\bSie\b|\bIhr\w*\b", "", re.sub(r"`[^`]*`", "x", ask.topic))):
+            continue
+        if UNFINISHED.search(ask.topic):
             continue
         if asked and len(fresh) >= 2 and len(ask.topic.split()) <= 24 and ask.topic.count("„") == ask.topic.count("“"):
             return [ask]
@@ -89,6 +99,7 @@ def forms_of(text: str) -> Iterator[Ask]:
         match
         and not re.search(r"beschrieben|erläutert|erklärt|gezeigt", match["main"])
         and not re.match(r"(?:ob|wie|dass|was) ", match["main"])
+        and not re.search(r"\b(?:nicht|kein\w*)\b", match["main"])
     ):
         yield Ask("purpose", match["goal"][0].lower() + match["goal"][1:])
     parts = cut_at_verb(text)
@@ -110,7 +121,7 @@ def forms_of(text: str) -> Iterator[Ask]:
         phrase = before[0].lower() + before[1:]
         yield Ask("case", phrase)
         return
-    if "," in before or not is_noun_phrase(before):
+    if "," in before or not is_noun_phrase(before) or len(before.split()) > LONGEST_SUBJECT:
         return
     subject, short = small(before), re.split(r"[,;:(]| – | - ", rest)[0].strip()
     for pattern, word in TIMES:

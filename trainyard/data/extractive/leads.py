@@ -83,5 +83,7 @@ def ask_german_lead(text: str) -> Ask | None:
     if parts is None:
         return None
     inner = parts[2].removesuffix("X").strip()
+    if german.POINTING.match(parts[0].lower()) or "z. B" in inner or parts[1] in ("geht", "handelt"):
+        return None
     before = parts[0][0].lower() + parts[0][1:]
     return Ask("bare", f"Welche {match['noun']} {parts[1]} {clauses.join(before, inner, match['after'])}?")

@@ -55,6 +55,8 @@ POINTING = re.compile(
     r"here|now|next|let['’]s|let us|suppose|imagine|as you can see|as we|you (?:may|might) have|remember|"
     r"for example|for instance|in this case|in that case|in these cases|in addition|in doing so|as a result|"
     r"the (?:former|latter|same|other|others|rest)|"
+    r"das (?:ist|sind|bedeutet|heißt|kann|wird)|"
+    r"hier(?:zu|für|bei|mit|von|durch|auf|an|in|unter|über)|denn|ebenfalls|ebenso|davon|darunter|darin|daraus|zudem|"
     r"aber|und|oder|jetzt|nun|mais|et|maintenant|imaginons|pero|y|ahora|supongamos|empecemos|"
     r"er|dies|diese[nmrs]?|dadurch|damit|daher|dann|deshalb|dabei|dazu|dort|hier|jedoch|sonst|andernfalls|außerdem|"
     r"ils|elles?|cela|ceci|celui-ci|celle-ci|ainsi|alors|donc|sinon|toutefois|cependant|ensuite|puis|"

@@ -36,7 +36,7 @@ ITEM_WORDS = 8
 FOLLOWING_WORDS = 8
 """Of a sentence that points back and still has a question of its own."""
 MOST_ANSWER_WORDS = 60
-MOST_LIST_WORDS = 100
+MOST_LIST_WORDS = 120
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
     ENGLISH: english.ask_english,
@@ -58,9 +58,13 @@ FOLLOWS = {
 """How a sentence begins that continues the one before."""
 DEICTIC = {
     ENGLISH: re.compile(r"^[^,;]*\b(?:this|these|those|above|previous)\b", re.I),
-    GERMAN: re.compile(r"^[^,;]*\b(?:dies\w*|oben\w*|obige\w*|hierüber|ebenso)\b", re.I),
+    GERMAN: re.compile(
+        r"^[^,;]*\b(?:dies\w*|oben\w*|obige\w*|hierüber|hierbei|hierzu|ebenso|da(?:für|bei|mit|her|nach|raus|zu))\b",
+        re.I,
+    ),
 }
 """What makes a sentence too dependent on its neighbours for a question that only names its subject."""
+ABOVE = re.compile(r"\boben genannt|\bobige|\b[Ww]eitere(?:s|n)? (?:findest|finden|gibt)|\babove-mentioned")
 POINTS_ONLY = re.compile(
     r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
 )
@@ -97,7 +101,7 @@ QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "seri
 OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
 CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
-ALONE, OFTEN, ONE_WORD = 3, 12, 5
+ALONE, OFTEN, ONE_WORD = 4, 12, 7
 """Times that a phrase of a question may be in its section, and in its document."""
 
 
@@ -254,6 +258,8 @@ class Reader:
             return
         if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.first_word(sentence) in lexicon.BASE:
             return
+        if (count == 1 and "://" in sentence) or ABOVE.search(sentence):
+            return
         if count == 1 and DEICTIC[self.language].search(sentence):
             return
         besides = " ".join(ask.topic for ask in asks)
@@ -299,7 +305,8 @@ class Reader:
             frequent = self.section_text.count(shown) > ALONE or self.text.count(shown) > often
             if self.language == GERMAN and (frequent or plain in self.used_phrases):
                 continue
-            if frequent or plain in self.used_phrases or self.is_weak(phrase, sentence):
+            vague = self.language == ENGLISH and len(content) < 3 and content[0] in english.POINTING_ADJECTIVES
+            if frequent or vague or plain in self.used_phrases or self.is_weak(phrase, sentence):
                 weak.append(phrase)
                 continue
             self.used_phrases.add(plain)
@@ -349,11 +356,16 @@ class Reader:
         """Yield what a sentence may be about, the surest first; `strong` leaves out what is only likely."""
         if self.language == GERMAN:
             parts = german.cut_at_verb(sentence)
-            if parts and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
+            placed = parts and re.match(german.PREPOSITION, parts[0])
+            if parts and not placed and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
                 yield re.sub(r"^(?:Der|Die|Das|Ein|Eine|Diese[rs]?|Alle|Auch) ", "", parts[0])
             found = []
             for match in PHRASE_DE.finditer(sentence):
-                if (not match.start() and " " not in match[0]) or re.search(r"\bdies\w* $", sentence[: match.start()]):
+                if (
+                    re.search(r"-(?:[a-zäöü]\w*)?$", match[0])
+                    or (not match.start() and " " not in match[0])
+                    or re.search(r"(?i)\bdies\w* $", sentence[: match.start()])
+                ):
                     continue
                 adjective = match["adjective"]
                 text = match[0]
@@ -366,7 +378,7 @@ class Reader:
         clause = clauses.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
         if clause and clause.subject.lower() not in clauses.PRONOUNS and clause.kind != "command":
             yield clause.subject
-        yield from (part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 3 < len(part) < 42)
+        yield from (part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 4 < len(part) < 42)
         yield from (
             match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence) if self.is_whole_name(match, sentence)
         )
@@ -375,7 +387,14 @@ class Reader:
             obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more|every|each) ", "", obj)
             words = obj.split()
             short = len(words) == 1 and (len(obj) < 7 or obj in GENERIC)
-            whole = obj and clauses.noun_start(obj) and len(words) <= 5 and words[0] not in lexicon.BASE and not short
+            whole = (
+                obj
+                and not obj.endswith("ed")
+                and clauses.noun_start(obj)
+                and len(words) <= 5
+                and words[0] not in lexicon.BASE
+                and not short
+            )
             if whole and not (obj.endswith(ADJECTIVES) or words[-1] in GENERIC or words[0] in QUANTITIES):
                 yield obj
         if strong:
@@ -490,7 +509,8 @@ class Reader:
             for other, its_answer, its_count in units[1:]:
                 yield from self.ask(other, its_answer, topic, its_count)
             return
-        if block.number and topic and not BARE.fullmatch(topic) and units:
+        name = self.language == ENGLISH and not (self.has_verb(first) or clauses.first_word(first) in lexicon.BASE)
+        if block.number and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
             yield Statement("step", step, answer, 1, context="")
 

@@ -159,7 +159,8 @@ def on_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
     if not rung.facts.quantised:
         updates["quantization"] = None
     rate = config.hyperparameters.learning_rate
-    before, after = (default_learning_rate(config.stage.type, method) for method in (config.method.type, rung))
+    stage, base = config.stage.type, config.base_model or ""
+    before, after = (default_learning_rate(stage, method, base) for method in (config.method.type, rung))
     if rate == before:
         updates["hyperparameters"] = config.hyperparameters.model_copy(update={"learning_rate": after})
     return config.model_copy(update=updates)

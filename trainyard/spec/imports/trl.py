@@ -73,10 +73,10 @@ PROMPTS = (
     "and a completion it learns the completion. A chain's sft learns answers only."
 )
 ANSWERS_ONLY = ("completion_only_loss", "assistant_only_loss")
-"""Keys by which only answers are learned: the rows have some, and are no plain texts."""
+"""Keys by which only answers are learned: the rows have some, and they are conversations or pairs."""
 TEXTS = (
-    "A column of texts is stage cpt, which lays texts end to end in blocks of max_length; TRL trains on each text by "
-    "itself unless packing_strategy is wrapped."
+    "A column of texts is stage cpt, which lays texts end to end in blocks of max_length; TRL trains on each text "
+    "separately unless packing_strategy is wrapped."
 )
 PROMPTS_DO = (
     "Write completion_only_loss: true for rows with a prompt and a completion. --set stage=sft learns answers only, "
@@ -97,7 +97,7 @@ def loss() -> KeyConverter:
 
 
 def text_field() -> KeyConverter:
-    """The column of plain texts, which TRL reads of rows that are no conversations, prompts or pairs."""
+    """The column of plain texts, which TRL reads of rows that are neither conversations nor prompts nor pairs."""
 
     def convert(given: Any, config: Config) -> KeyAnswer:
         if given is None or text(given) == "text":

@@ -30,8 +30,9 @@ from trainyard.callbacks import ignore
 from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
 from trainyard.spec.chain import digest
+from trainyard.spec.training import STARTER
 from trainyard.stores.files import DISK
-from trainyard.stores.models import STARTER, ModelSource, resolve_folder
+from trainyard.stores.models import ModelSource, resolve_folder
 from trainyard.stores.whole import flush_tree, move_folder, write_whole
 from trainyard.train.starter.corpus import PackageSource, corpus_sources
 from trainyard.train.starter.recipe import MANIFEST, StarterRecipe

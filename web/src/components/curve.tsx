@@ -4,7 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "react";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import "./curve.css";
-import { formatNumber } from "./format";
+import { formatBytes, formatNumber } from "./format";
 
 export interface CurveSeries {
   name: string;
@@ -223,6 +223,14 @@ function alignSeries(series: readonly CurveSeries[], log: boolean, smoothing: nu
   return tables.length === 1 ? tables[0]! : uPlot.join(tables);
 }
 
+const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 4 });
+
+/** A number next to the axis, which has room for seven characters. */
+function formatTick(tick: number, label: string): string {
+  if (/bytes/i.test(label)) return formatBytes(tick);
+  return Math.abs(tick) >= 1e6 ? COMPACT.format(tick) : formatNumber(tick);
+}
+
 function optionsOf(
   series: readonly CurveSeries[],
   frame: { xLabel: string; yLabel: string; log: boolean; height: number; marks: () => readonly CurveMark[] },
@@ -264,7 +272,7 @@ function optionsOf(
     scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
     axes: [
       { ...axis, label: xLabel, labelSize: 20, values: (_, ticks) => ticks.map((tick) => formatNumber(tick)) },
-      { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : formatNumber(tick))) },
+      { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : formatTick(tick, yLabel))) },
     ],
     cursor: {
       drag: { setScale: false, x: true, y: false },

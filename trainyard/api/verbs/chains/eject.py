@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from trainyard.api import planning
@@ -12,11 +13,12 @@ from trainyard.api.context import Context
 from trainyard.api.records import RunResult, read_result
 from trainyard.api.requests.chains import EjectInput
 from trainyard.api.responses import Response
+from trainyard.api.verbs.records.finding import CHAIN_FILE, find_run_folder
 from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.script import files
 from trainyard.backends.script.backend import BACKEND as SCRIPT
 from trainyard.data.sources import read_source
-from trainyard.errors import InvalidInput, NotFound, Refused
+from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
@@ -39,7 +41,7 @@ def eject(given: EjectInput, context: Context) -> EjectOutput:
     script does not carry out this training).
     """
     settings = context.settings
-    chain, result = chain_of(given.target, settings)
+    chain, result = chain_of(given.target, context)
     node = trainer_of(chain, given.node)
     place = (given.into or Path(f"{node.id}-script")).absolute()
     with tempfile.TemporaryDirectory() as scratch:
@@ -64,11 +66,13 @@ def elsewhere(error: NotFound, target: Path, settings: Settings) -> NotFound:
     return NotFound(error.what, why=error.why, do=do, code=error.code)
 
 
-def chain_of(target: str, settings: Settings) -> tuple[ResolvedChain, RunResult | None]:
-    """The chain that a run carried out, with its result; or the one of a template or file."""
-    found = sorted(settings.runs.glob(f"{target}*/chain.json")) if target.replace("-", "").isalnum() else []
-    if len(found) == 1 and target not in planning.NAMES:
-        return ResolvedChain.model_validate_json(found[0].read_bytes()), read_result(found[0].parent)
+def chain_of(target: str, context: Context) -> tuple[ResolvedChain, RunResult | None]:
+    """Return the chain that a job ran, with its result; or the one of a template or file."""
+    settings = context.settings
+    if target not in planning.NAMES and not Path(target).is_file():
+        with suppress(NotFound, Unavailable):  # then the error says what else it could have been
+            folder = find_run_folder(target, context).path
+            return ResolvedChain.model_validate_json((folder / CHAIN_FILE).read_bytes()), read_result(folder)
     return planning.resolved(planning.asked(target).spec, settings), None
 
 

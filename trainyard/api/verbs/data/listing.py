@@ -16,7 +16,7 @@ from trainyard.api.verbs.data.tenancy import settings_of
 from trainyard.api.verbs.data.uploads import FOLDER, bytes_of, name_for_chains
 from trainyard.data.paths import data_roots, is_inside, resolve_inside
 from trainyard.settings import Settings
-from trainyard.stores.models import STARTER
+from trainyard.spec.training import STARTER
 
 MOST_SCANNED = 10_000
 """Entries of a folder that are looked at."""

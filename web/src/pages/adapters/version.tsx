@@ -172,7 +172,7 @@ function Evaluated({ one }: { one: Version }) {
   const lines = Object.entries(one.facts.report?.benchmarks ?? {});
   return (
     <Section title="Evaluation">
-      {one.facts.gate ? (
+      {one.facts.gate && one.facts.gate.better != null ? (
         <p>
           <Verdict
             better={one.facts.gate.better}

@@ -83,28 +83,20 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
     setParameters((before) =>
       Object.fromEntries(Object.entries({ ...before, ...change }).filter(([, value]) => value !== undefined)),
     );
+  const hasColumns = names.includes("columns");
   const extras = Object.fromEntries(
     folders.map((name) => [
       `${PREFIX}.${name}`,
-      <PathExtras key={name} name={name} parameters={parameters} columns={columnsOf(name, names)} set={set} />,
+      <PathExtras key={name} name={name} hasColumns={hasColumns} set={set} />,
     ]),
   );
-  const controls = Object.fromEntries(
-    folders.flatMap((name) => {
-      const columns = columnsOf(name, names);
-      if (!columns) return [];
-      const map = (
-        <ColumnMap
-          key={columns}
-          title={schema.properties![columns]!.title}
-          path={parameters[name]}
-          value={parameters[columns]}
-          onChange={(value) => set({ [columns]: value })}
-        />
-      );
-      return [[`${PREFIX}.${columns}`, map]];
-    }),
-  );
+  const controls = hasColumns
+    ? {
+        [`${PREFIX}.columns`]: (
+          <TemplateColumns key="columns" schema={schema} folders={folders} parameters={parameters} set={set} />
+        ),
+      }
+    : undefined;
   const reasons = reasonsOf(expanded.data);
   const empty = reasons.filter((one) => isEmpty(one, schema)).map((one) => one.field.slice(PREFIX.length + 1));
   const wrong = reasons.filter((one) => !isEmpty(one, schema));
@@ -124,7 +116,18 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           controls={controls}
           defaults={parameterDefaults(expanded.data, pathsOf(schema, schema, PREFIX))}
         />
+        <GroupField value={group} onChange={setGroup} />
       </Section>
+      {names.includes("documents") && (
+        <Section title="Pairs of the documents">
+          <p className="quiet">
+            {parameters.model
+              ? "What rules find; the model that is named writes its own."
+              : "Questions and answers that rules find in the documents, before anything is started."}
+          </p>
+          <PairsPreview path={parameters.documents} count={parameters.count} wordings={parameters.wordings} />
+        </Section>
+      )}
       <Section
         title="Chain"
         actions={
@@ -140,7 +143,6 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           </>
         }
       >
-        <GroupField value={group} onChange={setGroup} />
         <Queried query={expanded}>
           {(found) => <Preview template={template} found={found} wrong={wrong} empty={empty} />}
         </Queried>
@@ -149,32 +151,41 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   );
 }
 
-/** The parameter that maps the columns of a data set, where the template has one. */
-const columnsOf = (name: string, names: readonly string[]): string | undefined =>
-  names.find((one) => one === `${name}_columns`);
+/** The parameters with other columns of a data set: by its name where the template has several. */
+function withColumns(parameters: Values, folders: readonly string[], name: string, columns: unknown): Values {
+  if (folders.length === 1) return { columns };
+  const rest = { ...(parameters.columns as Values), [name]: columns };
+  const given = Object.fromEntries(Object.entries(rest).filter(([, value]) => value !== undefined));
+  return { columns: Object.keys(given).length > 0 ? given : undefined };
+}
 
-/** What a field of a path has below it: an upload, and for documents the pairs that they give. */
-function PathExtras(props: {
-  name: string;
+interface ColumnsProps {
+  schema: JsonSchema;
+  folders: readonly string[];
   parameters: Values;
-  columns: string | undefined;
   set: (change: Values) => void;
-}) {
-  const { name, parameters, columns, set } = props;
-  return (
-    <>
-      <Upload
-        documents={!columns}
-        what={
-          columns ? `a file of ${name === "preference" ? "preferences" : name === "sft" ? "examples" : name}` : name
-        }
-        onUploaded={(path) => set({ [name]: path, ...(columns && { [columns]: undefined }) })}
-      />
-      {name === "documents" && (
-        <PairsPreview path={parameters.documents} count={parameters.count} wordings={parameters.wordings} />
-      )}
-    </>
-  );
+}
+
+/** The columns of each data set of a template. */
+function TemplateColumns({ schema, folders, parameters, set }: ColumnsProps) {
+  return folders.map((name) => (
+    <ColumnMap
+      key={name}
+      title={
+        folders.length > 1 ? `Columns of ${String(schema.properties![name]!.title ?? name).toLowerCase()}` : "Columns"
+      }
+      path={parameters[name]}
+      value={folders.length > 1 ? (parameters.columns as Values | undefined)?.[name] : parameters.columns}
+      onChange={(columns) => set(withColumns(parameters, folders, name, columns))}
+    />
+  ));
+}
+
+/** What a field of a path has below it: an upload. */
+function PathExtras(props: { name: string; hasColumns: boolean; set: (change: Values) => void }) {
+  const { name, hasColumns, set } = props;
+  const words: Record<string, string> = { sft: "examples", preference: "preferences" };
+  return <Upload documents={!hasColumns} what={words[name] ?? name} onUploaded={(path) => set({ [name]: path })} />;
 }
 
 interface PreviewProps {

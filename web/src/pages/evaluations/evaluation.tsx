@@ -50,7 +50,7 @@ function Gate({ one }: { one: Evaluation }) {
         facts={[
           ["Run", <Link href={`/jobs/${one.run_id}`}>{`${one.run_name} ${one.run_id.slice(0, 8)}`}</Link>],
           ["Base model", one.base_model],
-          ["Compared with", one.baseline],
+          ["Compared with", one.live ? `${one.baseline} and ${one.live}, which is live` : one.baseline],
           ["Decides", gate.primary],
           ["Intervals", `${formatPercent(one.confidence)}, ${formatNumber(one.resamples)} resamples`],
           ["Ended", formatTime(one.ended)],
