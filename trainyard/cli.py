@@ -228,7 +228,8 @@ class OperationGroup(click.Group):
         """The commands in the order of the table, at the top in the order of the help; then those of this file."""
         if self.operation:
             return [name.split()[1] for name in OPERATIONS if name.startswith(f"{self.operation} ")]
-        return [*WORDS, *self.commands]
+        words = dict.fromkeys([*WORDS, *(name.split()[0] for name in OPERATIONS)])
+        return [*words, *self.commands]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands, at the top in groups, with texts that are whole."""
@@ -237,7 +238,8 @@ class OperationGroup(click.Group):
             rows = [(name.split()[1], row.summary) for name, row in OPERATIONS.items() if name.startswith(prefix)]
             groups: dict[str, dict[str, str]] = {"Commands": dict(rows)}
         else:
-            groups = {**words_by_group(), HELP_GROUP: {name: str(one.help) for name, one in self.commands.items()}}
+            own = {name: str(one.help) for name, one in self.commands.items()}
+            groups = {**words_by_group(OPERATIONS), HELP_GROUP: own}
         width = max(len(name) for lines in groups.values() for name in lines)
         for heading, lines in groups.items():
             with formatter.section(heading):
@@ -328,7 +330,8 @@ def show_help(ctx: click.Context, topic: tuple[str, ...]) -> None:
         return
     print(command.get_help(context))
     if topic:
-        print(f"\nGuide: {load('trainyard.api.terminal.manual:page_place')(WORDS[topic[0]].guide)}")
+        guide = WORDS[topic[0]].guide if topic[0] in WORDS else "cli"
+        print(f"\nGuide: {load('trainyard.api.terminal.manual:page_place')(guide)}")
 
 
 def find_command(root: click.Context, words: Iterable[str]) -> tuple[click.Command | None, click.Context]:

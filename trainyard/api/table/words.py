@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from trainyard.api.table.operation import Operation
 
 TRAIN, LOOK, DATA = "Train", "Look", "Data"
 SERVE, NIGHTS, MACHINE = "Adapters and serving", "Nights and sweeps", "Machine and server"
+OTHER = "Other"
 
 
 class Word(NamedTuple):
@@ -64,9 +68,12 @@ WORDS: dict[str, Word] = {
 """In the order of the help."""
 
 
-def words_by_group() -> dict[str, dict[str, str]]:
-    """Return group -> word -> its line, in the order of the table."""
+def words_by_group(operations: Mapping[str, Operation]) -> dict[str, dict[str, str]]:
+    """Return group -> word -> its line, in the order of the table; words that it lacks are in a group of their own."""
     groups: dict[str, dict[str, str]] = {}
     for word, entry in WORDS.items():
         groups.setdefault(entry.group, {})[word] = entry.line
+    for name, row in operations.items():
+        if (word := name.split()[0]) not in WORDS:
+            groups.setdefault(OTHER, {}).setdefault(word, row.summary)
     return groups
