@@ -89,18 +89,18 @@ async def read_request(
 async def read_upload(
     model: type[BaseModel],
     request: Request,
-    held: AsyncExitStack,
+    stack: AsyncExitStack,
     *,
     caller: str = "",
     folder: Path | None = None,
     most_bytes: int = MAX_BODY_BYTES,
 ) -> Any:
-    """The request of an operation whose body is a file; the file is there until `held` is closed.
+    """The request of an operation whose body is a file; the file is there until `stack` is closed.
 
     Raises `InvalidFields` (`E-PARAMETER`), `InvalidInput` and `LimitExceeded` as `read_request` does.
     """
     found = read_query(model, request.query_params, {name: str(text) for name, text in request.path_params.items()})
-    body = await held.enter_async_context(received_body(request, most_bytes, caller, folder, UPLOADING))
+    body = await stack.enter_async_context(received_body(request, most_bytes, caller, folder, UPLOADING))
     return found.with_received(await operation_threads().run(body.open))
 
 

@@ -157,8 +157,8 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         with span(name, request.scope[TRACEPARENT]):
             caller = service.authenticate(request)
             try:
-                async with AsyncExitStack() as held:
-                    answered = await answer_within(request, trace, caller, held)
+                async with AsyncExitStack() as stack:
+                    answered = await answer_within(request, trace, caller, stack)
             except CallerLeft:
                 answered = Response(status_code=CLIENT_CLOSED_REQUEST)
             except TrainyardError as error:
@@ -169,7 +169,7 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         answered.raw_headers.append((TRACE_HEADER.encode(), trace.encode()))
         return answered
 
-    async def answer_within(request: Request, trace: str, caller: Caller, held: AsyncExitStack) -> Response:
+    async def answer_within(request: Request, trace: str, caller: Caller, stack: AsyncExitStack) -> Response:
         later = list[Callable[[], None]]()
         context = Context(
             service.settings,
@@ -189,7 +189,7 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         folder = service.settings.services
         if takes_file(operation, request):
             most = service.settings.upload_mb << 20
-            given = await read_upload(model, request, held, caller=caller.identity, folder=folder, most_bytes=most)
+            given = await read_upload(model, request, stack, caller=caller.identity, folder=folder, most_bytes=most)
         else:
             given = await read_request(
                 model, request, operation.body, caller=caller.identity, folder=folder, limits=limits

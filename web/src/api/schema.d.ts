@@ -2212,7 +2212,7 @@ export interface components {
              * @description Folder or file to write; it must not exist.
              */
             target: string;
-            /** @description Layout to write. */
+            /** @description Format: the layout to write. */
             to: components["schemas"]["Layout"];
         };
         /** AdaptersDeleteVersionBody */
@@ -3916,7 +3916,7 @@ export interface components {
         CheckpointsInput: {
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
             /**
@@ -4241,7 +4241,7 @@ export interface components {
              * @description Folder or file to write; it must not exist.
              */
             target: string;
-            /** @description Layout to write. */
+            /** @description Format: the layout to write. */
             to: components["schemas"]["Layout"];
         };
         /** Converted */
@@ -5051,7 +5051,7 @@ export interface components {
          * @description What speaks against a training.
          * @enum {string}
          */
-        DivergenceKind: "loss_rose" | "near_limit" | "overfitting";
+        DivergenceKind: "loss_rose" | "near_limit" | "gradient_jump" | "overfitting" | "not_learned";
         /** DownOutput */
         DownOutput: {
             /** Stopped */
@@ -5175,7 +5175,7 @@ export interface components {
             node: string | null;
             /**
              * Target
-             * @description A chain or job file, a template, or a run's id.
+             * @description A job's name or id, a chain or job file, or a template.
              */
             target: string;
         };
@@ -5195,7 +5195,7 @@ export interface components {
             node: string | null;
             /**
              * Target
-             * @description A chain or job file, a template, or a run's id.
+             * @description A job's name or id, a chain or job file, or a template.
              */
             target: string;
         };
@@ -7436,7 +7436,7 @@ export interface components {
         JobInput: {
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
         };
@@ -8307,7 +8307,7 @@ export interface components {
             follow: boolean;
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
             /**
@@ -8636,7 +8636,7 @@ export interface components {
         MetricsInput: {
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
             /**
@@ -9274,7 +9274,7 @@ export interface components {
         NodeInput: {
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
             /**
@@ -9334,7 +9334,7 @@ export interface components {
         NoteInput: {
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
             /**
@@ -10824,7 +10824,7 @@ export interface components {
         ResumeInput: {
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
             /**
@@ -10859,7 +10859,7 @@ export interface components {
         RetryInput: {
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
             /**
@@ -11394,7 +11394,7 @@ export interface components {
         SamplesInput: {
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
             /**
@@ -12717,7 +12717,7 @@ export interface components {
         StopInput: {
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
             /**
@@ -13449,7 +13449,7 @@ export interface components {
         };
         /**
          * TrainingDivergence
-         * @description A loss above that of the base, numbers near their limit, or overfitting, with what to do about it.
+         * @description A loss that rose or did not fall, numbers near their limit, or overfitting, with what to do about it.
          */
         TrainingDivergence: {
             /** Advice */
@@ -14015,7 +14015,7 @@ export interface components {
             checkpoint: string | null;
             /**
              * Job
-             * @description Id of a job, the beginning of one, or its name.
+             * @description Id of a job, its name, or the beginning of one.
              */
             job: string;
             /**
@@ -17113,7 +17113,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17151,7 +17151,7 @@ export interface operations {
                 "Idempotency-Key"?: string;
             };
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17192,7 +17192,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17239,7 +17239,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17285,7 +17285,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17320,7 +17320,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17354,7 +17354,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
                 /** @description Id of the node. */
                 node: string;
@@ -17393,7 +17393,7 @@ export interface operations {
                 "Idempotency-Key"?: string;
             };
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17434,7 +17434,7 @@ export interface operations {
                 "Idempotency-Key"?: string;
             };
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17472,7 +17472,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17509,7 +17509,7 @@ export interface operations {
                 "Idempotency-Key"?: string;
             };
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17550,7 +17550,7 @@ export interface operations {
                 "Idempotency-Key"?: string;
             };
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17595,7 +17595,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;
@@ -17629,7 +17629,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a job, the beginning of one, or its name. */
+                /** @description Id of a job, its name, or the beginning of one. */
                 job: string;
             };
             cookie?: never;

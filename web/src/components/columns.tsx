@@ -4,6 +4,7 @@ import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useEffect, useId, useState } from "react";
 import { client, dataOf } from "../api/client";
 import { labelOf } from "./format";
+import "./form.css";
 
 const ASK_AFTER_MS = 300;
 /** The fields that most files need; the others are folded away. */

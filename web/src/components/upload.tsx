@@ -6,6 +6,7 @@ import { client, dataOf, Problem, uploadFile } from "../api/client";
 import { useLogin } from "../api/login";
 import { formatBytes } from "./format";
 import { ProblemNote } from "./notes";
+import "./form.css";
 
 const ROWS = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz"];
 const DOCUMENTS = [".md", ".markdown", ".txt", ".rst", ".html", ".htm", ".pdf", ".docx", ".pptx", ".xlsx", ".epub"];

@@ -24,7 +24,7 @@ MOST_COLUMNS, MOST_NAME_CHARS, EXAMPLE_CHARS = 200, 200, 120
 class DataColumn(Response):
     name: str
     example: str
-    """The beginning of its first value that is not empty; values that are no texts as JSON."""
+    """The beginning of its first value that is not empty; other values than texts as JSON."""
 
 
 class DataColumns(Response):

@@ -32,7 +32,7 @@ FOLDER = "uploads"
 MOST_NAME_BYTES = 180
 """A file system takes names of 255 bytes; a temporary name is longer than the name itself."""
 DIGEST_CHARS = (8, 16, 64)
-"""Characters of the SHA-256 that tell two files of one name apart."""
+"""Characters of the SHA-256 by which two files of one name differ."""
 MIB = 1 << 20
 
 

@@ -103,6 +103,7 @@ export default function DataPage() {
 export function ArtifactTable({ rows, caption = "Results of runs" }: { rows: readonly Artifact[]; caption?: string }) {
   return (
     <Table
+      cards
       caption={caption}
       rows={rows}
       rowKey={(one) => `${one.run_id}/${one.node}/${one.port}`}
