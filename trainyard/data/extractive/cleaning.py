@@ -19,10 +19,10 @@ SHORTCODE = re.compile(
 )
 TEMPLATE_TAG = re.compile(r"\{%-?[^{}]{0,500}%\}|@(?:include|link)\([^()\s]{1,80}\)")
 """Tags of Jekyll and other site builders."""
-FIGURE = re.compile(
+LATEX_REFERENCE = re.compile(
     r"\s?\((?:s\.|siehe|vgl\.|see|cf\.)?\s?(?:Abb\.|Abbildung|Tab\.|Tabelle|Fig\.|Figure|Table)?\s?\\ref\{[^{}]{1,80}\}\)"
 )
-"""A reference to a figure in brackets, as LaTeX has it."""
+"""A reference in brackets to a picture or table, as LaTeX has it."""
 CHECKBOX = re.compile(r"^\s*\[[ xX]\]\s+|\s?\[\]")
 """The box of a task list, and a reference that a site builder left empty."""
 FOOTNOTES = (
@@ -83,7 +83,7 @@ def tidy_text(text: str) -> str:
     parts = CODE_SPAN.split(text.replace("\u00ad", "").replace("\u200b", ""))
     for place, part in enumerate(parts[::2]):
         text = SHORTCODE.sub(lambda match: match[1] or "", EMPHASIS.sub(r"\1", part))
-        for mark in (ATTRIBUTES, TEMPLATE_TAG, FIGURE, CHECKBOX, *FOOTNOTES):
+        for mark in (ATTRIBUTES, TEMPLATE_TAG, LATEX_REFERENCE, CHECKBOX, *FOOTNOTES):
             text = mark.sub("", text)
         parts[2 * place] = text
     return SPACES.sub(" ", "".join(parts)).strip()

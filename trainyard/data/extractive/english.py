@@ -106,10 +106,8 @@ INTENDING_VERBS = word_set("en_intending_verbs")
 PERSONS = word_set("en_persons")
 FOLLOWING = re.compile(r"(?:this|that|these|those|such|the same|it|they|he|she)\b", re.I)
 DUTIES = ("required", "expected", "allowed", "permitted", "encouraged", "advised", "invited", "obliged")
-EMBEDDING = re.compile(
-    r"\b(?:is|are|was|were|by|on|of|to|whether|know|see|ask|check|decide|determine|tell|sure)(?: you| us)?$"
-)
-"""How a main clause ends whose "if" is no condition: "Let us know if …"."""
+EMBEDDING = re.compile(rf"\b(?:{'|'.join(sorted(word_set('en_embedding')))})(?: you| us)?$")
+"""How a main clause ends whose "if" begins a question: "Let us know if …"."""
 PERSON_NOUNS = word_set("en_person_nouns")
 VAGUE_HEADS = word_set("en_generic")
 POINTING_ADJECTIVES = word_set("en_pointing_adjectives")

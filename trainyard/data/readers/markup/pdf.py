@@ -39,7 +39,7 @@ logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports each repaire
 
 
 @dataclass
-class Line:
+class PageLine:
     """A line of a page: words, place in points from the left and the bottom, size of letters, weight and font."""
 
     text: str
@@ -70,9 +70,9 @@ def read_pdf(data: bytes, name: str) -> tuple[str, str]:
     return title.strip() or (first if len(first) <= 100 else ""), text + "\n"
 
 
-def lines_of(page: pypdf.PageObject) -> list[Line]:
-    """The lines of a page in the order in which they were written; a bullet joins the words beside it."""
-    spans: list[Line] = []
+def lines_of(page: pypdf.PageObject) -> list[PageLine]:
+    """The lines of a page in the order in which they were written; a bullet joins the words next to it."""
+    spans: list[PageLine] = []
 
     def note(text: str, cm: list[float], tm: list[float], font: dict[str, object] | None, size: float) -> None:
         if not text.strip():
@@ -85,11 +85,11 @@ def lines_of(page: pypdf.PageObject) -> list[Line]:
         for number, line in enumerate(text.split("\n")):
             if line.strip():
                 fixed = bool(FIXED.search(font_name))
-                spans.append(Line(line, x, y - number * height * 1.2, height or 1.0, bold, fixed))
+                spans.append(PageLine(line, x, y - number * height * 1.2, height or 1.0, bold, fixed))
 
     page.extract_text(visitor_text=note)
-    lines: list[Line] = []
-    markers: list[Line] = []
+    lines: list[PageLine] = []
+    markers: list[PageLine] = []
     for span in spans:
         last = lines[-1] if lines else None
         if BULLET.fullmatch(span.text.strip()):
@@ -104,9 +104,9 @@ def lines_of(page: pypdf.PageObject) -> list[Line]:
         else:
             lines.append(span)
     for marker in markers:
-        beside = [line for line in lines if abs(line.y - marker.y) < SAME_LINE * 2 * line.size and line.x > marker.x]
-        if beside:
-            line = min(beside, key=lambda line: line.x)
+        nearby = [line for line in lines if abs(line.y - marker.y) < SAME_LINE * 2 * line.size and line.x > marker.x]
+        if nearby:
+            line = min(nearby, key=lambda line: line.x)
             line.text = f"{marker.text.strip()} {line.text.strip()}"
     return lines
 
@@ -117,7 +117,7 @@ def mark_code(text: str, tail: str) -> str:
     return f"`{code}`{tail}" if code and "`" not in code else text
 
 
-def without_repeated(pages: list[list[Line]]) -> list[list[Line]]:
+def without_repeated(pages: list[list[PageLine]]) -> list[list[PageLine]]:
     """The pages without headers, footers and page numbers."""
     places = Counter((re.sub(r"\d+", "#", line.text.strip()), round(line.y)) for page in pages for line in page)
     return [
@@ -126,7 +126,7 @@ def without_repeated(pages: list[list[Line]]) -> list[list[Line]]:
     ]
 
 
-def blocks_of(pages: list[list[Line]]) -> Iterator[str]:
+def blocks_of(pages: list[list[PageLine]]) -> Iterator[str]:
     """The headings, paragraphs, items and pieces of code of all pages."""
     lines = [line for page in pages for line in page]
     if not lines:
@@ -140,7 +140,7 @@ def blocks_of(pages: list[list[Line]]) -> Iterator[str]:
     steps = [first.y - second.y for first, second in pairs if 0 < first.y - second.y < 2.5 * body]
     step = median(steps) if steps else 1.2 * body
     sizes = sorted({round(line.size, 1) for line in lines if line.size >= HEADING_SIZE * body}, reverse=True)
-    group: list[Line] = []
+    group: list[PageLine] = []
     for page in pages:
         for number, line in enumerate(page):
             before = page[number - 1] if number else (group[-1] if group else None)
@@ -152,17 +152,17 @@ def blocks_of(pages: list[list[Line]]) -> Iterator[str]:
         yield block_text(group, body, sizes)
 
 
-def begins(line: Line, before: Line, step: float, *, first: bool) -> bool:
+def begins(line: PageLine, before: PageLine, step: float, *, first: bool) -> bool:
     """Whether a line begins a block."""
     other = line.fixed != before.fixed or abs(line.size - before.size) > 1 or line.bold != before.bold
     if BULLET.match(line.text.strip()) or other:
         return True
-    if first:  # of a page: a sentence may go on
+    if first:  # of a page: a sentence may continue
         return before.text.rstrip()[-1:] in ".!?:" or not line.text.strip()[:1].islower()
     return not 0 <= before.y - line.y < PARAGRAPH_GAP * max(step, line.size)
 
 
-def block_text(group: list[Line], body: float, sizes: list[float]) -> str:
+def block_text(group: list[PageLine], body: float, sizes: list[float]) -> str:
     """The lines of a block with its mark."""
     words = "\n".join(line.text.strip() for line in group)
     first = group[0]
