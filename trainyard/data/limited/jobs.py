@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from functools import singledispatch
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from trainyard.data.limited.requests import ParsedItem, ParseRequest, SetRequest
 from trainyard.data.readers.chunks import OpenedSet
 from trainyard.data.readers.repositories import commit_documents, open_repository
 from trainyard.data.readers.row_writer import RowWriter
+from trainyard.data.readers.rowfiles import RowFile, no_row, read_first_rows
 from trainyard.data.readers.sets import open_files, open_listed, open_repository_set
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.queries import open_query
@@ -25,6 +27,7 @@ from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.spec.axes.data import Port
 
 Report = Callable[[float, str], None]
+MOST_COLUMNS, MOST_NAME_CHARS, EXAMPLE_CHARS = 200, 200, 120
 
 
 @singledispatch
@@ -96,6 +99,30 @@ def read_commits(request: requests.CommitsRequest, report: Report) -> requests.C
     # Those that are not read included.
     commits = int(repository.run("rev-list", "--count", "--end-of-options", "HEAD"))
     return requests.CommitsResult(values, dict(repository.skipped), commits)
+
+
+@carry_out.register
+def read_columns(request: requests.ColumnsRequest, report: Report) -> requests.ColumnsResult:
+    """Read the names of the columns, and the beginning of the first value of each that is not empty."""
+    allow_cpu(request.limits.chunk_cpu_s)
+    sample = read_first_rows(RowFile(path, path.name, request.roots, request.limits) for path in request.paths)
+    if not sample.records and sample.fault is not None:
+        raise no_row(sample.fault)
+    values: dict[str, str] = {}
+    for record in sample.records:
+        for name, value in record.items() if isinstance(record, Mapping) else ():
+            name = str(name)[:MOST_NAME_CHARS]
+            if len(values) < MOST_COLUMNS or name in values:
+                values[name] = values.get(name) or shorten(value)
+    return requests.ColumnsResult(values)
+
+
+def shorten(value: object) -> str:
+    """Return the beginning of a value; other values than texts as JSON."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= EXAMPLE_CHARS else f"{text[:EXAMPLE_CHARS]}…"
 
 
 @carry_out.register

@@ -77,6 +77,19 @@ class CommitsRequest:
 
 
 @dataclass(frozen=True)
+class ColumnsRequest:
+    """Read the columns of the first rows of the first of these files that has one."""
+
+    paths: tuple[Path, ...]
+    roots: tuple[Path, ...]
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def label(self) -> str:
+        return self.paths[0].name if self.paths else "no file"
+
+
+@dataclass(frozen=True)
 class ParseItem:
     """Bytes that the caller has read: a document of a stream, or a line of a corpus."""
 
@@ -133,12 +146,18 @@ class CommitsResult(msgspec.Struct, tag=True):
     commits: int
 
 
+class ColumnsResult(msgspec.Struct, tag=True):
+    """The columns of the first rows of a file, in its order, each with the beginning of its first value."""
+
+    columns: dict[str, str]
+
+
 class Answer(msgspec.Struct, omit_defaults=True):
     """One message of a reading process. Exactly one field is set, `text` next to `fraction` apart."""
 
     fraction: float | None = None
     text: str = ""
-    result: SetReadResult | CommitsResult | list[ParsedItem] | None = None
+    result: SetReadResult | CommitsResult | ColumnsResult | list[ParsedItem] | None = None
     error: SentError | None = None
     ended: int | None = None
     """Wait status of the process that carried out the request; the last message of each."""
@@ -150,7 +169,7 @@ ANSWER_DECODER = msgspec.msgpack.Decoder(
     Answer, dec_hook=lambda kind, value: Counter(msgspec.convert(value, dict[str, int]))
 )
 """Counters are the only type here that msgspec does not know."""
-Request = SetRequest | CommitsRequest | ParseRequest
-Result = SetReadResult | CommitsResult | list[ParsedItem]
+Request = SetRequest | CommitsRequest | ColumnsRequest | ParseRequest
+Result = SetReadResult | CommitsResult | ColumnsResult | list[ParsedItem]
 Parse = Callable[[Sequence[ParseItem]], list[ParsedItem]]
 """Returns one result for each item, in order."""

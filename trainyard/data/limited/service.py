@@ -98,6 +98,10 @@ class ReadingService:
         """Read the tuples of a repository."""
         return cast(requests.CommitsResult, self.ask(request))
 
+    def read_columns(self, request: requests.ColumnsRequest) -> requests.ColumnsResult:
+        """Read the columns of the first rows of a file. Raises `InvalidInput` (`E-DATA-UNREADABLE`) for none."""
+        return cast(requests.ColumnsResult, self.ask(request))
+
     def parse(self, request: requests.ParseRequest) -> list[ParsedItem]:
         """Parse bytes that the caller has read; one result for each item, in order."""
         return cast(list[ParsedItem], self.ask(request))
