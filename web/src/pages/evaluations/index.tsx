@@ -70,7 +70,10 @@ export function EvaluationTable({ rows }: { rows: readonly Line[] }) {
             );
           },
         },
-        { title: "Verdict", cell: (one) => <Verdict better={one.better} cautions={one.cautions} fewRows={one.few_rows} /> },
+        {
+          title: "Verdict",
+          cell: (one) => <Verdict better={one.better} cautions={one.cautions} fewRows={one.few_rows} />,
+        },
         { title: "Decides", cell: (one) => one.primary },
         { title: "Improvement", cell: (one) => one.improvement && <Interval value={one.improvement} /> },
         { title: "Ended", cell: (one) => formatTime(one.ended) },

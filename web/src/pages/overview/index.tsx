@@ -273,7 +273,8 @@ function RefusedAdapters() {
           <Link href={`/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`}>
             {one.run_name} {one.run_id.slice(0, 8)}, {one.node}
           </Link>
-          : <Verdict better={one.better} fewRows={one.few_rows} /> {one.reasons[0]} <span className="quiet">{formatTime(one.ended)}</span>
+          : <Verdict better={one.better} fewRows={one.few_rows} /> {one.reasons[0]}{" "}
+          <span className="quiet">{formatTime(one.ended)}</span>
         </li>
       ))}
     </ul>
