@@ -15,11 +15,12 @@ from trainyard.data.limited.children import BREACHES, Batch, DocumentReply
 from trainyard.data.limited.items import parse_item
 from trainyard.data.limited.process import allow_cpu
 from trainyard.data.limited.requests import ParsedItem, ParseRequest, SetRequest
-from trainyard.data.readers.chunks import OpenedSet
+from trainyard.data.paths import ROW_SUFFIXES, suffix_of
+from trainyard.data.readers.chunks import FileSelection, OpenedSet
 from trainyard.data.readers.repositories import commit_documents, open_repository
 from trainyard.data.readers.row_writer import RowWriter
 from trainyard.data.readers.rowfiles import RowFile, no_row, read_first_rows
-from trainyard.data.readers.sets import open_files, open_listed, open_repository_set
+from trainyard.data.readers.sets import open_files, open_listed, open_repository_set, walk
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.queries import open_query
 from trainyard.data.rows import chosen_side
@@ -105,7 +106,9 @@ def read_commits(request: requests.CommitsRequest, report: Report) -> requests.C
 def read_columns(request: requests.ColumnsRequest, report: Report) -> requests.ColumnsResult:
     """Read the names of the columns, and the beginning of the first value of each that is not empty."""
     allow_cpu(request.limits.chunk_cpu_s)
-    sample = read_first_rows(RowFile(path, path.name, request.roots, request.limits) for path in request.paths)
+    paths = walk(request.place, FileSelection()) if request.place.is_dir() else [request.place]
+    files = (path for path in paths if suffix_of(path.name) in ROW_SUFFIXES)
+    sample = read_first_rows(RowFile(path, path.name, request.roots, request.limits) for path in files)
     if not sample.records and sample.fault is not None:
         raise no_row(sample.fault)
     values: dict[str, str] = {}

@@ -78,15 +78,16 @@ class CommitsRequest:
 
 @dataclass(frozen=True)
 class ColumnsRequest:
-    """Read the columns of the first rows of the first of these files that has one."""
+    """Read the columns of the first rows of a file, or of the first file of a folder that has rows."""
 
-    paths: tuple[Path, ...]
+    place: Path
+    """The real path of a file or a folder, inside one of `roots`."""
     roots: tuple[Path, ...]
     limits: Limits = field(default_factory=Limits)
 
     @property
     def label(self) -> str:
-        return self.paths[0].name if self.paths else "no file"
+        return self.place.name
 
 
 @dataclass(frozen=True)

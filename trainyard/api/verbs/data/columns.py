@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trainyard.api.context import Context
 from trainyard.api.requests.data import ColumnsInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.data.tenancy import settings_of
 from trainyard.data.limited.requests import ColumnsRequest
 from trainyard.data.limited.service import kept_service
-from trainyard.data.paths import ROW_SUFFIXES, data_roots, resolve_inside, suffix_of
-from trainyard.data.readers.chunks import FileSelection
+from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.spec.axes.data import COLUMN_FIELDS
 
 
@@ -36,13 +33,7 @@ def show_columns(request: ColumnsInput, context: Context) -> DataColumns:
     """
     roots = data_roots(settings_of(context))
     place = resolve_inside(request.path, roots, field="path")
-    paths = [path for path in files_of(place) if suffix_of(path.name) in ROW_SUFFIXES]
     with kept_service() as service:
-        result = service.read_columns(ColumnsRequest(tuple(paths), roots))
+        result = service.read_columns(ColumnsRequest(place, roots))
     columns = tuple(DataColumn(name=name, example=text) for name, text in result.columns.items())
     return DataColumns(path=request.path, columns=columns, fields=tuple(COLUMN_FIELDS))
-
-
-def files_of(place: Path) -> list[Path]:
-    return walk(place, FileSelection()) if place.is_dir() else [place]
-
