@@ -120,6 +120,8 @@ class Reading:
     tokenizers: dict[tuple[Path, str], Any] = field(default_factory=dict)
     balances: dict[tuple[str, Port], str] = field(default_factory=dict)
     """What each validator did with its rows of a port, in words."""
+    too_long: dict[tuple[str, Port], int] = field(default_factory=dict)
+    """Rows of a port that a validator dropped for their length."""
 
     def read(self, node: ResolvedNode) -> None:
         """Read, generate, validate or encode the rows of a node, where its inputs were read."""
@@ -320,6 +322,7 @@ class Reading:
             scale = max(scale, given.scale)
             held_out += sum(own.facts["heldout"].values())
             self.balances[node.id, port] = balance_text(own.facts)
+            self.too_long[node.id, port] = int(own.facts["dropped"].get("too_long", 0))
             self.note(node.id, self.balances[node.id, port])
         if not made:
             raise self.nothing_arrives(node, *ROW_PORTS)
@@ -373,7 +376,11 @@ class Reading:
                 for source in node.inputs.get(given.port, ())
                 if (balance := self.balances.get((source.node_id, given.port)))
             ]
-            self.add_shortage(node.id, "", " ".join([*reasons, *lost]), "Give more documents or rows. ")
+            longer = sum(self.too_long.get((one.node_id, given.port), 0) for one in node.inputs.get(given.port, ()))
+            instead = "Give more documents or rows. "
+            if longer:
+                instead += f"{longer:,} are too long: raise max_tokens (of a template: training.max_length). "
+            self.add_shortage(node.id, "", " ".join([*reasons, *lost]), instead)
 
     # Inputs
 
