@@ -28,7 +28,8 @@ CHAINS = {f"chains {verb}" for verb in ("list", "create", "show", "update", "del
 CHAINS |= {f"chains {verb}" for verb in ("palette", "expand", "links", "diff")}
 SCRIPTS = ("list", "show", "save", "draft")
 JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
-JOBS |= {f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node", "provenance")}
+JOBS |= {f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node")}
+JOBS |= {"jobs note", "jobs provenance"}
 CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
 
 
@@ -72,8 +73,11 @@ def test_the_verbs_are_the_promised_ones() -> None:
         "backends install",
         "eject",
         "compare",
+        "data columns",
+        "data delete",
         "data list",
         "data preview",
+        "data upload",
         "models",
         "import",
         "export",

@@ -86,7 +86,7 @@ def list_jobs(query: JobQuery, context: Context) -> FoundJobs:
 def with_labels(row: Row, settings: Settings) -> Row:
     """Return the row with its group and with what somebody wrote about it."""
     note = NoteStore(settings.notes).read(row["run_id"])
-    return row | {"group": group_of(row["tags"]), "note": note.text if note else ""}
+    return row | {"group": group_of(row.get("tags", ())), "note": note.text if note else ""}
 
 
 def select_page(query: JobQuery, context: Context) -> FoundJobs:

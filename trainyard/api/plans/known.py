@@ -17,7 +17,7 @@ from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import Timings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
-from trainyard.spec.training import TrainerConfig
+from trainyard.spec.training import STARTER, TrainerConfig
 from trainyard.stores.artifacts import NodeOutput
 from trainyard.stores.models import resolve_model
 
@@ -94,13 +94,17 @@ def counted_tokens(found: FinishedNodes) -> dict[str, float]:
 
 
 def list_templated(chain: ResolvedChain, settings: Settings, *, named: bool) -> frozenset[str]:
-    """Return the trainers of chats whose base is here: those that name a template, or those with the base's own."""
+    """Return the trainers of chats whose base is here: those that name a template, or those with the base's own.
+
+    The starter's own template is known to render.
+    """
     return frozenset(
         node.id
         for node, config in trainers_of(chain)
         if Port.TEXT not in config.stage.facts.ports
         and not any(port is Port.MODEL for port in node.inputs)
         and (config.engine.template != AUTO) is named
+        and (named or (config.base_model or settings.default_base_model) != STARTER)
         and (base := folder_of(config.base_model or settings.default_base_model, settings)) is not None
         and (base / "tokenizer.json").is_file()
     )
