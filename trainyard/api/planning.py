@@ -193,9 +193,9 @@ def asked_by_name(name: str, given: dict[str, Any]) -> Asked:
         return Asked(spec=spec, deployment=JOB_DEPLOYMENT, parameters={"job": job})  # the form knows our words only
     fields = TEMPLATES[name].model.model_fields
     folders = {field: "." for field, info in fields.items() if str(info.default) == "."}
-    given = name_current_folder({**folders, **given}, current_settings().working_folder)
-    spec = accepted({"template": name, "parameters": given})
-    return Asked(spec=spec, deployment=f"{name}/local", parameters=given)
+    named = name_current_folder({**folders, **given}, current_settings().working_folder)
+    spec = accepted({"template": name, "parameters": named})
+    return Asked(spec=spec, deployment=f"{name}/local", parameters={key: named[key] for key in given})
 
 
 def accepted(value: Any) -> ChainSpec:
