@@ -97,6 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draw few examples in `--fast`; measure the coverage of reading children (`child_coverage/sitecustomize.py`)."""
+    os.environ.pop("COLUMNS", None)  # that of the terminal in which pytest runs, which its workers inherit
     if config.getoption("fast"):
         hypothesis_settings.register_profile("fast", hypothesis_settings(), max_examples=EXAMPLES)
         hypothesis_settings.load_profile("fast")

@@ -27,7 +27,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "training": {"rank": 16},
         "publish": {"targets": [{"type": "vllm", "url": "http://127.0.0.1:1/v1"}]},
     },
-    "code-tuning": {"repository": ".", "learn_from": "commits"},
+    "code-tuning": {"repository": "src", "learn_from": "commits"},
 }
 
 
