@@ -59,7 +59,10 @@ AUTOMATIC = (
          "train.precision:frozen_dtype", "backends.frame:decide_precision",
          "backends.axolotl.config:choose_precision"),
     ),
-    AutomaticChoice("threads", "", (DEVICE, CORES), ("compute.gpus:training_threads",)),
+    AutomaticChoice(
+        "threads", "", (DEVICE, CORES),
+        ("compute.gpus:training_threads", "backends.choices:decide_evaluation", "backends.choices:choose_evaluation"),
+    ),
     AutomaticChoice("processes", "launch.processes", (SPEC,), ()),
     AutomaticChoice("launcher", "launch.launcher", (SPEC,), ("backends.launching:command",)),
     AutomaticChoice("method", "method.type", (SPEC, BASE, DEVICE, OVERFLOW), ("api.plans.deciding:decide_methods",)),

@@ -33,6 +33,7 @@ WRONG = {
     "template": ("qa-pipelin", "qa-pipeline"),
     "template or run": ("qa-pipelin", "qa-pipeline"),
     "tenant": ("defalt", "default"),
+    "upload": ("chat.jsonl", "chats.jsonl"),
 }
 """Kind -> a word that a user may type, and the name that it is like."""
 
@@ -52,6 +53,8 @@ def context(home: Path) -> Context:
         (home / path).parent.mkdir(parents=True)
         (home / path).touch()
     (home / "tenants/default/nights/2026-11-27").mkdir(parents=True)
+    (home / "tenants/default/uploads").mkdir()
+    (home / "tenants/default/uploads/chats.jsonl").touch()
     here = settings()
     ChainStore(here.chains).create(stored("handbook"))
     return Context(here, say=lambda _text: None)

@@ -85,6 +85,7 @@ def test_program_and_environment_of_the_child(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     job = plain_job(threads=3, base=str(tmp_path))
     assert BACKEND.command(job, tmp_path)[1:] == [
+        "-P",
         "-m",
         "trainyard.compute.launch",
         "trainyard.backends.trl.program:train",

@@ -95,12 +95,12 @@ def interrupted(job: TrainingJob, folder: Path, kill: int | None = None) -> None
 
 def test_one_process_is_started_without_a_launcher(jobs: Jobs, tmp_path: Path) -> None:
     argv = launching.command(jobs(backend="native"), SHARED_PROGRAM, tmp_path)
-    assert argv[1:4] == ["-m", "trainyard.compute.launch", SHARED_PROGRAM]
+    assert argv[1:5] == ["-P", "-m", "trainyard.compute.launch", SHARED_PROGRAM]
 
 
 def test_the_launchers_need_no_port(jobs: Jobs, tmp_path: Path) -> None:
     argv = launching.command(several(jobs, "ddp"), SHARED_PROGRAM, tmp_path)
-    assert argv[1:5] == ["-m", "trainyard.compute.launcher_supervisor", str(tmp_path), "2"]
+    assert argv[1:6] == ["-P", "-m", "trainyard.compute.launcher_supervisor", str(tmp_path), "2"]
     assert argv[argv.index("--") + 2 :][:2] == ["-m", "torch.distributed.run"]
     assert f"--rdzv-endpoint={tmp_path}/ranks/launcher" in argv
     assert argv[-3:] == ["trainyard.compute.rank_process", SHARED_PROGRAM, str(tmp_path)]

@@ -71,7 +71,7 @@ def test_the_runner_is_started_by_our_own_interpreter_and_imports_no_torch(
 ) -> None:
     command = PARENTS[tool].command(jobs(backend=tool), tmp_path)
     module = f"trainyard.backends.{tool}.program"
-    assert command == [sys.executable, "-m", "trainyard.compute.launch", f"{module}:train", str(tmp_path)]
+    assert command == [sys.executable, "-P", "-m", "trainyard.compute.launch", f"{module}:train", str(tmp_path)]
     code = f"import sys, {module}; assert not {{'torch', 'transformers', 'peft'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
