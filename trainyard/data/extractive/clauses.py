@@ -133,6 +133,11 @@ def finite_verb(word: str, subject: list[str], after: list[str]) -> tuple[str, s
     following = after[0].lower().strip(',.`"') if after else ""
     if following in AUXILIARIES or (following in THIRD and following not in BASE):
         return None
+    if any(
+        later.lower() in AUXILIARIES and after[place].lower() not in RELATIVE and after[place].lower() not in PRONOUNS
+        for place, later in enumerate(after[1:4])
+    ):
+        return None
     plural, pronoun = is_plural(subject), subject[-1].lower() in PRONOUNS
     code = len(subject) == 1 and subject[0][0] == subject[0][-1] == "`"
     sure = code or is_followed_by_object(following, after[0] if after else "")

@@ -145,6 +145,7 @@ def content_words(text: str) -> list[str]:
 
 
 TO_DO_VERBS = word_set("en_to_do_verbs")
+ON_VERBS = ("depend", "rely", "focus", "run", "work", "build", "agree", "insist")
 WEAK_VERBS = word_set("en_weak_verbs")
 STATE_VERBS = word_set("en_state_verbs")
 MOTION_VERBS = word_set("en_motion_verbs")
@@ -294,7 +295,10 @@ def conditions(text: str) -> Iterator[Ask]:
     if match is None or HANGING.match(match["clause"]) or len(match["main"].split()) < 3:
         return
     main, clause = match["main"], match["clause"][0].lower() + match["clause"][1:]
-    if using := re.match(r"(if|when) (using|running|working) ", clause):
+    using = re.match(r"(if|when) (using|running|working) ", clause)
+    if using and re.search(r"\b(?:is|are|was|were|has|have|can|will)\b", clause):
+        return
+    if using:
         clause = f"{using[1]} you are {clause[len(using[1]) + 1 :]}"
     if re.match(r"(?:before|after|while) (?:\w+ing|the|a|an|\w+ \w+)$", clause) or clause.split()[1].endswith("ed"):
         return
@@ -431,7 +435,8 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
             yield direct("What", clause, where)
     elif first in ("on", "to", "with", "from", "of", "for") and len(words) > 1 and words[1].lower() not in BASE:
         if clause.kind != "command" and clause.subject not in PRONOUNS:
-            yield direct("What", clause, join(first, where))
+            if first != "on" or verb in ON_VERBS:
+                yield direct("What", clause, join(first, where))
     elif first in ("in", "at", "into", "inside") and len(words) > 1:
         if verb in PLACED_VERBS:
             yield direct("Where", clause, where)
@@ -487,6 +492,8 @@ def object_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         goal = first_word(tail[3:]) in BASE
         if (goal and verb in STATE_VERBS) or (not goal and verb not in MOTION_VERBS):
             tail = ""
+    if first_word(tail) == "over" or (verb in STATE_VERBS and first_word(tail) in ("for", "of", "with")):
+        return
     if HANGING.match(tail) or (tail and len(tail.split()) < 2):
         tail = ""
     if to_do:

@@ -98,7 +98,7 @@ def forms_of(text: str) -> Iterator[Ask]:
     if (
         match
         and not re.search(r"beschrieben|erläutert|erklärt|gezeigt", match["main"])
-        and not re.match(r"(?:ob|wie|dass|was) ", match["main"])
+        and not re.match(r"(?:ob|wie|dass|was|es) ", match["main"], re.I)
         and not re.search(r"\b(?:nicht|kein\w*)\b", match["main"])
     ):
         yield Ask("purpose", match["goal"][0].lower() + match["goal"][1:])
