@@ -50,6 +50,8 @@ def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
     """Cut a sentence at its verb; None where that is not certain."""
     words = [] if "not only" in text else text.split()
     first = words[0].lower() if words else ""
+    if first and not re.match(r"[\w`\"'“‘<$.(]", first):
+        return None
     if (
         first in BASE
         and first != "default"

@@ -131,6 +131,10 @@ TWO_FACTS, THREE_FACTS = 10, 18
 """Words of a sentence that may answer two questions, or three."""
 
 
+VERB = "|".join(sorted({*AUXILIARIES, *THIRD}))
+POINTING_SUBJECT = re.compile(rf"(?:(?:It|They|He|She) (?=[a-z])|(?:This|These) (?=(?:{VERB})\b))")
+
+
 class Ask(NamedTuple):
     """A question for a sentence. `topic` is what the rule's wordings need; `clause` is the question as a clause."""
 
@@ -145,6 +149,7 @@ def content_words(text: str) -> list[str]:
 
 
 TO_DO_VERBS = word_set("en_to_do_verbs")
+USE = re.compile(r"(?P<thing>(?!for |to )[^,;:()]{2,60}?) (?:to [a-z]{3,} |for ).{8,}")
 ON_VERBS = ("depend", "rely", "focus", "run", "work", "build", "agree", "insist")
 WEAK_VERBS = word_set("en_weak_verbs")
 STATE_VERBS = word_set("en_state_verbs")
@@ -165,7 +170,7 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
     while match := OPENING.match(text):
         text = text[match.end() :]
         text = text[:1].upper() + text[1:]
-    if subject and (pronoun := re.match(r"(?:It|They|This|These|He|She) (?=[a-z])", text)):
+    if subject and (pronoun := POINTING_SUBJECT.match(text)):
         text = f"{subject[:1].upper()}{subject[1:]} {text[pronoun.end() :]}"
     found: list[Ask] = []
     length = len(sentence.split())
@@ -190,6 +195,10 @@ def acceptable(ask: Ask, sentence: str) -> bool:
     """Whether a question can be read alone, and asks for something that it does not say itself."""
     shown = re.sub(r"`[^`]*`", "x", ask.topic)
     if DANGLING.search(shown) or len(ask.topic.split()) > 24 or ask.topic.count("(") != ask.topic.count(")"):
+        return False
+    if re.search(r"\b(?:below|above) listed\b|\b[Mm]ore (?:information|details)\b|\bgiven\b", shown):
+        return False
+    if re.search(r"\b(?:or|and)\W*$", shown):
         return False
     if re.search(r"\b(?:called|named|known|by \w+ing)\W*$| but |;", shown):
         return False
@@ -416,7 +425,9 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     if not words:
         return
     verb, first = clause.verb.lower(), words[0].lower().strip('`"“')
-    if verb in ("cost", "weigh") and re.match(r"[\d$€£]|EUR|USD|about|up|at", rest):
+    if verb == "use" and (match := USE.fullmatch(clause.rest)) and not HANGING.match(match["thing"]):
+        yield direct("What", clause, join(match["thing"], "for", where))
+    elif verb in ("cost", "weigh") and re.match(r"[\d$€£]|EUR|USD|about|up|at", rest):
         yield direct("How much", clause, where)
     elif verb in ("last", "take") and re.search(rf"{NUMBER} {UNITS}", rest):
         yield direct("How long", clause, where)
@@ -435,7 +446,7 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
             yield direct("What", clause, where)
     elif first in ("on", "to", "with", "from", "of", "for") and len(words) > 1 and words[1].lower() not in BASE:
         if clause.kind != "command" and clause.subject not in PRONOUNS:
-            if first != "on" or verb in ON_VERBS:
+            if (first != "on" or verb in ON_VERBS) and " that " not in rest:
                 yield direct("What", clause, join(first, where))
     elif first in ("in", "at", "into", "inside") and len(words) > 1:
         if verb in PLACED_VERBS:
@@ -476,12 +487,18 @@ def passive_forms(clause: Clause, participle: str, words: list[str], where: str)
 def object_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     """Yield the question for the object of a verb, with what follows the object as its context."""
     verb = clause.verb.lower()
-    obj, tail = split_object(rest)
+    obj, tail = split_object(re.split(r",? so (?:you|we|that|it|they|the)\b", rest)[0])
+    if tail and tail.split()[-1].lower() in PREPOSITIONS:
+        return
+    if clause.kind == "command" and len(content_words(obj)) < 2 and not re.search(r"[`\dA-Z]", obj):
+        return
     if not obj or not noun_start(obj) or re.match(r"\w+ \d", obj) or verb in WEAK_VERBS or first_word(obj) in GERUNDS:
+        return
+    if first_word(clause.subject) in GERUNDS and verb == "use":
         return
     if (
         obj.split()[-1].lower() in (*PREPOSITIONS, "such")
-        or first_word(obj) in PERSONS
+        or first_word(obj) in (*PERSONS, "to")
         or (len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE)
     ):
         return

@@ -115,7 +115,7 @@ def is_sound(fact: Fact, language: str) -> bool:
     if not standing.is_whole(fact.answer, language):
         return False
     first = sentences.sentences(fact.answer)[0]
-    additions = fact.rule in ("statement", "section", "named", "bare") and not standing.NOT_ONLY.search(first)
+    additions = fact.rule in ("statement", "section") and not standing.NOT_ONLY.search(first)
     if additions and standing.ADDS.search(first):
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
@@ -144,6 +144,12 @@ def section_answer(section: Section, opening: str, language: str) -> str:
     return " ".join(taken) or opening
 
 
+def shares_word(topic: str, sentence: str) -> bool:
+    """Whether a sentence has a word of its heading, whatever its ending."""
+    words = {word[:5] for word in re.findall(r"\w{4,}", sentence.lower())}
+    return any(word[:5] in words for word in re.findall(r"\w{4,}", topic.lower()))
+
+
 def section_facts(section: Section, topic: str, title: str, language: str, reader: Reader) -> Iterator[Fact]:
     # A long place would be most of the question, and questions about neighbours would pass for copies of each other.
     named = topic and topic != title and not BARE.fullmatch(topic)
@@ -163,15 +169,16 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         opening = None
     statements = list(reader.read(section, topic))
     specific = {statement.answer for statement in statements if statement.rule != "statement"}
-    about_topic = opening is not None and language in ASKERS
-    if opening and (about_topic or not any(answer.startswith(opening) for answer in specific)):
+    if opening:
         if not topic or topic.lower() == title.lower():
             subject = grammar.definition_subject(opening, title) if language == ENGLISH else None
             if subject:
                 yield Fact("definition", subject, title, opening, 0)
         elif named and not question:
             whole = section_answer(section, opening, language) if language in ASKERS else opening
-            yield Fact("section", topic, title, whole, 1)
+            longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
+            if not longest or len(whole) > longest or (language in ASKERS and shares_word(topic, opening)):
+                yield Fact("section", topic, title, whole, 1)
     yield from item_facts(section, where, language)
     yield from row_facts(section, where, language)
     defined = bool(opening) and language == ENGLISH and grammar.definition_subject(opening or "", title) is not None

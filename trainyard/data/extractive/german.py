@@ -34,7 +34,7 @@ IDIOM = re.compile(
     r"(?:Zur Zeit|Am besten|Im Folgenden|Im Allgemeinen|In der Regel|Zum Beispiel|Nach wie vor|Im Grunde|Im Moment|"
     r"Vor allem|Im Prinzip|Am Ende|Zum Schluss|Im Beispiel|Nach dem|In Zukunft|Zum einen|Zum anderen|Mit Hilfe|"
     r"I[mn] (?:Kapitel|Abschnitt)|"
-    r"Mithilfe|Im Gegensatz|Im Unterschied|In diese[rmn]?|Mit diese[rmn]?|Nach diese[rmn]?|Nach Betätigen)\b"
+    r"Mithilfe|Mit Blick|In (?:den meisten|vielen|einigen|manchen) Fällen|Im Ernstfall|Im Gegensatz|Im Unterschied|In diese[rmn]?|Mit diese[rmn]?|Nach diese[rmn]?|Nach Betätigen)\b"
 )
 """Beginnings that say nothing of what a sentence is about."""
 UNITS = r"(?:Sekunden?|Minuten?|Stunden?|Tage?n?|Werktage?n?|Arbeitstage?n?|Wochen?|Monate?n?|Jahre?n?|Kalendertage?n?)"

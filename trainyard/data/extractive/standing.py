@@ -10,13 +10,13 @@ from trainyard.data.language import ENGLISH, GERMAN
 STEM = 5
 LEANS = {
     ENGLISH: re.compile(
-        r"^(?:besides|another|as an alternative|alternatively|instead|notable examples|(?:good )?examples (?:are|include)|"
+        r"^(?:besides|there are (?:some|several|many|a (?:few|number|couple)|two|three|four|five|various) \w+|to do (?:this|so|that)|another|as an alternative|alternatively|instead|notable examples|(?:good )?examples (?:are|include)|"
         r"(?:the|an?) (?:last|first|second|third|other|next|same|final) (?!time|name|version|day|week|month|step)\w+ (?:is|are|was|can|should|will)\b|"
         r"(?:\w+, )?(?:that|this|these|those) \w+|also|additionally|again|finally|lastly|second(?:ly)?|third(?:ly)?|next|then|"
         r"unlike (?:this|that|the above)|(?:the|these|those) (?:first|last|other|same|above|former|latter) (?:two|three|one|options?)|"
         r"(?:my|our) (?:\w+ )?(?:recommendation|suggestion|advice|approach|answer|goal|aim|example|solution)|"
         r"(?:in|for|with|at|on|by|after|before|from|because of|due to|given|as) (?:this|that|these|those|such|all (?:this|that|of))|"
-        r"(?:the|this|that|these|those|such) (?:reason|idea|result|answer|solution|alternative|exception|difference|first|second|third|latter|former)\b|"
+        r"(?:the|this|that|these|those|such) (?:reason|idea|result|answer|solution|alternative|exception|difference|latter|former)\b|"
         r"(?:either|neither|both|each|none|some|most|many|all) of (?:these|those|them|this)|"
         r"(?:he|she|it|they|this|these|those|its|their|his|her)\b)"
         r"|\b(?:first|last|previous|other|above|remaining) (?:two|three|four) \w+"
@@ -36,9 +36,9 @@ LEANS = {
         r"eine? (?:weitere|andere)\w*|auch (?:hier|dort|dies\w*|das|wenn|dann|in|bei|für)|unabhängig (?:davon|hiervon)|ebenso|ebenfalls|dennoch|trotzdem|"
         r"dagegen|deswegen|darüber|davon|darunter|darin|daraus|daran|darauf|anschließend|abschließend|schließlich|danach|vorher|"
         r"zuvor|zusätzlich|weiterhin|weitere\w*|ferner|letztere\w*|erstere\w*|ansonsten|stattdessen|beide\w*|andere\w*|"
-        r"(?:bei|mit|für|von|in|an|auf|aus|nach|zu) (?:dies\w*|denen|dem|der|den|ihm|ihr|ihnen) |"
+        r"(?:bei|mit|für|von|in|an|auf|aus|nach|zu) (?:dies\w*|denen|ihm|ihr|ihnen) |"
         r"(?:bei|mit|für|von|in|an|auf|aus) (?:denen|dies\w*)\b|unser\w* (?:Empfehlung|Tipp|Ziel|Vorschlag)|"
-        r"(?:er|es|ihre?|sein\w*|das|dies\w*|dort|hier\w*|daher|deshalb|damit|dabei|dafür|dazu|so|wie schon|wie bereits|wie oben)\b)"
+        r"(?:er|ihre?|sein\w*|das|dies\w*|dort|hier\w*|daher|deshalb|damit|dabei|dafür|dazu|so|wie schon|wie bereits|wie oben)\b)"
         r"|\bdies(?:e[rsmn]?|es)? (?:Situation|Problem\w*|Fall|Fälle\w*|Schritt\w*|Beispiel\w*|Stelle|Zweck|Grund|Weise|Art|"
         r"Möglichkeit\w*|Methode\w*|Befehl\w*)\b|\b(?:vorher|dort|zuvor|oben|hier|eben|gerade) \w+(?:t|en)e[nmrs]?\b"
         r"|\b(?:dennoch|trotzdem|hier)\b|^(?!wenn|falls|sofern|sobald|um)[^,;:]*\b(?:diese[rsmn]?|solche[rsmn]?|dieser)\b"
@@ -61,8 +61,12 @@ EXAMPLE = re.compile(
 """What begins an example of several sentences, or points to a later part."""
 ADDS = re.compile(r"\b(?:also|too|auch|ebenfalls)\b")
 """What makes a sentence an addition to those before it."""
+SHE_IT = re.compile(
+    r"^(?!Wenn|Falls|Sofern|Sobald|Um|Wer|Bevor)[^,;:]*\b(?:sie|ihnen|ihn|ihm|dies|denen|deren|dessen)\b"
+)
+"""A German pronoun in the first part of a sentence."""
 CUT = re.compile(
-    r"(?:^|\W)(?:or|and|the|an?|of|with|for|to|from|by|und|oder|sowie|der|die|das|den|dem|von|mit|für|zu[rm]?|e\.g|z\.\s?B)\W*[.:]$"
+    r"(?:^|\W)(?:or|and|the|an?|und|oder|sowie|der|die|das|den|dem|von|mit|für|zu[rm]?|e\.g|z\.\s?B)\W*[.:]$|:\s*\d+\.$"
 )
 NOT_ONLY = re.compile(r"\b(?:not (?:only|just)|nicht nur)\b", re.I)
 HALF = (
@@ -91,6 +95,8 @@ def leans(sentence: str, language: str) -> bool:
         return True
     if language == GERMAN and re.match(r"Sie ", text) and not FORMAL.match(text):
         return True
+    if language == GERMAN and SHE_IT.search(text):
+        return True
     pattern = LEANS.get(language)
     return bool(pattern and pattern.search(re.sub(r"`[^`]*`", "x", text)))
 
@@ -106,8 +112,10 @@ def is_fresh(answer: str, question: str, least: int) -> bool:
     fresh = {stem for stem in said if stem not in known}
     if len(fresh) >= least or (len(fresh) > 1 and len(fresh) * 2 > len(said)):
         return True
+    if re.match(r"(?:Which|Who) ", question) and fresh:
+        return True
     marks = re.findall(r"`[^`]+`|\w*\d[\w.,]*|\w+://\S+|(?<=\w )[A-Z][\w-]*[A-Z]\w*", answer)
-    return any(stems(mark) - known for mark in marks)
+    return any(mark.lower() not in question.lower() for mark in marks)
 
 
 def is_whole(answer: str, language: str) -> bool:

@@ -87,6 +87,8 @@ CONNECTIVE = re.compile(
 ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
 PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (?:[A-Z][\w-]+)(?: [A-Z][\w-]+)*)?")
 TIME_OR_PATH = re.compile(rf"^(?:{english.DAYS}|{english.MONTHS}|I)\b|[>→/]")
+GERUND_OF = {verb: gerund for gerund, verb in lexicon.GERUNDS.items()}
+LONGEST_OBJECT = 6
 ADJECTIVES = ("al", "ive", "able", "ible", "ful", "less", "ous", "ic")
 
 GENERIC = word_set("en_generic")
@@ -285,7 +287,7 @@ class Reader:
         With `besides`, a question of the same sentence, the phrase has other words than it.
         """
         taken = set(CONTENT[self.language](besides or ""))
-        place = standing.stems(f"{self.title} {topic}")
+        known = standing.stems(f"{self.title} {topic}")
         pointer = POINTERS.get(self.language)
         for phrase, most in self.phrases(sentence):
             plain = phrase.lower()
@@ -294,12 +296,18 @@ class Reader:
                 continue
             bare = phrase
             if self.language == ENGLISH and len(content) > 1 and content[0] not in english.POINTING_ADJECTIVES:
-                bare = re.sub(r"^(?:the|all|each) ", "", phrase)
+                bare = re.sub(r"\b(?:the|all|each) ", "", phrase)
             if pointer and pointer.search(re.sub(r"`[^`]*`", "", bare)):
                 continue
             if re.search(r"[\"“”„()\[\]<>|={}]", phrase.strip("`")) or phrase.count("`") % 2 or only_refers(phrase):
                 continue
-            if any(word in clauses.DETERMINERS for word in phrase.split()[1:]):
+            words = phrase.split()
+            if any(
+                word in clauses.DETERMINERS
+                and words[place] not in clauses.PREPOSITIONS
+                and words[place] not in (*lexicon.GERUNDS, "of")
+                for place, word in enumerate(words[1:])
+            ):
                 continue
             if self.language == ENGLISH and len(content) < 3 and content[0] in english.POINTING_ADJECTIVES:
                 continue
@@ -308,7 +316,7 @@ class Reader:
             if topic and num_words(f"{self.title} {topic}") <= PLACE_WORDS and texts <= most * IN_SECTION:
                 texts = sum(f" {shown} " in f" {text} " for text in self.section_sentences)
                 most -= 1
-            if not shown or texts > most or not standing.stems(phrase) - place:
+            if not shown or texts > most or not standing.stems(phrase) - known:
                 continue
             self.used_phrases.add((topic, plain))
             return phrase
@@ -330,7 +338,12 @@ class Reader:
                 yield subject.split()[-1], SUBJECT_SENTENCES
         yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
         words = re.finditer(r"(?<![\w„\"-])[A-ZÄÖÜ][\w-]+(?!\w)(?![-*:]\w)", sentences.outside_code(sentence))
-        names = [match[0] for match in words if match.start()]
+        names = [
+            match[0]
+            for match in words
+            if match.start()
+            and not (match[0].endswith("s") and re.search(r"\b\w*es (?:\w+n )?$", sentence[: match.start()]))
+        ]
         for name in sorted(names, key=len, reverse=True):
             if ABSTRACT_DE.fullmatch(name):
                 continue
@@ -341,19 +354,23 @@ class Reader:
         clause = clauses.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
         if clause and clause.subject.lower() not in clauses.PRONOUNS and clause.kind != "command":
             words = clause.subject.split()
-            vague = english.VAGUE_SUBJECT.search(clause.subject) or words[0].lower() in ("a", "an")
+            vague = english.VAGUE_SUBJECT.search(clause.subject) or not re.match(r"[\w`]", clause.subject)
             content = english.content_words(clause.subject)
             name = NAME.fullmatch(clause.subject) or (
                 len(content) > 1 or (content and len(content[0]) >= LEAST_LETTERS)
             )
+            vague = vague or (len(words) == 1 and words[0].lower() in lexicon.BASE)
             if not vague and name and words[-1].lower().removesuffix("s") not in GENERIC:
                 yield clause.subject, SUBJECT_SENTENCES
+        if clause and (doing := doing_of(clause)):
+            yield doing, SUBJECT_SENTENCES
         yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
         for match in PHRASE_EN.finditer(sentence):
             name = match[0].rstrip(".")
             if TIME_OR_PATH.search(f"{name}{sentence[match.end() : match.end() + 3]}"):
                 continue
-            if self.is_whole_name(match, sentence) and " and " not in name and (" " in name or len(name) > 3):
+            known = " " in name or re.search(r"\w[A-Z\d]", name)
+            if known and len(name) > 2 and self.is_whole_name(match, sentence) and " and " not in name:
                 yield name, NAME_SENTENCES
         if clause and clause.kind != "be" and clause.verb != "be":
             obj, _ = clauses.split_object(clauses.cut(clause.rest))
@@ -469,6 +486,23 @@ class Reader:
             step = ORDER[self.language].format(number=block.number)
             if num_words(text) <= MOST_ANSWER_WORDS:
                 yield Statement("step", step, ended(text), 1, context="")
+
+
+def doing_of(clause: clauses.Clause) -> str:
+    """Return "using a proxy" of "You can use a proxy …"; empty where there is no such phrase."""
+    advises = clause.kind == "command" or (clause.subject.lower() in ("you", "we") and clause.kind in ("modal", "verb"))
+    verb = clause.verb.lower()
+    if not advises or clause.negative or verb not in GERUND_OF or verb in english.WEAK_VERBS:
+        return ""
+    obj, _ = clauses.split_object(clauses.cut(clause.rest))
+    words = obj.split()
+    if not 1 <= len(words) <= LONGEST_OBJECT or not clauses.noun_start(obj) or words[0].lower() in english.PERSONS:
+        return ""
+    if len(english.content_words(obj)) < 2 and not re.search(r"[`A-Z]", obj):
+        return ""
+    if words[-1].lower() in (*clauses.PREPOSITIONS, *clauses.DETERMINERS, "and", "or", "to") or "to" in words:
+        return ""
+    return f"{GERUND_OF[verb]} {obj}"
 
 
 def code_spans(sentence: str) -> list[str]:
