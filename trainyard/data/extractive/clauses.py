@@ -50,6 +50,8 @@ def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
     """Cut a sentence at its verb; None where that is not certain."""
     words = [] if "not only" in text else text.split()
     first = words[0].lower() if words else ""
+    if first in AUXILIARIES:
+        return None
     if first and not re.match(r"[\w`\"'“‘<$.(]", first):
         return None
     if (
@@ -243,6 +245,7 @@ def decapitalise(text: str, vocabulary: Collection[str]) -> str:
         or lower in GERUNDS
         or lower in DETERMINERS
         or lower in PREPOSITIONS
+        or (len(text.split()) > 1 and lower.endswith(("ed", "able", "ible", "ive", "ous")))
         or lower
         in ("we", "you", "everyone", "nobody", "anyone", "further", "additional", "certain", "various", "multiple")
     )

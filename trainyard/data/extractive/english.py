@@ -299,7 +299,9 @@ def cause_forms(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
 
 def conditions(text: str) -> Iterator[Ask]:
     match = CONDITION.fullmatch(text) or CONDITION_LAST.fullmatch(text)
-    if match and re.match(r"\w+ (?:and|or|so|not|however|possible|necessary|needed)\b", match["clause"]):
+    if match and re.match(
+        r"\w+ (?:and|or|so|not|however|possible|necessary|needed)\b|.* (?:one|so|it|them|that)$", match["clause"]
+    ):
         return
     if match is None or HANGING.match(match["clause"]) or len(match["main"].split()) < 3:
         return
@@ -431,7 +433,7 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         yield direct("How much", clause, where)
     elif verb in ("last", "take") and re.search(rf"{NUMBER} {UNITS}", rest):
         yield direct("How long", clause, where)
-    elif verb in INTENDING_VERBS and first == "to" and len(words) > 2:
+    elif verb in INTENDING_VERBS and clause.kind != "command" and first == "to" and len(words) > 2:
         yield from infinitive_forms(clause, words, where)
     elif clause.kind == "modal" and verb == "be":
         if len(words) > 1 and (first in PARTICIPLES or first.endswith("ed")):

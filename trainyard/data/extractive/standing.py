@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from trainyard.data.extractive import sentences
+from trainyard.data.extractive.lexicon import word_set
 from trainyard.data.language import ENGLISH, GERMAN
 
 STEM = 5
@@ -77,15 +78,7 @@ HALF = (
 )
 """First half of a statement, and how its second half begins."""
 MARKUP = re.compile(r"\{\{|\}\}|\{%|%\}|</?\w+>|\[\[|\]\]|@(?:sec|fig|tbl|eq)-")
-FUNCTION_WORDS = frozenset(
-    "a an the and or but of to in on at for with by from as is are was were be been being it its this that these those "
-    "you your we our us i my me they their them he she his her do does did can could may might must should shall will "
-    "would has have had not no if when then than so such there here what which who how why where about into any all "
-    "also only just more most some use used using see make made get der die das den dem des ein eine einen einem einer "
-    "eines und oder aber von vom zu zum zur in im an am auf aus bei beim mit für nach über unter vor durch ist sind war "
-    "wird werden wurde wurden hat haben kann können muss müssen soll sollte nicht kein keine wenn falls um als auch nur "
-    "noch was wie wo wer sich es sie er wir ihr ihre ihren man dass sowie".split()
-)
+FUNCTION_WORDS = word_set("function_words")
 
 
 def leans(sentence: str, language: str) -> bool:

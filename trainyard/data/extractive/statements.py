@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations, groupby
+from itertools import groupby
 
 from trainyard.data.extractive import clauses, english, german, lexicon, sentences, standing
 from trainyard.data.extractive.cleaning import only_refers
@@ -28,7 +28,7 @@ LEAST_LETTERS = 6
 NAME = re.compile(r"`[^`]+`|[A-Z][A-Z0-9.]+|[A-Z][a-z]+[A-Z]\w*")
 """A short phrase that is a name all the same."""
 GENERIC_DE = word_set("en_generic_de")
-COMPOUND = 12
+COMPOUND = 14
 """Letters of a German compound that says enough alone."""
 ABSTRACT_DE = re.compile(
     r"(?:Unter|Ver|Vor|Be|Ent|Er|Über|Aus|An|Ein|Ab|Zu|Um|Auf|Her|Heraus|Zusammen|Mit)[a-zäöüß]{3,12}(?:ung|ungen|heit|keit|keiten)"
@@ -89,6 +89,8 @@ PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (
 TIME_OR_PATH = re.compile(rf"^(?:{english.DAYS}|{english.MONTHS}|I)\b|[>→/]")
 GERUND_OF = {verb: gerund for gerund, verb in lexicon.GERUNDS.items()}
 LONGEST_OBJECT = 6
+TWO_TOPICS = 14
+"""Words of a sentence that two questions may name a topic of."""
 ADJECTIVES = ("al", "ive", "able", "ible", "ful", "less", "ous", "ic")
 
 GENERIC = word_set("en_generic")
@@ -269,10 +271,14 @@ class Reader:
             return
         if count == 1 and DEICTIC[self.language].search(sentence):
             return
-        if not asks or len(sentence.split()) >= english.TWO_FACTS:
-            besides = " ".join(ask.topic for ask in asks)
+        length = len(sentence.split())
+        besides = " ".join(ask.topic for ask in asks)
+        if sentence[:1].islower() or (asks and length < english.TWO_FACTS):
+            return
+        for _ in range(2 if length >= TWO_TOPICS and len(asks) < 2 else 1):
             if phrase := self.phrase_of(sentence, topic, besides=besides or None):
                 yield Statement("statement", phrase, answer, 2, sentences=count)
+                besides = f"{besides} {phrase}"
 
     def is_vague(self, ask: Ask) -> bool:
         """Whether a question needs the name of its page."""
@@ -334,7 +340,7 @@ class Reader:
             if re.fullmatch(r"[A-ZÄÖÜ][\w-]{3,}(?: (?:de[rs]|von|für) [A-ZÄÖÜ][\w-]+)?", subject):
                 if is_german_topic(subject.split()[0], least=LEAST_LETTERS) or " " in subject:
                     yield subject, SUBJECT_SENTENCES
-            elif is_german_topic(subject.split()[-1], least=LEAST_LETTERS + 2):
+            elif is_german_topic(subject.split()[-1], least=COMPOUND):
                 yield subject.split()[-1], SUBJECT_SENTENCES
         yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
         words = re.finditer(r"(?<![\w„\"-])[A-ZÄÖÜ][\w-]+(?!\w)(?![-*:]\w)", sentences.outside_code(sentence))
@@ -342,6 +348,7 @@ class Reader:
             match[0]
             for match in words
             if match.start()
+            and not re.search(r"(?:,|\b(?:und|oder|sowie|bzw\.))(?: \w+en)? $", sentence[: match.start()])
             and not (match[0].endswith("s") and re.search(r"\b\w*es (?:\w+n )?$", sentence[: match.start()]))
         ]
         for name in sorted(names, key=len, reverse=True):
@@ -359,6 +366,7 @@ class Reader:
             name = NAME.fullmatch(clause.subject) or (
                 len(content) > 1 or (content and len(content[0]) >= LEAST_LETTERS)
             )
+            vague = vague or (len(content) == 1 and words[-1].lower() in english.PERSON_NOUNS)
             vague = vague or (len(words) == 1 and words[0].lower() in lexicon.BASE)
             if not vague and name and words[-1].lower().removesuffix("s") not in GENERIC:
                 yield clause.subject, SUBJECT_SENTENCES
