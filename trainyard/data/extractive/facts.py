@@ -26,6 +26,12 @@ QUESTION_SENTENCES = 3
 """Sentences that may answer a heading that asks."""
 LEAST_FRESH, MOST_FRESH = 2, 3
 """Words of an answer that its question does not have; more where the question only names a topic."""
+MEASURE = re.compile(
+    r"\d[\d.,:/–-]*(?: ?(?:%|min\w*|stund\w*|hours?|days?|tage?n?|sek\w*|sec\w*|weeks?|wochen?|months?|monate?n?|"
+    r"years?|jahre?n?|uhr|am|pm|[A-Z]?[a-zä]{2,8}\.?(?: \d{4})?))?",
+    re.I,
+)
+"""A number, a duration or a date."""
 LAST_RESORT = 9
 """Worth of a question that asks what a page is about."""
 TERM_WORDS = 6
@@ -264,7 +270,7 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
 
 def is_name(key: str) -> bool:
     """Whether the first cell of a row names something: no number, date or duration, no damaged key."""
-    if not re.match(r"[`\"“„]?[\w$.@-]", key) or standing.MARKUP.search(key) or re.match(r"\d", key):
+    if not re.match(r"[`\"“„]?[\w$.@-]", key) or standing.MARKUP.search(key) or MEASURE.fullmatch(key):
         return False
     return bool(re.search(r"[^\W\d_]{2}", re.sub(r"\w*\d\w*", "", key)))
 

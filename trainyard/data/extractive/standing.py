@@ -63,11 +63,11 @@ EXAMPLE = re.compile(
 ADDS = re.compile(r"\b(?:also|too|auch|ebenfalls)\b")
 """What makes a sentence an addition to those before it."""
 SHE_IT = re.compile(
-    r"^(?!Wenn|Falls|Sofern|Sobald|Um|Wer|Bevor)[^,;:]*\b(?:sie|ihnen|ihn|ihm|dies|denen|deren|dessen)\b"
+    r"^(?!Wenn|Falls|Sofern|Sobald|Um|Wer|Bevor)[^,;:]*\b(?:sie|ihnen|ihn|ihm|dies|denen|deren|dessen|hier(?:bei|zu|für|mit|von))\b"
 )
 """A German pronoun in the first part of a sentence."""
 CUT = re.compile(
-    r"(?:^|\W)(?:or|and|the|an?|und|oder|sowie|der|die|das|den|dem|von|mit|für|zu[rm]?|e\.g|z\.\s?B)\W*[.:]$|:\s*\d+\.$"
+    r"(?:^|\W)(?:or|and|the|an?|und|oder|sowie|der|die|das|den|dem|von|mit|für|zu[rm]?|e\.g|z\.\s?B)\W*[.:]$"
 )
 NOT_ONLY = re.compile(r"\b(?:not (?:only|just)|nicht nur)\b", re.I)
 HALF = (
@@ -113,7 +113,7 @@ def is_fresh(answer: str, question: str, least: int) -> bool:
 
 def is_whole(answer: str, language: str) -> bool:
     """Whether an answer is not cut, has no markup and begins like a text of its own."""
-    if CUT.search(answer) or MARKUP.search(sentences.outside_code(answer)):
+    if re.search(r":\s*\d+\.$", answer) or CUT.search(answer) or MARKUP.search(sentences.outside_code(answer)):
         return False
     first, *others = sentences.sentences(answer)[:6] or [""]
     if leans(first, language):

@@ -348,7 +348,9 @@ class Reader:
             match[0]
             for match in words
             if match.start()
-            and not re.search(r"(?:,|\b(?:und|oder|sowie|bzw\.))(?: \w+en)? $", sentence[: match.start()])
+            and not re.search(
+                r"(?:,|\b(?:und|oder|sowie|bzw\.|[Nn]eben|[Ss]tatt|[Oo]hne))(?: \w+en)? $", sentence[: match.start()]
+            )
             and not (match[0].endswith("s") and re.search(r"\b\w*es (?:\w+n )?$", sentence[: match.start()]))
         ]
         for name in sorted(names, key=len, reverse=True):
