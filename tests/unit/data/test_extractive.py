@@ -100,7 +100,7 @@ def test_markdown_gives_headings_questions_items_and_tables() -> None:
         "Rows": "Rows: what the validator reads from the node above it.",
         "role": "`role`: what the adapter is for.",
         "slot": "slot: the right to use the training device.",
-        "the training chain": "The training chain has six kinds of nodes, and each does one thing.",
+        "Which chain has six kinds of nodes?": "The training chain has six kinds of nodes, and each does one thing.",
     }
 
 
@@ -108,11 +108,11 @@ def test_the_question_names_the_document_and_where_a_term_stands() -> None:
     assert ("section", "The validator", "Nodes") in rules(MANUAL)
     assert ("question", "What does a gate decide?", "Nodes") in rules(MANUAL)
     assert ("term", "quarantine", "Nodes: The validator") in rules(MANUAL)
-    assert ("statement", "the training chain", "Nodes") in rules(MANUAL)
+    assert ("bare", "Which chain has six kinds of nodes?", "Nodes") in rules(MANUAL)
 
 
-def test_questions_of_headings_come_first_then_terms_then_what_a_sentence_is_about() -> None:
-    assert [fact.worth for fact in extract(document(MANUAL), QA)] == sorted([0, 1, 1, 1, 1, 1, 1, 1, 3])
+def test_questions_of_headings_come_first_then_terms() -> None:
+    assert [fact.worth for fact in extract(document(MANUAL), QA)] == sorted([0, 1, 1, 1, 1, 1, 1, 1, 1])
 
 
 def test_what_a_page_is_about_is_asked_only_where_there_is_nothing_else() -> None:
@@ -135,7 +135,7 @@ def test_a_definition_inside_a_paragraph_is_found() -> None:
     assert found["What is a reference?"].startswith(
         "A reference is the address, digest, kind and size of a finished result."
     )
-    assert set(found) == {"What are Nodes linked to?", "What is a reference?"}
+    assert set(found) == {"Kinds", "What are Nodes linked to?", "What is a reference?"}
 
 
 def test_a_sentence_that_an_answer_already_holds_is_not_taken_again() -> None:
@@ -283,6 +283,7 @@ def test_plain_text_has_headings_paragraphs_and_items() -> None:
         "What should you store in a dry box with a lid that closes?": (
             "Store every tool in a dry box with a lid that closes."
         ),
+        "storing every tool": "Store every tool in a dry box with a lid that closes.",
         "oil": "oil: keeps the metal parts from rusting.",
         "cloth": "cloth: removes dust and dirt from it.",
     }

@@ -50,7 +50,11 @@ def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
     """Cut a sentence at its verb; None where that is not certain."""
     words = [] if "not only" in text else text.split()
     first = words[0].lower() if words else ""
-    if first in AUXILIARIES or not re.match(r"[\w`\"'“‘<$.(]", first):
+    if (
+        first in AUXILIARIES
+        or (first in THIRD and first not in AMBIGUOUS and words[1:] and words[1].lower() not in AUXILIARIES)
+        or not re.match(r"[\w`\"'“‘<$.(]", first)
+    ):
         return None
     if (
         first in BASE

@@ -96,7 +96,8 @@ HANGING = re.compile(
     re.I,
 )
 DANGLING = re.compile(
-    r"\b(?:this|these|those|them|such|the above|above(?! \w)|below(?! \w)|below in|above in|here|latter|former|following|it|they|its|"
+    r"\b(?:this|these|those|them|such|the above|above(?! \w)|below(?! \w)|below in|above in|here|latter|"
+    r"former|following|it|they|its|"
     r"their)\b",
     re.I,
 )

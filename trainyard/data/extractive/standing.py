@@ -11,47 +11,69 @@ from trainyard.data.language import ENGLISH, GERMAN
 STEM = 5
 LEANS = {
     ENGLISH: re.compile(
-        r"^(?:besides|there are (?:some|several|many|a (?:few|number|couple)|two|three|four|five|various) \w+|to do (?:this|so|that)|another|as an alternative|alternatively|instead|notable examples|(?:good )?examples (?:are|include)|"
-        r"(?:the|an?) (?:last|first|second|third|other|next|same|final) (?!time|name|version|day|week|month|step)\w+ (?:is|are|was|can|should|will)\b|"
-        r"(?:\w+, )?(?:that|this|these|those) \w+|also|additionally|again|finally|lastly|second(?:ly)?|third(?:ly)?|next|then|"
-        r"unlike (?:this|that|the above)|(?:the|these|those) (?:first|last|other|same|above|former|latter) (?:two|three|one|options?)|"
+        r"^(?:besides|there are (?:some|several|many|a (?:few|number|couple)|two|three|four|five|various) \w+|"
+        r"to do (?:this|so|that)|another|as an alternative|alternatively|instead|notable examples|"
+        r"(?:good )?examples (?:are|include)|"
+        r"(?:the|an?) (?:last|first|second|third|other|next|same|final) (?!time|name|version|day|week|month|"
+        r"step)\w+ (?:is|are|was|can|should|will)\b|"
+        r"(?:\w+, )?(?:that|this|these|those) \w+|also|additionally|again|finally|lastly|second(?:ly)?|"
+        r"third(?:ly)?|next|then|"
+        r"unlike (?:this|that|the above)|(?:the|these|those) (?:first|last|other|same|above|former|"
+        r"latter) (?:two|three|one|options?)|"
         r"(?:my|our) (?:\w+ )?(?:recommendation|suggestion|advice|approach|answer|goal|aim|example|solution)|"
-        r"(?:in|for|with|at|on|by|after|before|from|because of|due to|given|as) (?:this|that|these|those|such|all (?:this|that|of))|"
-        r"(?:the|this|that|these|those|such) (?:reason|idea|result|answer|solution|alternative|exception|difference|latter|former)\b|"
+        r"(?:in|for|with|at|on|by|after|before|from|because of|due to|given|as) (?:this|that|these|those|such|"
+        r"all (?:this|that|of))|"
+        r"(?:the|this|that|these|those|such) (?:reason|idea|result|answer|solution|alternative|exception|"
+        r"difference|latter|former)\b|"
         r"(?:either|neither|both|each|none|some|most|many|all) of (?:these|those|them|this)|"
         r"(?:he|she|it|they|this|these|those|its|their|his|her)\b)"
         r"|\b(?:first|last|previous|other|above|remaining) (?:two|three|four) \w+"
-        r"|\b(?:for|of|with|about|against|by|from|in|on|to|like|than|before|after|without) (?:this|these|those)(?=[\s]*[.,;:!)]|$)"
-        r"|\b(?:next|following|later|upcoming|previous|earlier|preceding) (?:chapters?|sections?|pages?|steps?|paragraphs?|examples?)\b"
-        r"|\b(?:as|we) (?:already )?(?:explained|described|mentioned|discussed|noted|seen|outlined|stated|saw)\b(?! (?:in|by) )"
-        r"|\b(?:mentioned|described|discussed|listed|shown|defined|given|created|outlined) (?:above|below|earlier|previously|here)\b"
-        r"|\b(?:let['’]s|let us) (?:say|assume|suppose|look|see|imagine|try)\b|\bin this (?:case|example|situation|way)\b(?<!^)"
+        r"|\b(?:for|of|with|about|against|by|from|in|on|to|like|than|before|after|without) (?:this|these|"
+        r"those)(?=[\s]*[.,;:!)]|$)"
+        r"|\b(?:next|following|later|upcoming|previous|earlier|preceding) (?:chapters?|sections?|pages?|"
+        r"steps?|paragraphs?|examples?)\b"
+        r"|\b(?:as|we) (?:already )?(?:explained|described|mentioned|discussed|noted|seen|outlined|stated|"
+        r"saw)\b(?! (?:in|by) )"
+        r"|\b(?:mentioned|described|discussed|listed|shown|defined|given|created|outlined) (?:above|below|"
+        r"earlier|previously|here)\b"
+        r"|\b(?:let['’]s|let us) (?:say|assume|suppose|look|see|imagine|try)\b|\bin this (?:case|example|"
+        r"situation|way)\b(?<!^)"
         r"|\bthe (?:former|latter)\b|^here\b"
-        r"|^(?!if|when|once|whenever|unless)(?!to |by |in order)[^;:]*\b(?:this|these|those)\b(?! (?:page|guide|document|section|project|handbook|site|"
-        r"website|repository|repo|tutorial|chapter|documentation|policy|directive|module|function|manual|book|playbook|standard)\b)"
+        r"|^(?!if|when|once|whenever|unless)(?!to |by |in order)[^;:]*\b(?:this|these|those)\b(?! (?:page|"
+        r"guide|document|section|project|handbook|site|"
+        r"website|repository|repo|tutorial|chapter|documentation|policy|directive|module|function|manual|book|"
+        r"playbook|standard)\b)"
         r"|\bthis (?:situation|problem|approach|method|step|command|example|behaviou?r|case)\b",
         re.I,
     ),
     GERMAN: re.compile(
-        r"^(?:weiterführend|darüber hinaus|mit ?hilfe|(?:die|das|der) (?:letzte|erste|zweite|dritte|andere|nächste)n? \w+|"
-        r"eine? (?:weitere|andere)\w*|auch (?:hier|dort|dies\w*|das|wenn|dann|in|bei|für)|unabhängig (?:davon|hiervon)|ebenso|ebenfalls|dennoch|trotzdem|"
-        r"dagegen|deswegen|darüber|davon|darunter|darin|daraus|daran|darauf|anschließend|abschließend|schließlich|danach|vorher|"
+        r"^(?:weiterführend|darüber hinaus|mit ?hilfe|(?:die|das|der) (?:letzte|erste|zweite|dritte|andere|"
+        r"nächste)n? \w+|"
+        r"nichtsdestotrotz|zum anderen|andererseits|eine? (?:weitere|andere)\w*|auch (?:hier|dort|dies\w*|das|"
+        r"wenn|dann|in|bei|für)|unabhängig (?:davon|hiervon)|ebenso|ebenfalls|dennoch|trotzdem|"
+        r"dagegen|deswegen|darüber|davon|darunter|darin|daraus|daran|darauf|anschließend|abschließend|"
+        r"schließlich|danach|vorher|"
         r"zuvor|zusätzlich|weiterhin|weitere\w*|ferner|letztere\w*|erstere\w*|ansonsten|stattdessen|beide\w*|andere\w*|"
         r"(?:bei|mit|für|von|in|an|auf|aus|nach|zu) (?:dies\w*|denen|ihm|ihr|ihnen) |"
         r"(?:bei|mit|für|von|in|an|auf|aus) (?:denen|dies\w*)\b|unser\w* (?:Empfehlung|Tipp|Ziel|Vorschlag)|"
-        r"(?:er|ihre?|sein\w*|das|dies\w*|dort|hier\w*|daher|deshalb|damit|dabei|dafür|dazu|so|wie schon|wie bereits|wie oben)\b)"
-        r"|\bdies(?:e[rsmn]?|es)? (?:Situation|Problem\w*|Fall|Fälle\w*|Schritt\w*|Beispiel\w*|Stelle|Zweck|Grund|Weise|Art|"
+        r"(?:er|ihre?|sein\w*|das|dies\w*|dort|hier\w*|daher|deshalb|damit|dabei|dafür|dazu|so|wie schon|"
+        r"wie bereits|wie oben)\b)"
+        r"|\bdies(?:e[rsmn]?|es)? (?:Situation|Problem\w*|Fall|Fälle\w*|Schritt\w*|Beispiel\w*|Stelle|Zweck|"
+        r"Grund|Weise|Art|"
         r"Möglichkeit\w*|Methode\w*|Befehl\w*)\b|\b(?:vorher|dort|zuvor|oben|hier|eben|gerade) \w+(?:t|en)e[nmrs]?\b"
-        r"|\b(?:dennoch|trotzdem|hier)\b|^(?!wenn|falls|sofern|sobald|um)[^,;:]*\b(?:diese[rsmn]?|solche[rsmn]?|dieser)\b"
+        r"|\b(?:dennoch|trotzdem|hier)\b|^(?!wenn|falls|sofern|sobald|um)[^,;:]*\b(?:diese[rsmn]?|"
+        r"solche[rsmn]?|dieser)\b"
         r"(?! (?:Seite|Anleitung|Dokument\w*|Handbuch\w*|Leitfaden\w*|Projekt\w*|Website|Kapitel\w*|Webseite)\b)"
-        r"|\b(?:nächste|folgende|nachfolgende|vorherige|vorige|letzte|obige)[nrsm]? (?:Kapiteln?|Abschnitt\w*|Seiten?|Schritt\w*|Beispiel\w*)\b"
+        r"|\b(?:nächste|folgende|nachfolgende|vorherige|vorige|letzte|obige)[nrsm]? (?:Kapiteln?|Abschnitt\w*|"
+        r"Seiten?|Schritt\w*|Beispiel\w*)\b"
         r"|\bwie (?:schon|bereits|oben|zuvor|vorher|eben)\b",
         re.I,
     ),
 }  # fmt: skip
 """How a sentence shows that it needs the text around it."""
 FORMAL = re.compile(
-    r"^Sie (?:können|müssen|sollten|sollen|dürfen|möchten|benötigen|brauchen|erhalten|finden|sehen|wählen|haben|klicken|"
+    r"^Sie (?:können|müssen|sollten|sollen|dürfen|möchten|benötigen|brauchen|erhalten|finden|sehen|wählen|"
+    r"haben|klicken|"
     r"geben|öffnen|wollen|gelangen|bekommen|legen|tragen|nutzen|verwenden)\b"
 )
 EXAMPLE = re.compile(
@@ -63,7 +85,8 @@ EXAMPLE = re.compile(
 ADDS = re.compile(r"\b(?:also|too|auch|ebenfalls)\b")
 """What makes a sentence an addition to those before it."""
 SHE_IT = re.compile(
-    r"^(?!Wenn|Falls|Sofern|Sobald|Um|Wer|Bevor)[^,;:]*\b(?:sie|ihnen|ihn|ihm|dies|denen|deren|dessen|hier(?:bei|zu|für|mit|von))\b"
+    r"^(?!Wenn|Falls|Sofern|Sobald|Um|Wer|Bevor)[^,;:]*\b(?:sie|ihnen|ihn|ihm|dies|denen|deren|dessen|"
+    r"hier(?:bei|zu|für|mit|von))\b"
 )
 """A German pronoun in the first part of a sentence."""
 CUT = re.compile(

@@ -24,11 +24,11 @@ from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
-LEAST_LETTERS = 6
+LEAST_LETTERS, LEAST_NAME = 6, 5
 NAME = re.compile(r"`[^`]+`|[A-Z][A-Z0-9.]+|[A-Z][a-z]+[A-Z]\w*")
 """A short phrase that is a name all the same."""
 GENERIC_DE = word_set("en_generic_de")
-COMPOUND = 14
+COMPOUND = 12
 """Letters of a German compound that says enough alone."""
 ABSTRACT_DE = re.compile(
     r"(?:Unter|Ver|Vor|Be|Ent|Er|Über|Aus|An|Ein|Ab|Zu|Um|Auf|Her|Heraus|Zusammen|Mit)[a-zäöüß]{3,12}(?:ung|ungen|heit|keit|keiten)"
@@ -89,7 +89,7 @@ PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (
 TIME_OR_PATH = re.compile(rf"^(?:{english.DAYS}|{english.MONTHS}|I)\b|[>→/]")
 GERUND_OF = {verb: gerund for gerund, verb in lexicon.GERUNDS.items()}
 LONGEST_OBJECT = 6
-TWO_TOPICS = 14
+TWO_TOPICS = 10
 """Words of a sentence that two questions may name a topic of."""
 ADJECTIVES = ("al", "ive", "able", "ible", "ful", "less", "ous", "ic")
 
@@ -275,7 +275,7 @@ class Reader:
         besides = " ".join(ask.topic for ask in asks)
         if sentence[:1].islower() or (asks and length < english.TWO_FACTS):
             return
-        for _ in range(2 if length >= TWO_TOPICS and len(asks) < 2 else 1):
+        for _ in range(2 if length >= TWO_TOPICS else 1):
             if phrase := self.phrase_of(sentence, topic, besides=besides or None):
                 yield Statement("statement", phrase, answer, 2, sentences=count)
                 besides = f"{besides} {phrase}"
@@ -379,8 +379,10 @@ class Reader:
             name = match[0].rstrip(".")
             if TIME_OR_PATH.search(f"{name}{sentence[match.end() : match.end() + 3]}"):
                 continue
-            known = " " in name or re.search(r"\w[A-Z\d]", name)
-            if known and len(name) > 2 and self.is_whole_name(match, sentence) and " and " not in name:
+            known = " " in name or (re.search(r"\w[A-Z\d]", name) and len(name) >= LEAST_NAME)
+            if re.search(r"(?:,|\b(?:and|or)) $", sentence[: match.start()]) or name.endswith("ed"):
+                continue
+            if known and self.is_whole_name(match, sentence) and " and " not in name:
                 yield name, NAME_SENTENCES
         if clause and clause.kind != "be" and clause.verb != "be":
             obj, _ = clauses.split_object(clauses.cut(clause.rest))
