@@ -63,7 +63,7 @@ CAUSE_FIRST = re.compile(r"(?:Because|Because of|Due to|Thanks to) (?P<why>[^,;:
 MEANS = re.compile(r"(?P<main>.{10,}?),? by (?P<means>(?P<verb>[a-z]+ing) [^,;:()]{4,110})")
 EFFECT = re.compile(r"(?P<main>.{12,}?),? so that (?P<why>[^,;:()]{8,110})")
 UNASKED = re.compile(r"\w+ (?:and|or|so|not|however|possible|necessary|needed)\b|.* (?:one|so|it|them|that)$")
-"""A condition that is no question by itself."""
+"""A condition that needs the text around it."""
 IMPOSSIBLE = re.compile(r"(?:It|it) is (?:not |im)possible to (?P<goal>(?P<verb>[a-z]+) [^,;:()]{4,100})(?:[,;:(].*)?")
 ELAPSED = re.compile(
     rf"(?:It|it) (?:(?:usually|typically|normally|can|may|will) )*takes? (?:up to |about |around |at least |between )?"
@@ -413,7 +413,7 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     while len(words) > 1 and words[0].lower() in ADVERBS:
         words = words[1:]
     vague = clause.subject.lower() in PRONOUNS or not content_words(clause.subject)
-    if not words or vague or re.match(r"(?:\w+ly )?\w+ing ", clause.subject):
+    if not words or vague or re.match(r"(?:all|some|most|many|each|one) of |(?:\w+ly )?\w+ing ", clause.subject):
         return
     named = content_words(clause.subject)
     if named[-1].removesuffix("s") in VAGUE_HEADS and (len(named) == 1 or named[0] in POINTING_ADJECTIVES):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from trainyard.data.extractive import clauses, grammar, sentences, standing
+from trainyard.data.extractive import clauses, grammar, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
@@ -111,27 +111,27 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
 
 
 def is_sound(fact: Fact, language: str) -> bool:
-    """Whether an answer stands alone and says something that its question does not."""
-    if standing.MARKUP.search(sentences.outside_code(f"{fact.topic} {fact.title}")):
+    """Whether an answer is complete without its neighbours and says something that its question does not."""
+    if soundness.MARKUP.search(sentences.outside_code(f"{fact.topic} {fact.title}")):
         return False
     if fact.rule == "about":
         return True
     if fact.rule in ("cell", "value", "option", *LISTS):
-        return not standing.CUT.search(fact.answer)
-    if not standing.is_whole(fact.answer, language):
+        return not soundness.CUT.search(fact.answer)
+    if not soundness.is_whole(fact.answer, language):
         return False
     first = sentences.sentences(fact.answer)[0]
-    additions = fact.rule in ("statement", "section") and not standing.NOT_ONLY.search(first)
-    if additions and standing.ADDS.search(first):
+    additions = fact.rule in ("statement", "section") and not soundness.NOT_ONLY.search(first)
+    if additions and soundness.ADDS.search(first):
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
     least = MOST_FRESH if fact.rule in ("statement", "section", "purpose") else LEAST_FRESH
     closed = re.match(r"(?:Is|Are|Was|Were|Can|Could|Do|Does|Did|Has|Have|Must|Should|Will|May) ", fact.topic)
-    return bool(fact.rule in ("condition_do", "avoid") or closed) or standing.is_fresh(fact.answer, question, least)
+    return bool(fact.rule in ("condition_do", "avoid") or closed) or soundness.is_fresh(fact.answer, question, least)
 
 
 def section_answer(section: Section, opening: str, language: str) -> str:
-    """Return up to three sentences of a section from its opening on, as long as they are prose that stands alone."""
+    """Return up to three sentences of a section from its opening on, as long as they are complete prose."""
     taken: list[str] = []
     for block in section.blocks:
         if block.list_id:
@@ -141,7 +141,7 @@ def section_answer(section: Section, opening: str, language: str) -> str:
         for sentence in sentences.sentences(block.text):
             whole = " ".join([*taken, sentence])
             ends = sentence.rstrip(CLOSERS + " ")[-1:] in ".!…"
-            cut = not ends or sentences.INCOMPLETE.search(sentence) or standing.EXAMPLE.search(sentence)
+            cut = not ends or sentences.INCOMPLETE.search(sentence) or soundness.EXAMPLE.search(sentence)
             if cut or ELSEWHERE.search(sentence) or not acceptable_part(sentence):
                 return " ".join(taken) or opening
             if len(taken) == QUESTION_SENTENCES or num_words(whole) > sentences.MOST_WORDS:
@@ -270,7 +270,7 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
 
 def is_name(key: str) -> bool:
     """Whether the first cell of a row names something: no number, date or duration, no damaged key."""
-    if not re.match(r"[`\"“„]?[\w$.@-]", key) or standing.MARKUP.search(key) or MEASURE.fullmatch(key):
+    if not re.match(r"[`\"“„]?[\w$.@-]", key) or soundness.MARKUP.search(key) or MEASURE.fullmatch(key):
         return False
     return bool(re.search(r"[^\W\d_]{2}", re.sub(r"\w*\d\w*", "", key)))
 

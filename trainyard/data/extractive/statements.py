@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from trainyard.data.extractive import clauses, english, german, lexicon, sentences, standing
+from trainyard.data.extractive import clauses, english, german, lexicon, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
@@ -103,7 +103,7 @@ PLACE_WORDS = 9
 """Longest page and section that a question names."""
 IN_SECTION = 3
 """Times as many sentences of a page may have a topic whose section is named."""
-SUBJECT_SENTENCES, NAME_SENTENCES = 3, 2
+SUBJECT_SENTENCES, NAME_SENTENCES = 4, 2
 """Sentences of a page that may have the topic of a question: the subject of its sentence, or a name in it."""
 
 
@@ -221,7 +221,7 @@ class Reader:
         taken: list[str] = []
         for part in parts:
             points = bool(FOLLOWS[self.language].match(part.lstrip(sentences.OPENERS)))
-            points = points or standing.leans(part, self.language)
+            points = points or soundness.leans(part, self.language)
             whole = " ".join([*taken, part])
             bare = part.rstrip(sentences.CLOSERS + " ")
             if items or bare[-1:] in ".!…":
@@ -230,14 +230,14 @@ class Reader:
                 taken = []  # a lead-in or a caption
                 continue
             if points and taken and num_words(whole) <= MOST_ANSWER_WORDS and acceptable_part(part):
-                if sentences.INCOMPLETE.search(part) or standing.EXAMPLE.search(part):
+                if sentences.INCOMPLETE.search(part) or soundness.EXAMPLE.search(part):
                     taken = []
                     continue
                 taken.append(part)
                 first, _, _ = found[-1]
                 found[-1] = (first, ended(whole), len(taken))
                 continue
-            if standing.leans(part, self.language):
+            if soundness.leans(part, self.language):
                 taken = []
             elif (sound := sentences.short_answer(part)) and acceptable_part(part):
                 taken = [part]
@@ -293,7 +293,7 @@ class Reader:
         With `besides`, a question of the same sentence, the phrase has other words than it.
         """
         taken = set(CONTENT[self.language](besides or ""))
-        known = standing.stems(f"{self.title} {topic}")
+        known = soundness.stems(f"{self.title} {topic}")
         pointer = POINTERS.get(self.language)
         for phrase, most in self.phrases(sentence):
             plain = phrase.lower()
@@ -322,7 +322,7 @@ class Reader:
             if topic and num_words(f"{self.title} {topic}") <= PLACE_WORDS and texts <= most * IN_SECTION:
                 texts = sum(f" {shown} " in f" {text} " for text in self.section_sentences)
                 most -= 1
-            if not shown or texts > most or not standing.stems(phrase) - known:
+            if not shown or texts > most or not soundness.stems(phrase) - known:
                 continue
             self.used_phrases.add((topic, plain))
             return phrase
@@ -343,7 +343,7 @@ class Reader:
             elif is_german_topic(subject.split()[-1], least=COMPOUND):
                 yield subject.split()[-1], SUBJECT_SENTENCES
         yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
-        words = re.finditer(r"(?<![\w„\"-])[A-ZÄÖÜ][\w-]+(?!\w)(?![-*:]\w)", sentences.outside_code(sentence))
+        words = re.finditer(r"(?<![\w„\"-])[A-ZÄÖÜ][\w-]+(?!\w)(?![-*:/]\w)", sentences.outside_code(sentence))
         names = [
             match[0]
             for match in words
@@ -365,12 +365,12 @@ class Reader:
             words = clause.subject.split()
             vague = english.VAGUE_SUBJECT.search(clause.subject) or not re.match(r"[\w`]", clause.subject)
             content = english.content_words(clause.subject)
-            name = NAME.fullmatch(clause.subject) or (
+            is_topic = NAME.fullmatch(clause.subject) or (
                 len(content) > 1 or (content and len(content[0]) >= LEAST_LETTERS)
             )
             vague = vague or (len(content) == 1 and words[-1].lower() in english.PERSON_NOUNS)
             vague = vague or (len(words) == 1 and words[0].lower() in lexicon.BASE)
-            if not vague and name and words[-1].lower().removesuffix("s") not in GENERIC:
+            if not vague and is_topic and words[-1].lower().removesuffix("s") not in GENERIC:
                 yield clause.subject, SUBJECT_SENTENCES
         if clause and (doing := doing_of(clause)):
             yield doing, SUBJECT_SENTENCES

@@ -1,4 +1,4 @@
-"""Checks of an answer: whether it stands alone, is whole, and says more than its question. English and German."""
+"""Checks of an answer: whether it is complete without its neighbours, is not cut, and says more than its question. English and German."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LEANS = {
         r"earlier|previously|here)\b"
         r"|\b(?:let['’]s|let us) (?:say|assume|suppose|look|see|imagine|try)\b|\bin this (?:case|example|"
         r"situation|way)\b(?<!^)"
-        r"|\bthe (?:former|latter)\b|^here\b"
+        r"|\b(?:does|do|doing) so\b|\bthe (?:former|latter)\b|^here\b"
         r"|^(?!if|when|once|whenever|unless)(?!to |by |in order)[^;:]*\b(?:this|these|those)\b(?! (?:page|"
         r"guide|document|section|project|handbook|site|"
         r"website|repository|repo|tutorial|chapter|documentation|policy|directive|module|function|manual|book|"
