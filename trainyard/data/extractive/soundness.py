@@ -1,4 +1,4 @@
-"""Checks of an answer: whether it is complete without its neighbours, is not cut, and says more than its question. English and German."""
+"""Checks of an answer: it needs no neighbours, is not cut, and says more than its question. English and German."""
 
 from __future__ import annotations
 
