@@ -47,7 +47,7 @@ layout: page
 ---
 # Nodes
 
-A chain has six kinds of nodes, and each does one thing.
+The training chain has six kinds of nodes, and each does one thing.
 
 ## The validator
 
@@ -90,7 +90,9 @@ trainyard check chain.yaml
 def test_markdown_gives_headings_questions_items_and_tables() -> None:
     found = facts(MANUAL)
     assert found == {
-        "The validator": "The validator keeps the good rows and counts every other one with its reason.",
+        "The validator": (
+            "The validator keeps the good rows and counts every other one with its reason. It runs before training."
+        ),
         "What does a gate decide?": "A gate decides whether an adapter is deployed.",
         "Notes (What does a gate decide?)": "Nothing is switched unless every target has answered its canary prompt.",
         "quarantine": "quarantine: the file of rejected rows with line numbers.",
@@ -98,8 +100,7 @@ def test_markdown_gives_headings_questions_items_and_tables() -> None:
         "Rows": "Rows: what the validator reads from the node above it.",
         "role": "`role`: what the adapter is for.",
         "slot": "slot: the right to use the training device.",
-        "a chain": "A chain has six kinds of nodes, and each does one thing.",
-        "six kinds of nodes": "A chain has six kinds of nodes, and each does one thing.",
+        "Which chain has six kinds of nodes?": "The training chain has six kinds of nodes, and each does one thing.",
     }
 
 
@@ -107,11 +108,11 @@ def test_the_question_names_the_document_and_where_a_term_stands() -> None:
     assert ("section", "The validator", "Nodes") in rules(MANUAL)
     assert ("question", "What does a gate decide?", "Nodes") in rules(MANUAL)
     assert ("term", "quarantine", "Nodes: The validator") in rules(MANUAL)
-    assert ("statement", "a chain", "Nodes") in rules(MANUAL)
+    assert ("bare", "Which chain has six kinds of nodes?", "Nodes") in rules(MANUAL)
 
 
-def test_questions_of_headings_come_first_then_terms_then_what_a_sentence_is_about() -> None:
-    assert [fact.worth for fact in extract(document(MANUAL), QA)] == sorted([0, 1, 1, 1, 1, 1, 1, 1, 3, 3])
+def test_questions_of_headings_come_first_then_terms() -> None:
+    assert [fact.worth for fact in extract(document(MANUAL), QA)] == sorted([0, 1, 1, 1, 1, 1, 1, 1, 1])
 
 
 def test_what_a_page_is_about_is_asked_only_where_there_is_nothing_else() -> None:
@@ -134,7 +135,7 @@ def test_a_definition_inside_a_paragraph_is_found() -> None:
     assert found["What is a reference?"].startswith(
         "A reference is the address, digest, kind and size of a finished result."
     )
-    assert set(found) == {"What are Nodes linked to?", "What is a reference?"}
+    assert set(found) == {"Kinds", "What are Nodes linked to?", "What is a reference?"}
 
 
 def test_a_sentence_that_an_answer_already_holds_is_not_taken_again() -> None:
@@ -247,7 +248,7 @@ def test_restructured_text() -> None:
         "host": "host: the name or address of the machine.",
         "timeout": "timeout: The seconds after which a call gives up.",
         "port": "port: number between 0 and 65535.",
-        "What do Sockets connect over `a network`?": "Sockets connect two programs over `a network`.",
+        "`a network`": "Sockets connect two programs over `a network`.",
         "`close`": "Call `close` when nothing more is to be sent over it.",
     }
     assert "root:" not in str(outline("rst", textwrap.dedent(text)))
@@ -259,7 +260,6 @@ def test_restructured_text_without_a_single_title_uses_the_documents_own() -> No
     assert rules(text, "rst", title="Guide") == [
         ("section", "One", "Guide"),
         ("section", "Two", "Guide"),
-        ("statement", "few words", "Guide: One"),
     ]
     assert outline("rst", "")[0].paragraphs == []
 
@@ -283,16 +283,14 @@ def test_plain_text_has_headings_paragraphs_and_items() -> None:
         "What should you store in a dry box with a lid that closes?": (
             "Store every tool in a dry box with a lid that closes."
         ),
+        "storing every tool": "Store every tool in a dry box with a lid that closes.",
         "oil": "oil: keeps the metal parts from rusting.",
         "cloth": "cloth: removes dust and dirt from it.",
     }
 
 
 def test_other_kinds_with_markdown_headings_are_read_as_markdown() -> None:
-    assert facts("# Page\n\n## Part\n\nThe part has a few words.\n", "html") == {
-        "Part": "The part has a few words.",
-        "few words": "The part has a few words.",
-    }
+    assert facts("# Page\n\n## Part\n\nThe part has a few words.\n", "html") == {"Part": "The part has a few words."}
 
 
 PYTHON = '''\
@@ -458,12 +456,12 @@ def test_a_definition_of_what_the_title_names_is_asked_for_directly() -> None:
 def test_pairs_are_stable_and_their_questions_unique() -> None:
     first, second = (pairs(document(MANUAL), QA, wordings=3) for _ in range(2))
     assert first == second
-    assert Counter(len(pair.wordings) for pair in first) == {3: 10}
-    assert len({pair.id for pair in first}) == 10
+    assert Counter(len(pair.wordings) for pair in first) == {3: 9}
+    assert len({pair.id for pair in first}) == 9
     asked = [wording for pair in first for wording in pair.wordings]
     assert len(set(asked)) == len(asked)
     changed = pairs(document(MANUAL.replace("good rows", "best rows")), QA, wordings=3)
-    assert len({pair.id for pair in first} & {pair.id for pair in changed}) == 9
+    assert len({pair.id for pair in first} & {pair.id for pair in changed}) == 8
 
 
 def test_topics_with_braces_are_taken_as_text() -> None:

@@ -102,13 +102,18 @@ def is_asked_in(language: str, question: str) -> bool:
     return scores[language] == max(scores.values()) > 0
 
 
+SENTENCES = {"question": (1, 2, 3), "section": (1, 2, 3)}
+"""Sentences of an answer that may be a whole short section."""
+
+
 def faults(language: str, pair: Pair, text: str) -> list[str]:
     """The rules that a pair breaks."""
     answer, asked = pair.answer, pair.wordings
     judged = {
         "not on the page": not is_on(answer, text),
         "not in its language": not all(is_asked_in(language, one) for one in asked),
-        "not one sentence": len(SENTENCE_END.findall(SHORT_FORMS.sub("", answer))) != 1 and pair.rule != "question",
+        "not one sentence": len(SENTENCE_END.findall(SHORT_FORMS.sub("", answer)))
+        not in SENTENCES.get(pair.rule, (1,)),
         "no full stop": answer[-1] not in ".!?。！？",
         "two full stops": bool(re.search(r"[.。]\s*[.。]", answer)),
         "an anchor": bool(ANCHOR.search(answer) or any(map(ANCHOR.search, asked))),

@@ -188,7 +188,9 @@ def test_a_document_that_has_too_little_says_so(tmp_path: Path) -> None:
 
 
 def test_long_documents_give_what_short_ones_lack(tmp_path: Path) -> None:
-    long = "# Long\n" + "".join(f"## Part {n}\nPart {n} has a text with some words in it.\n" for n in range(20))
+    long = "# Long\n" + "".join(
+        f"## Part {n}\nPart {n} has a text with some words about its pump.\n" for n in range(20)
+    )
     documents = documents_in(tmp_path / "documents", [PAGE.format(name="Alpha"), "nothing", long])
     result = by_rule(tmp_path, documents, count=30, wordings=2)
     assert [entry["kept"] for entry in result["documents"]] == [6, 0, 24]

@@ -51,6 +51,12 @@ def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
     words = [] if "not only" in text else text.split()
     first = words[0].lower() if words else ""
     if (
+        first in AUXILIARIES
+        or (first in THIRD and first not in AMBIGUOUS and words[1:] and words[1].lower() not in AUXILIARIES)
+        or not re.match(r"[\w`\"'“‘<$.(]", first)
+    ):
+        return None
+    if (
         first in BASE
         and first != "default"
         and len(words) > 2
@@ -132,6 +138,11 @@ def finite_verb(word: str, subject: list[str], after: list[str]) -> tuple[str, s
     """(auxiliary of the question, base form) of a word that is the verb of this subject; None if it is none."""
     following = after[0].lower().strip(',.`"') if after else ""
     if following in AUXILIARIES or (following in THIRD and following not in BASE):
+        return None
+    if any(
+        later.lower() in AUXILIARIES and after[place].lower() not in RELATIVE and after[place].lower() not in PRONOUNS
+        for place, later in enumerate(after[1:4])
+    ):
         return None
     plural, pronoun = is_plural(subject), subject[-1].lower() in PRONOUNS
     code = len(subject) == 1 and subject[0][0] == subject[0][-1] == "`"
@@ -236,6 +247,7 @@ def decapitalise(text: str, vocabulary: Collection[str]) -> str:
         or lower in GERUNDS
         or lower in DETERMINERS
         or lower in PREPOSITIONS
+        or (len(text.split()) > 1 and lower.endswith(("ed", "able", "ible", "ive", "ous")))
         or lower
         in ("we", "you", "everyone", "nobody", "anyone", "further", "additional", "certain", "various", "multiple")
     )

@@ -62,6 +62,8 @@ BECAUSE = re.compile(r"(?P<main>.{12,}?),? because (?P<why>.{6,})")
 CAUSE_FIRST = re.compile(r"(?:Because|Because of|Due to|Thanks to) (?P<why>[^,;:()]{6,110}), (?P<main>.+)")
 MEANS = re.compile(r"(?P<main>.{10,}?),? by (?P<means>(?P<verb>[a-z]+ing) [^,;:()]{4,110})")
 EFFECT = re.compile(r"(?P<main>.{12,}?),? so that (?P<why>[^,;:()]{8,110})")
+UNASKED = re.compile(r"\w+ (?:and|or|so|not|however|possible|necessary|needed)\b|.* (?:one|so|it|them|that)$")
+"""A condition that needs the text around it."""
 IMPOSSIBLE = re.compile(r"(?:It|it) is (?:not |im)possible to (?P<goal>(?P<verb>[a-z]+) [^,;:()]{4,100})(?:[,;:(].*)?")
 ELAPSED = re.compile(
     rf"(?:It|it) (?:(?:usually|typically|normally|can|may|will) )*takes? (?:up to |about |around |at least |between )?"
@@ -94,7 +96,8 @@ HANGING = re.compile(
     re.I,
 )
 DANGLING = re.compile(
-    r"\b(?:this|these|those|them|such|the above|above(?! \w)|below(?! \w)|here|latter|former|following|it|they|its|"
+    r"\b(?:this|these|those|them|such|the above|above(?! \w)|below(?! \w)|below in|above in|here|latter|"
+    r"former|following|it|they|its|"
     r"their)\b",
     re.I,
 )
@@ -131,6 +134,10 @@ TWO_FACTS, THREE_FACTS = 10, 18
 """Words of a sentence that may answer two questions, or three."""
 
 
+VERB = "|".join(sorted({*AUXILIARIES, *THIRD}))
+POINTING_SUBJECT = re.compile(rf"(?:(?:It|They|He|She) (?=[a-z])|(?:This|These) (?=(?:{VERB})\b))")
+
+
 class Ask(NamedTuple):
     """A question for a sentence. `topic` is what the rule's wordings need; `clause` is the question as a clause."""
 
@@ -145,6 +152,9 @@ def content_words(text: str) -> list[str]:
 
 
 TO_DO_VERBS = word_set("en_to_do_verbs")
+USE = re.compile(r"(?P<thing>(?!for |to )[^,;:()]{2,60}?) (?:to [a-z]{3,} |for ).{8,}")
+KEEPING_VERBS = ("prevent", "stop", "keep", "protect")
+ON_VERBS = ("depend", "rely", "focus", "run", "work", "build", "agree", "insist")
 WEAK_VERBS = word_set("en_weak_verbs")
 STATE_VERBS = word_set("en_state_verbs")
 MOTION_VERBS = word_set("en_motion_verbs")
@@ -164,7 +174,7 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
     while match := OPENING.match(text):
         text = text[match.end() :]
         text = text[:1].upper() + text[1:]
-    if subject and (pronoun := re.match(r"(?:It|They|This|These|He|She) (?=[a-z])", text)):
+    if subject and (pronoun := POINTING_SUBJECT.match(text)):
         text = f"{subject[:1].upper()}{subject[1:]} {text[pronoun.end() :]}"
     found: list[Ask] = []
     length = len(sentence.split())
@@ -189,6 +199,10 @@ def acceptable(ask: Ask, sentence: str) -> bool:
     """Whether a question can be read alone, and asks for something that it does not say itself."""
     shown = re.sub(r"`[^`]*`", "x", ask.topic)
     if DANGLING.search(shown) or len(ask.topic.split()) > 24 or ask.topic.count("(") != ask.topic.count(")"):
+        return False
+    if re.search(r"\b(?:below|above) listed\b|\b[Mm]ore (?:information|details)\b|\bgiven\b", shown):
+        return False
+    if re.search(r"\b(?:or|and)\W*$", shown):
         return False
     if re.search(r"\b(?:called|named|known|by \w+ing)\W*$| but |;", shown):
         return False
@@ -289,14 +303,20 @@ def cause_forms(text: str, vocabulary: Collection[str]) -> Iterator[Ask]:
 
 def conditions(text: str) -> Iterator[Ask]:
     match = CONDITION.fullmatch(text) or CONDITION_LAST.fullmatch(text)
-    if match and re.match(r"\w+ (?:and|or|so|not|however|possible|necessary|needed)\b", match["clause"]):
+    if match is None or UNASKED.match(match["clause"]) or HANGING.match(match["clause"]):
         return
-    if match is None or HANGING.match(match["clause"]) or len(match["main"].split()) < 3:
+    if len(match["main"].split()) < 3:
         return
     main, clause = match["main"], match["clause"][0].lower() + match["clause"][1:]
-    if using := re.match(r"(if|when) (using|running|working) ", clause):
+    using = re.match(r"(if|when) (using|running|working) ", clause)
+    has_verb = using and re.search(r"\b(?:is|are|was|were|has|have|can|will)\b", clause)
+    if using:
         clause = f"{using[1]} you are {clause[len(using[1]) + 1 :]}"
-    if re.match(r"(?:before|after|while) (?:\w+ing|the|a|an|\w+ \w+)$", clause) or clause.split()[1].endswith("ed"):
+    if (
+        has_verb
+        or re.match(r"(?:before|after|while) (?:\w+ing|the|a|an|\w+ \w+)$", clause)
+        or clause.split()[1].endswith("ed")
+    ):
         return
     if re.match(r"\w+ \w+ing\b", clause) and not re.match(
         r"(?:you|we|it is (?:important|recommended|best|a good)|please|make sure|do not|be )", main, re.I
@@ -393,7 +413,7 @@ def be_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     while len(words) > 1 and words[0].lower() in ADVERBS:
         words = words[1:]
     vague = clause.subject.lower() in PRONOUNS or not content_words(clause.subject)
-    if not words or vague or re.match(r"(?:\w+ly )?\w+ing ", clause.subject):
+    if not words or vague or re.match(r"(?:all|some|most|many|each|one) of |(?:\w+ly )?\w+ing ", clause.subject):
         return
     named = content_words(clause.subject)
     if named[-1].removesuffix("s") in VAGUE_HEADS and (len(named) == 1 or named[0] in POINTING_ADJECTIVES):
@@ -412,11 +432,13 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     if not words:
         return
     verb, first = clause.verb.lower(), words[0].lower().strip('`"“')
-    if verb in ("cost", "weigh") and re.match(r"[\d$€£]|EUR|USD|about|up|at", rest):
+    if verb == "use" and (match := USE.fullmatch(clause.rest)) and not HANGING.match(match["thing"]):
+        yield direct("What", clause, join(match["thing"], "for", where))
+    elif verb in ("cost", "weigh") and re.match(r"[\d$€£]|EUR|USD|about|up|at", rest):
         yield direct("How much", clause, where)
-    elif verb in ("last", "take") and re.search(rf"{NUMBER} {UNITS}", rest):
+    elif verb in ("last", "take") and clause.subject.lower() not in PRONOUNS and re.search(rf"{NUMBER} {UNITS}", rest):
         yield direct("How long", clause, where)
-    elif verb in INTENDING_VERBS and first == "to" and len(words) > 2:
+    elif verb in INTENDING_VERBS and clause.kind != "command" and first == "to" and len(words) > 2:
         yield from infinitive_forms(clause, words, where)
     elif clause.kind == "modal" and verb == "be":
         if len(words) > 1 and (first in PARTICIPLES or first.endswith("ed")):
@@ -430,7 +452,8 @@ def verb_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
         if clause.subject.lower() not in PRONOUNS:
             yield direct("What", clause, where)
     elif first in ("on", "to", "with", "from", "of", "for") and len(words) > 1 and words[1].lower() not in BASE:
-        if clause.kind != "command" and clause.subject not in PRONOUNS:
+        plain = (first != "on" or verb in ON_VERBS) and " that " not in rest
+        if plain and clause.kind != "command" and clause.subject not in PRONOUNS:
             yield direct("What", clause, join(first, where))
     elif first in ("in", "at", "into", "inside") and len(words) > 1:
         if verb in PLACED_VERBS:
@@ -471,16 +494,21 @@ def passive_forms(clause: Clause, participle: str, words: list[str], where: str)
 def object_forms(clause: Clause, rest: str, where: str) -> Iterator[Ask]:
     """Yield the question for the object of a verb, with what follows the object as its context."""
     verb = clause.verb.lower()
-    obj, tail = split_object(rest)
+    obj, tail = split_object(re.split(r",? so (?:you|we|that|it|they|the)\b", rest)[0])
+    short = clause.kind == "command" and len(content_words(obj)) < 2 and not re.search(r"[`\dA-Z]", obj)
+    if short or (first_word(clause.subject) in GERUNDS and verb == "use"):
+        return
     if not obj or not noun_start(obj) or re.match(r"\w+ \d", obj) or verb in WEAK_VERBS or first_word(obj) in GERUNDS:
         return
     if (
         obj.split()[-1].lower() in (*PREPOSITIONS, "such")
-        or first_word(obj) in PERSONS
+        or first_word(obj) in (*PERSONS, "to")
         or (len(tail.split()) > 1 and tail.split()[1].lower() in RELATIVE)
     ):
         return
-    if re.match(r"(?:from|to be|to have)\b", tail) and verb in (*TO_DO_VERBS, "prevent", "stop", "keep", "protect"):
+    kept_from = re.match(r"(?:from|to be|to have)\b", tail) and verb in (*TO_DO_VERBS, *KEEPING_VERBS)
+    of_object = verb in STATE_VERBS and first_word(tail) in ("for", "of", "with")
+    if kept_from or of_object or first_word(tail) == "over" or (tail and tail.split()[-1].lower() in PREPOSITIONS):
         return
     to_do = tail.startswith("to ") and verb in TO_DO_VERBS and len(obj.split()) <= 5
     if tail.startswith("to ") and not to_do:

@@ -11,20 +11,27 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from trainyard.data.extractive import grammar, sentences
+from trainyard.data.extractive import clauses, grammar, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, Reader, acceptable_part, ended
+from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, PLACE_WORDS, Reader, acceptable_part, ended
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
-PLACE_WORDS = 9
 LISTS = ("listing", "steps")
 ALSO = re.compile(r"(?:\w+ ){1,3}(?:also|auch)\b")
 """A first sentence that adds something to the text above it."""
 QUESTION_SENTENCES = 3
 """Sentences that may answer a heading that asks."""
+LEAST_FRESH, MOST_FRESH = 2, 3
+"""Words of an answer that its question does not have; more where the question only names a topic."""
+MEASURE = re.compile(
+    r"\d[\d.,:/–-]*(?: ?(?:%|min\w*|stund\w*|hours?|days?|tage?n?|sek\w*|sec\w*|weeks?|wochen?|months?|monate?n?|"
+    r"years?|jahre?n?|uhr|am|pm|[A-Z]?[a-zä]{2,8}\.?(?: \d{4})?))?",
+    re.I,
+)
+"""A number, a duration or a date."""
 LAST_RESORT = 9
 """Worth of a question that asks what a page is about."""
 TERM_WORDS = 6
@@ -91,6 +98,8 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
         blocks = [block for block in section.blocks if block.list_id or not spoken(block.text, speakers)]
         plain = replace(section, paragraphs=[without_label(text) for text in kept], items=items, blocks=blocks)
         for fact in section_facts(plain, topic, title, language, reader):
+            if language in ASKERS and not is_sound(fact, language):
+                continue
             whole = fact.worth <= 1 or fact.rule in ("statement", "section")  # a long answer has several facts
             key = f"{fact.topic.lower()}\0{fact.answer}" if whole else fact.answer
             if key not in answers and (whole or fact.answer not in answers):
@@ -99,6 +108,46 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
     facts = [facts[0] for facts in found.values() if len({fact.answer for fact in facts}) == 1]
     specific = [fact for fact in facts if fact.rule != "about"]
     return [replace(fact, language=language) for fact in specific or facts]
+
+
+def is_sound(fact: Fact, language: str) -> bool:
+    """Whether an answer is complete without its neighbours and says something that its question does not."""
+    if soundness.MARKUP.search(sentences.outside_code(f"{fact.topic} {fact.title}")):
+        return False
+    if fact.rule == "about":
+        return True
+    if fact.rule in ("cell", "value", "option", *LISTS):
+        return not soundness.CUT.search(fact.answer)
+    if not soundness.is_whole(fact.answer, language):
+        return False
+    first = sentences.sentences(fact.answer)[0]
+    additions = fact.rule in ("statement", "section") and not soundness.NOT_ONLY.search(first)
+    if additions and soundness.ADDS.search(first):
+        return False
+    question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
+    least = MOST_FRESH if fact.rule in ("statement", "section", "purpose") else LEAST_FRESH
+    closed = re.match(r"(?:Is|Are|Was|Were|Can|Could|Do|Does|Did|Has|Have|Must|Should|Will|May) ", fact.topic)
+    return bool(fact.rule in ("condition_do", "avoid") or closed) or soundness.is_fresh(fact.answer, question, least)
+
+
+def section_answer(section: Section, opening: str, language: str) -> str:
+    """Return up to three sentences of a section from its opening on, as long as they are complete prose."""
+    taken: list[str] = []
+    for block in section.blocks:
+        if block.list_id:
+            break
+        if not taken and not block.text.startswith(opening[:20]):
+            return opening
+        for sentence in sentences.sentences(block.text):
+            whole = " ".join([*taken, sentence])
+            ends = sentence.rstrip(CLOSERS + " ")[-1:] in ".!…"
+            cut = not ends or sentences.INCOMPLETE.search(sentence) or soundness.EXAMPLE.search(sentence)
+            if cut or ELSEWHERE.search(sentence) or not acceptable_part(sentence):
+                return " ".join(taken) or opening
+            if len(taken) == QUESTION_SENTENCES or num_words(whole) > sentences.MOST_WORDS:
+                return " ".join(taken) or opening
+            taken.append(sentence)
+    return " ".join(taken) or opening
 
 
 def shares_word(topic: str, sentence: str) -> bool:
@@ -126,15 +175,16 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         opening = None
     statements = list(reader.read(section, topic))
     specific = {statement.answer for statement in statements if statement.rule != "statement"}
-    about_topic = opening is not None and language in ASKERS and shares_word(topic, opening)
-    if opening and (about_topic or not any(answer.startswith(opening) for answer in specific)):
+    if opening:
         if not topic or topic.lower() == title.lower():
             subject = grammar.definition_subject(opening, title) if language == ENGLISH else None
             if subject:
                 yield Fact("definition", subject, title, opening, 0)
         elif named and not question:
-            whole = next((found.answer for found in statements if found.answer.startswith(opening)), opening)
-            yield Fact("section", topic, title, whole, 1)
+            whole = section_answer(section, opening, language) if language in ASKERS else opening
+            longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
+            if not longest or len(whole) > longest or (language in ASKERS and shares_word(topic, opening)):
+                yield Fact("section", topic, title, whole, 1)
     yield from item_facts(section, where, language)
     yield from row_facts(section, where, language)
     defined = bool(opening) and language == ENGLISH and grammar.definition_subject(opening or "", title) is not None
@@ -142,6 +192,10 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         if defined and re.match(r"What (?:is|are) ", found.topic) and found.answer.startswith(opening or ""):
             continue  # the definition asks for it
         place = f"{where}{colon}{found.context}" if found.context else where
+        if found.rule in ("listing", "steps") and question:
+            if not opening:
+                yield Fact("question", question, title, found.answer, 1)
+            continue
         if found.rule in ("listing", "steps") or found.topic.lower() == topic.lower():
             place = title
         yield Fact(
@@ -165,6 +219,8 @@ def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
         if not match or (item.label and item.label != term) or num_words(term) > TERM_WORDS or BARE.fullmatch(term):
             continue
         if pointer and pointer.fullmatch(term):
+            continue
+        if language == ENGLISH and term.split()[0].lower() in clauses.PREPOSITIONS:
             continue
         meaning = short_answer(match["meaning"])
         answer = meaning if not meaning or begins_with(term, meaning) else short_answer(item.text)
@@ -202,12 +258,7 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
         return
     for number, head, cell in filled:
         if language in ASKERS:
-            if (
-                head
-                and num_words(cell)
-                and acceptable_part(cell)
-                and re.search(r"[^\W\d_]{2}", re.sub(r"\w*\d\w*", "", row[0]))
-            ):
+            if head and num_words(cell) and acceptable_part(cell) and is_name(row[0]):
                 quoted = f"„{row[0]}“ unter „{head}“" if language == GERMAN else f'"{row[0]}" under "{head}"'
                 yield Fact("cell", quoted, where, ended(f"{row[0]}, {head}: {cell}"), 1)
             continue
@@ -215,6 +266,13 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
         text = f"{row[0]}{COLONS.get(language, ': ')}{cell}" if number == 1 else cell
         if head and num_words(cell) >= least and (answer := short_answer(text)):
             yield Fact("cell", f"{unquoted(row[0])} – {head}", where, answer, 1)
+
+
+def is_name(key: str) -> bool:
+    """Whether the first cell of a row names something: no number, date or duration, no damaged key."""
+    if not re.match(r"[`\"“„]?[\w$.@-]", key) or soundness.MARKUP.search(key) or MEASURE.fullmatch(key):
+        return False
+    return bool(re.search(r"[^\W\d_]{2}", re.sub(r"\w*\d\w*", "", key)))
 
 
 def unquoted(term: str) -> str:

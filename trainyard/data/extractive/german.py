@@ -34,7 +34,8 @@ IDIOM = re.compile(
     r"(?:Zur Zeit|Am besten|Im Folgenden|Im Allgemeinen|In der Regel|Zum Beispiel|Nach wie vor|Im Grunde|Im Moment|"
     r"Vor allem|Im Prinzip|Am Ende|Zum Schluss|Im Beispiel|Nach dem|In Zukunft|Zum einen|Zum anderen|Mit Hilfe|"
     r"I[mn] (?:Kapitel|Abschnitt)|"
-    r"Mithilfe|Im Gegensatz|Im Unterschied|In diese[rmn]?|Mit diese[rmn]?|Nach diese[rmn]?|Nach Betätigen)\b"
+    r"Mithilfe|Mit Blick|In (?:den meisten|vielen|einigen|manchen) Fällen|Im Ernstfall|Im Gegensatz|"
+    r"Im Unterschied|In diese[rmn]?|Mit diese[rmn]?|Nach diese[rmn]?|Nach Betätigen)\b"
 )
 """Beginnings that say nothing of what a sentence is about."""
 UNITS = r"(?:Sekunden?|Minuten?|Stunden?|Tage?n?|Werktage?n?|Arbeitstage?n?|Wochen?|Monate?n?|Jahre?n?|Kalendertage?n?)"
@@ -53,7 +54,8 @@ MODALS = word_set("de_modals")
 BE = word_set("de_be")
 ARTICLES = word_set("de_articles")
 POINTING = re.compile(
-    r"\b(?:dies\w*|jene\w*|solche\w*|hier\w*|dort|dabei|dafür|damit|dazu|daher|dadurch|folgende\w*|obige\w*|er|sie|es|ihn|ihm|"
+    r"\b(?:dies\w*|jene\w*|solche\w*|hier\w*|dort|dabei|dafür|damit|dazu|daher|dadurch|folgende\w*|"
+    r"obige\w*|er|sie|es|ihn|ihm|"
     r"ihr\w*|deren|dessen|so|beide\w*|wir|unser\w*|uns)\b"
 )
 STOP_WORDS = word_set("de_stop_words")
@@ -98,7 +100,7 @@ def forms_of(text: str) -> Iterator[Ask]:
     if (
         match
         and not re.search(r"beschrieben|erläutert|erklärt|gezeigt", match["main"])
-        and not re.match(r"(?:ob|wie|dass|was) ", match["main"])
+        and not re.match(r"(?:ob|wie|dass|was|es) ", match["main"], re.I)
         and not re.search(r"\b(?:nicht|kein\w*)\b", match["main"])
     ):
         yield Ask("purpose", match["goal"][0].lower() + match["goal"][1:])

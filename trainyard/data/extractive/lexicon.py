@@ -37,7 +37,18 @@ PAST = {
     (f"{verb}d" if verb.endswith("e") else f"{verb[:-1]}ied" if re.search(r"[^aeiou]y$", verb) else f"{verb}ed"): verb
     for verb in BASE
 } | IRREGULAR
-GERUNDS = {(f"{verb[:-1]}ing" if re.search(r"[^eo]e$", verb) else f"{verb}ing"): verb for verb in BASE} | {
+DOUBLING = re.compile(r"[a-z]?[^aeiou][aeiou][bdgmnprt]|\w+(?:[mf]it|fer)")
+"""Verbs that double their last letter: "scan", "stop", "submit"."""
+
+
+def gerund(verb: str) -> str:
+    """Return "using" for "use"."""
+    if DOUBLING.fullmatch(verb):
+        return f"{verb}{verb[-1]}ing"
+    return f"{verb[:-1]}ing" if re.search(r"[^eo]e$", verb) else f"{verb}ing"
+
+
+GERUNDS = {gerund(verb): verb for verb in BASE} | {
     "running": "run",
     "getting": "get",
     "setting": "set",

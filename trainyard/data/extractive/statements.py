@@ -11,9 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations, groupby
+from itertools import groupby
 
-from trainyard.data.extractive import clauses, english, german, lexicon, sentences
+from trainyard.data.extractive import clauses, english, german, lexicon, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
@@ -24,12 +24,16 @@ from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
-LEAST_LETTERS = 6
+LEAST_LETTERS, LEAST_NAME = 6, 5
 NAME = re.compile(r"`[^`]+`|[A-Z][A-Z0-9.]+|[A-Z][a-z]+[A-Z]\w*")
 """A short phrase that is a name all the same."""
 GENERIC_DE = word_set("en_generic_de")
-LONG_WORD = 15
-"""Letters of a German word that says enough alone."""
+COMPOUND = 12
+"""Letters of a German compound that says enough alone."""
+ABSTRACT_DE = re.compile(
+    r"(?:Unter|Ver|Vor|Be|Ent|Er|Über|Aus|An|Ein|Ab|Zu|Um|Auf|Her|Heraus|Zusammen|Mit)[a-zäöüß]{3,12}(?:ung|ungen|heit|keit|keiten)"
+)
+"""A noun made of a verb, which names no thing of a page."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
 ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
@@ -81,28 +85,26 @@ CONNECTIVE = re.compile(
     r"Außerdem|Zudem|Allerdings|Daher|Deshalb)(?:,)? (?=\w)"
 )
 ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
-PHRASE_DE = re.compile(
-    r"(?<!\w)(?:(?P<adjective>[a-zäöüß]+(?:e|en|er|es|em)) )?"
-    r"[A-ZÄÖÜ][\w-]{3,}(?:(?: und | des | der )[A-ZÄÖÜ][\w-]{3,})?"
-)
 PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (?:[A-Z][\w-]+)(?: [A-Z][\w-]+)*)?")
-NOUNS_EN = re.compile(
-    r"\b(?P<all>(?:the|an?|your|our|my|their|all|each|every|any|some|of|for|with|no|in|on|to) "
-    r"(?P<words>(?:[a-z][\w-]+ ){0,2}[a-z][\w-]{2,}))(?=(?P<next> [\w'’]+|\W|$))"
-)
+TIME_OR_PATH = re.compile(rf"^(?:{english.DAYS}|{english.MONTHS}|I)\b|[>→/]")
+GERUND_OF = {verb: gerund for gerund, verb in lexicon.GERUNDS.items()}
+LONGEST_OBJECT = 6
+TWO_TOPICS = 10
+"""Words of a sentence that two questions may name a topic of."""
 ADJECTIVES = ("al", "ive", "able", "ible", "ful", "less", "ous", "ic")
-NOT_LAST = clauses.RELATIVE | word_set("en_not_last")
 
 GENERIC = word_set("en_generic")
 """Nouns that a question cannot be about."""
-MOST_WEAK = 4
-"""Vague phrases of a sentence that are tried in pairs."""
 QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
 OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
 CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
-ALONE, OFTEN, ONE_WORD = 4, 12, 7
-"""Times that a phrase of a question may be in its section, and in its document."""
+PLACE_WORDS = 9
+"""Longest page and section that a question names."""
+IN_SECTION = 3
+"""Times as many sentences of a page may have a topic whose section is named."""
+SUBJECT_SENTENCES, NAME_SENTENCES = 4, 2
+"""Sentences of a page that may have the topic of a question: the subject of its sentence, or a name in it."""
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,18 @@ class Reader:
         self.language, self.title = language, title
         texts = [block.text for section in sections for block in section.blocks]
         self.vocabulary = frozenset(re.findall(r"(?<![\w-])[a-zäöüß][\w'’-]*", " ".join(texts)))
-        self.used_phrases: set[str] = set()
+        self.used_phrases: set[tuple[str, str]] = set()
         self.text = plain_text(" ".join(texts))
         self.counts = Counter(self.text.split())
         self.sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
-        self.section_text = ""
+        self.section_sentences: list[str] = []
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
         """Yield the statements of a section in page order."""
         if self.language not in ASKERS:
             return
-        self.section_text = plain_text(" ".join([*(block.text for block in section.blocks), section.heading]))
+        texts = [block.text for block in section.blocks]
+        self.section_sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         codes: dict[str, list[str]] = {}
         for before, code in section.code:
             if before.rstrip().endswith((":", "：")):
@@ -218,6 +221,7 @@ class Reader:
         taken: list[str] = []
         for part in parts:
             points = bool(FOLLOWS[self.language].match(part.lstrip(sentences.OPENERS)))
+            points = points or soundness.leans(part, self.language)
             whole = " ".join([*taken, part])
             bare = part.rstrip(sentences.CLOSERS + " ")
             if items or bare[-1:] in ".!…":
@@ -226,11 +230,16 @@ class Reader:
                 taken = []  # a lead-in or a caption
                 continue
             if points and taken and num_words(whole) <= MOST_ANSWER_WORDS and acceptable_part(part):
+                if sentences.INCOMPLETE.search(part) or soundness.EXAMPLE.search(part):
+                    taken = []
+                    continue
                 taken.append(part)
                 first, _, _ = found[-1]
                 found[-1] = (first, ended(whole), len(taken))
                 continue
-            if (sound := sentences.short_answer(part)) and acceptable_part(part):
+            if soundness.leans(part, self.language):
+                taken = []
+            elif (sound := sentences.short_answer(part)) and acceptable_part(part):
                 taken = [part]
                 found.append((part, sound, 1))
             elif CONNECTIVE.match(part) and acceptable_part(part) and sentences.short_answer(without_opening(part)):
@@ -262,9 +271,11 @@ class Reader:
             return
         if count == 1 and DEICTIC[self.language].search(sentence):
             return
+        length = len(sentence.split())
         besides = " ".join(ask.topic for ask in asks)
-        long = len(sentence.split()) >= english.TWO_FACTS
-        for _ in range(2 if long and not asks else 1 if long or not asks else 0):
+        if sentence[:1].islower() or (asks and length < english.TWO_FACTS):
+            return
+        for _ in range(2 if length >= TWO_TOPICS else 1):
             if phrase := self.phrase_of(sentence, topic, besides=besides or None):
                 yield Statement("statement", phrase, answer, 2, sentences=count)
                 besides = f"{besides} {phrase}"
@@ -277,147 +288,120 @@ class Reader:
         return not (any(word[:5] in title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
 
     def phrase_of(self, sentence: str, topic: str, *, besides: str | None = None) -> str | None:
-        """Return what a sentence is about, in words of its own that no other question of the page has.
+        """Return what a sentence is about, in words that few sentences of the page have.
 
         With `besides`, a question of the same sentence, the phrase has other words than it.
         """
         taken = set(CONTENT[self.language](besides or ""))
-        weak: list[str] = []
-        for phrase in self.phrases(sentence, strong=besides is not None):
+        known = soundness.stems(f"{self.title} {topic}")
+        pointer = POINTERS.get(self.language)
+        for phrase, most in self.phrases(sentence):
             plain = phrase.lower()
-            pointer = POINTERS.get(self.language)
             content = CONTENT[self.language](phrase)
-            if taken & set(content):
-                continue
-            if not content or plain in (topic.lower(), self.title.lower()):
+            if not content or taken & set(content) or (topic, plain) in self.used_phrases or len(phrase.split()) > 7:
                 continue
             bare = phrase
             if self.language == ENGLISH and len(content) > 1 and content[0] not in english.POINTING_ADJECTIVES:
-                bare = re.sub(r"^(?:the|all|each) ", "", phrase)
-            if (pointer and pointer.search(re.sub(r"`[^`]*`", "", bare))) or len(phrase.split()) > 7:
+                bare = re.sub(r"\b(?:the|all|each) ", "", phrase)
+            if pointer and pointer.search(re.sub(r"`[^`]*`", "", bare)):
                 continue
-            if re.search(r"[\"“”„()\[\]<>|=]", phrase) or phrase.count("`") % 2 or only_refers(phrase):
+            if re.search(r"[\"“”„()\[\]<>|={}]", phrase.strip("`")) or phrase.count("`") % 2 or only_refers(phrase):
                 continue
-            if any(word in clauses.DETERMINERS for word in phrase.split()[1:]):
+            words = phrase.split()
+            if any(
+                word in clauses.DETERMINERS
+                and words[place] not in clauses.PREPOSITIONS
+                and words[place] not in (*lexicon.GERUNDS, "of")
+                for place, word in enumerate(words[1:])
+            ):
+                continue
+            if self.language == ENGLISH and len(content) < 3 and content[0] in english.POINTING_ADJECTIVES:
                 continue
             shown = plain_text(phrase)
-            often = ONE_WORD if " " not in phrase and not phrase.startswith("`") else OFTEN
-            frequent = self.section_text.count(shown) > ALONE or self.text.count(shown) > often
-            if self.language == GERMAN and (frequent or plain in self.used_phrases):
+            texts = sum(f" {shown} " in f" {text} " for text in self.sentences)
+            if topic and num_words(f"{self.title} {topic}") <= PLACE_WORDS and texts <= most * IN_SECTION:
+                texts = sum(f" {shown} " in f" {text} " for text in self.section_sentences)
+                most -= 1
+            if not shown or texts > most or not soundness.stems(phrase) - known:
                 continue
-            vague = self.language == ENGLISH and len(content) < 3 and content[0] in english.POINTING_ADJECTIVES
-            if frequent or vague or plain in self.used_phrases or self.is_weak(phrase, sentence):
-                weak.append(phrase)
-                continue
-            self.used_phrases.add(plain)
+            self.used_phrases.add((topic, plain))
             return phrase
-        return self.two_phrases(weak, sentence)
-
-    def two_phrases(self, weak: list[str], sentence: str) -> str | None:
-        """Return two phrases that only this sentence of the page has together; each alone would be vague."""
-        weak = [
-            phrase
-            for phrase in dict.fromkeys(weak)
-            if (len(phrase) >= LEAST_LETTERS or (self.language == ENGLISH and NAME.fullmatch(phrase)))
-            and phrase not in GENERIC_DE
-        ]
-        joint = " und " if self.language == GERMAN else " and "
-        for pair in combinations(weak[:MOST_WEAK], 2):
-            first, second = sorted(pair, key=sentence.find)
-            both = f"{first}{joint}{second}"
-            alike = set(CONTENT[self.language](first)) & set(CONTENT[self.language](second))
-            if alike or first[:4].lower() == second[:4].lower() or joint in first or joint in second:
-                continue
-            if min(len(first), len(second)) < LEAST_LETTERS and (first.islower() or second.islower()):
-                continue  # a short name says enough only next to another name
-            if first.lower() in lexicon.GERUNDS or second.lower() in lexicon.GERUNDS:
-                continue
-            texts = [text for text in self.sentences if plain_text(first) in text and plain_text(second) in text]
-            if len(texts) > 1 or both.lower() in self.used_phrases:
-                continue
-            self.used_phrases |= {both.lower(), first.lower(), second.lower()}
-            return both
         return None
 
-    def is_weak(self, phrase: str, sentence: str) -> bool:
-        """Whether a phrase alone is vague: one word that is neither code nor a subject."""
-        words = phrase.split()
-        if len(words) > 2 or phrase.startswith("`") or (self.language == GERMAN and len(phrase) >= LONG_WORD):
-            return False
-        begins = sentence.lower().removeprefix("the ").removeprefix("die ").removeprefix("der ").removeprefix("das ")
-        return len(CONTENT[self.language](phrase)) < 2 and not begins.startswith(phrase.lower())
+    def phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
+        """Yield what a sentence may be about with the sentences of the page that may have it, the surest first."""
+        yield from self.german_phrases(sentence) if self.language == GERMAN else self.english_phrases(sentence)
 
-    def frequency(self, phrase: str) -> float:
-        """Return how often the words of a phrase are in the document, on average."""
-        words = phrase.split()
-        return sum(self.counts[word] for word in words) / len(words)
+    def german_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
+        parts = german.cut_at_verb(sentence)
+        placed = parts and re.match(german.PREPOSITION, parts[0])
+        if parts and not placed and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
+            subject = re.sub(r"^(?:Der|Die|Das|Ein|Eine|Jede[rs]?|Alle) ", "", parts[0])
+            if re.fullmatch(r"[A-ZÄÖÜ][\w-]{3,}(?: (?:de[rs]|von|für) [A-ZÄÖÜ][\w-]+)?", subject):
+                if is_german_topic(subject.split()[0], least=LEAST_LETTERS) or " " in subject:
+                    yield subject, SUBJECT_SENTENCES
+            elif is_german_topic(subject.split()[-1], least=COMPOUND):
+                yield subject.split()[-1], SUBJECT_SENTENCES
+        yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
+        words = re.finditer(r"(?<![\w„\"-])[A-ZÄÖÜ][\w-]+(?!\w)(?![-*:/]\w)", sentences.outside_code(sentence))
+        names = [
+            match[0]
+            for match in words
+            if match.start()
+            and not re.search(
+                r"(?:,|\b(?:und|oder|sowie|bzw\.|[Nn]eben|[Ss]tatt|[Oo]hne))(?: \w+en)? $", sentence[: match.start()]
+            )
+            and not (match[0].endswith("s") and re.search(r"\b\w*es (?:\w+n )?$", sentence[: match.start()]))
+        ]
+        for name in sorted(names, key=len, reverse=True):
+            if ABSTRACT_DE.fullmatch(name):
+                continue
+            if is_german_topic(name, least=COMPOUND) or ("-" in name and is_german_topic(name, least=9)):
+                yield name, NAME_SENTENCES
 
-    def phrases(self, sentence: str, *, strong: bool = False) -> Iterator[str]:
-        """Yield what a sentence may be about, the surest first; `strong` leaves out what is only likely."""
-        if self.language == GERMAN:
-            parts = german.cut_at_verb(sentence)
-            placed = parts and re.match(german.PREPOSITION, parts[0])
-            if parts and not placed and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
-                yield re.sub(r"^(?:Der|Die|Das|Ein|Eine|Diese[rs]?|Alle|Auch) ", "", parts[0])
-            found = []
-            for match in PHRASE_DE.finditer(sentence):
-                if (
-                    re.search(r"-(?:[a-zäöü]\w*)?$", match[0])
-                    or (not match.start() and " " not in match[0])
-                    or re.search(r"(?i)\bdies\w* $", sentence[: match.start()])
-                ):
-                    continue
-                adjective = match["adjective"]
-                text = match[0]
-                vague = adjective and re.match(german.VAGUE, adjective)
-                if adjective and (vague or adjective in german.NOT_ADJECTIVES | german.FINITE):
-                    text = text[len(adjective) + 1 :]
-                found.append(text)
-            yield from sorted(found, key=lambda text: -len(text))
-            return
+    def english_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
         clause = clauses.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
         if clause and clause.subject.lower() not in clauses.PRONOUNS and clause.kind != "command":
-            yield clause.subject
-        yield from (part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 4 < len(part) < 42)
-        yield from (
-            match[0].rstrip(".") for match in PHRASE_EN.finditer(sentence) if self.is_whole_name(match, sentence)
-        )
+            words = clause.subject.split()
+            vague = english.VAGUE_SUBJECT.search(clause.subject) or not re.match(r"[\w`]", clause.subject)
+            content = english.content_words(clause.subject)
+            is_topic = NAME.fullmatch(clause.subject) or (
+                len(content) > 1 or (content and len(content[0]) >= LEAST_LETTERS)
+            )
+            vague = vague or (len(content) == 1 and words[-1].lower() in english.PERSON_NOUNS)
+            vague = vague or (len(words) == 1 and words[0].lower() in lexicon.BASE)
+            if not vague and is_topic and words[-1].lower().removesuffix("s") not in GENERIC:
+                yield clause.subject, SUBJECT_SENTENCES
+        if clause and (doing := doing_of(clause)):
+            yield doing, SUBJECT_SENTENCES
+        yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
+        for match in PHRASE_EN.finditer(sentence):
+            name = match[0].rstrip(".")
+            if TIME_OR_PATH.search(f"{name}{sentence[match.end() : match.end() + 3]}"):
+                continue
+            known = " " in name or (re.search(r"\w[A-Z\d]", name) and len(name) >= LEAST_NAME)
+            if re.search(r"(?:,|\b(?:and|or)) $", sentence[: match.start()]) or name.endswith("ed"):
+                continue
+            if known and self.is_whole_name(match, sentence) and " and " not in name:
+                yield name, NAME_SENTENCES
         if clause and clause.kind != "be" and clause.verb != "be":
             obj, _ = clauses.split_object(clauses.cut(clause.rest))
-            obj = re.sub(r"^(?:a|an|the|your|our|any|some|all|more|every|each) ", "", obj)
+            obj = re.sub(r"^(?:any|some|more|every|each) ", "", obj)
             words = obj.split()
-            short = len(words) == 1 and (len(obj) < 7 or obj in GENERIC)
             whole = (
                 obj
                 and not obj.endswith("ed")
                 and clauses.noun_start(obj)
-                and len(words) <= 5
+                and 2 <= len(english.content_words(obj)) <= 4
                 and words[0] not in lexicon.BASE
-                and not short
+                and words[0] not in ("a", "an")
+                and (words[0] in ("the", "your") or words[-1].endswith("s"))
+                and not re.search(r"\b(?:and|or)\b", obj)
             )
-            if whole and not (obj.endswith(ADJECTIVES) or words[-1] in GENERIC or words[0] in QUANTITIES):
-                yield obj
-        if strong:
-            return
-        for match in sorted(NOUNS_EN.finditer(sentence), key=lambda match: self.frequency(match["words"])):
-            words, after = match["words"].split(), match["next"].strip().lower()
-            ends = not after or not after[0].isalpha() or after in english.STOP_WORDS or after in clauses.PREPOSITIONS
-            verbal = (words[-1] in lexicon.THIRD and words[-1] not in lexicon.BASE) or words[-1].endswith(("ed", "ly"))
-            stops = any(word in english.STOP_WORDS or word in clauses.PREPOSITIONS for word in words)
-            if not ends or verbal or stops or words[-1] in NOT_LAST or words[0] in lexicon.BASE:
-                continue
-            if any(word in lexicon.IRREGULAR or word.endswith("ly") for word in words) or words[0] in (
-                *QUANTITIES,
-                "example",
+            if whole and not (
+                obj.endswith(ADJECTIVES) or words[-1].removesuffix("s") in GENERIC or words[0] in QUANTITIES
             ):
-                continue
-            if words[-1] in lexicon.BASE and f"{words[-1]}s" not in clauses.AMBIGUOUS:
-                continue
-            if words[-1].endswith(ADJECTIVES) or words[-1].removesuffix("s") in GENERIC:
-                continue
-            opening = match["all"].split()[0]
-            if len(words) > 1 or (len(words[0]) > 5 and opening != "to"):
-                yield match["all"] if opening in ("the", "a", "an", "your", "our") else " ".join(words)
+                yield obj, 1
 
     def is_whole_name(self, match: re.Match[str], sentence: str) -> bool:
         """Whether a name in capitals is not part of a longer name or of a compound such as "the DC fridge"."""
@@ -512,7 +496,37 @@ class Reader:
         name = self.language == ENGLISH and not (self.has_verb(first) or clauses.first_word(first) in lexicon.BASE)
         if block.number and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
-            yield Statement("step", step, answer, 1, context="")
+            if num_words(text) <= MOST_ANSWER_WORDS:
+                yield Statement("step", step, ended(text), 1, context="")
+
+
+def doing_of(clause: clauses.Clause) -> str:
+    """Return "using a proxy" of "You can use a proxy …"; empty where there is no such phrase."""
+    advises = clause.kind == "command" or (clause.subject.lower() in ("you", "we") and clause.kind in ("modal", "verb"))
+    verb = clause.verb.lower()
+    if not advises or clause.negative or verb not in GERUND_OF or verb in english.WEAK_VERBS:
+        return ""
+    obj, _ = clauses.split_object(clauses.cut(clause.rest))
+    words = obj.split()
+    if not 1 <= len(words) <= LONGEST_OBJECT or not clauses.noun_start(obj) or words[0].lower() in english.PERSONS:
+        return ""
+    if len(english.content_words(obj)) < 2 and not re.search(r"[`A-Z]", obj):
+        return ""
+    if words[-1].lower() in (*clauses.PREPOSITIONS, *clauses.DETERMINERS, "and", "or", "to") or "to" in words:
+        return ""
+    return f"{GERUND_OF[verb]} {obj}"
+
+
+def code_spans(sentence: str) -> list[str]:
+    """Return the code spans of a sentence that may be a topic."""
+    return [part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 4 < len(part) < 42]
+
+
+def is_german_topic(word: str, *, least: int) -> bool:
+    """Whether a noun says alone what a German sentence is about."""
+    if len(word) < least or not word[0].isupper() or word in GENERIC_DE or word.endswith("-"):
+        return False
+    return not re.search(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*)$", word)
 
 
 def without_opening(text: str) -> str:
