@@ -221,7 +221,7 @@ def test_three_starts_lead_to_the_form_for_each_kind_of_data(page: Page) -> None
         open_page(page, "", "Overview")
         card = page.get_by_role("form", name=start)
         card.get_by_role("combobox").fill(path)
-        card.get_by_role("button").click()
+        card.get_by_role("button", name="Continue").click()
         expect(page.get_by_role("heading", level=1, name=title)).to_be_visible()
         field = page.get_by_role("combobox", name=re.compile("^(Documents|Path|Repository)"))
         expect(field).to_have_value(path)
