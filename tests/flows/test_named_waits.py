@@ -27,7 +27,8 @@ CLIENT = """
 import sys, time
 import trainyard
 with trainyard.connect(sys.argv[1], sys.argv[2]) as yard:
-    session = yard.sessions.create(parameters={"idle_s": 20, "hyperparameters": {"precision": "fp32"}}, name="notebook")
+    parameters = {"name": "notebook", "idle_s": 20, "hyperparameters": {"precision": "fp32"}}
+    session = yard.sessions.create(parameters=parameters)
     while yard.sessions.show(session=session.id).state == "pending":
         time.sleep(0.2)
     print(session.id, flush=True)
@@ -133,7 +134,7 @@ def test_the_session_of_a_killed_client_is_named_until_it_ends(stack: Stack, res
     job = start(rest, "after-the-client", 0.003)
     began = waits_since(stack, job)
     require_named(of_jobs(stack, rest, job), "session", f"notebook ({session})", began)
-    (row,) = rest.get("/sessions", params={"state": "open"}).json()["sessions"]
+    (row,) = rest.get("/sessions").json()["sessions"]
     assert row["id"] == session
     until(lambda: json.loads(read_json(rest, f"/sessions/{session}"))["state"] == "ended", 60, "the idle session's end")
     stack.wait_for_step(job)  # it has the device now
