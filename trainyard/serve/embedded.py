@@ -16,6 +16,7 @@ from trainyard.errors import Conflict
 from trainyard.inherited import child_environment
 from trainyard.serve.bases.sources import find_bases, require_room
 from trainyard.serve.targets.calling import server_message
+from trainyard.serve.targets.vllm import LOAD_PATH, load_request
 from trainyard.settings import Settings
 from trainyard.spec.training import STARTER
 from trainyard.stores.adapters import AdapterRegistry
@@ -75,7 +76,7 @@ def restore_live(settings: Settings, url: str) -> list[str]:
             if number is not None:
                 name, alias = f"{tenant}/{role}/v{number}", f"{tenant}/{role}"
                 path = str(registry.path(registry.show(name)))
-                loaded = client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
+                loaded = client.post(LOAD_PATH, json=load_request(name, path))
                 if loaded.is_success:
                     client.post("/v1/aliases", json={"alias": alias, "model": name}).raise_for_status()
                 lines.append(

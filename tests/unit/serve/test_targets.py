@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
-from trainyard.serve.targets import openai as targets
 from trainyard.serve.targets.calling import http_client
+from trainyard.serve.targets.canary import ask_canary
 from trainyard.serve.targets.contract import AdapterCandidate, Canary, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
+from trainyard.serve.targets.vllm import find_base_card, load_adapter
 from trainyard.settings import load_settings
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import Target
@@ -96,7 +97,7 @@ def test_the_path_is_mapped_to_what_the_server_sees(tmp_path: Path) -> None:
         prefix = (str(tmp_path / "adapters"), str(shared))
         with site(tmp_path, double, path_prefix=prefix) as one:
             assert TARGETS[TargetType.VLLM].check(one) == []
-            targets.load_adapter(one)
+            load_adapter(one)
             assert double.adapters == {"acme/bot/v1": str(shared / "acme" / "bot" / "v1")}
 
 
@@ -118,13 +119,13 @@ def test_a_base_that_the_server_names_by_its_own_path_is_recognised(tmp_path: Pa
 
 def test_a_version_that_is_loaded_already_is_left_and_a_stranger_of_its_name_refused(tmp_path: Path) -> None:
     with vllm_server("org/base") as double, site(tmp_path, double) as one:
-        targets.load_adapter(one)
+        load_adapter(one)
         one.loaded = False
-        targets.load_adapter(one)
+        load_adapter(one)
         assert one.loaded is False  # nothing was done, so nothing has to be undone
         double.adapters["acme/bot/v1"] = "/elsewhere"
         with pytest.raises(TrainyardError, match=r"E-CONFLICT: .* already serves acme/bot/v1, from '/elsewhere'"):
-            targets.load_adapter(one)
+            load_adapter(one)
 
 
 def test_a_vllm_without_runtime_loading_says_how_to_start_it(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_a_vllm_without_runtime_loading_says_how_to_start_it(tmp_path: Path) -> 
         site(tmp_path, double) as one,
         pytest.raises(Unavailable, match=r"R-TARGET: .*VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
     ):
-        targets.load_adapter(one)
+        load_adapter(one)
 
 
 def test_the_servers_own_words_reach_the_user(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_the_servers_own_words_reach_the_user(tmp_path: Path) -> None:
         site(tmp_path, double) as one,
         pytest.raises(TrainyardError, match=r"status 500\. Why: LoRA rank 8 is greater than max_lora_rank 4\."),
     ):
-        targets.load_adapter(one)
+        load_adapter(one)
 
 
 def test_a_key_is_sent_and_a_missing_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +176,7 @@ def test_a_key_is_sent_and_a_missing_one_is_named(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_garbage_is_no_server(tmp_path: Path, path: str, answer: str) -> None:
-    step = targets.base_card if path == "/v1/models" else targets.ask_canary
+    step = find_base_card if path == "/v1/models" else ask_canary
     with (
         vllm_server("org/base", broken={path: (200, answer)}) as double,
         site(tmp_path, double) as one,

@@ -25,6 +25,7 @@ from trainyard.errors import Unavailable
 from trainyard.serve import vllm
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import Release, ServerProfile, VllmEngine
+from trainyard.serve.targets.vllm import LOAD_PATH, UNLOAD_PATH, load_request
 from trainyard.settings import Settings
 from trainyard.spec.axes.methods import rank_of
 from trainyard.spec.axes.rewards import RolloutSettings
@@ -75,7 +76,7 @@ class PolicyServer:
         name = self.load_adapter() if self.adapter else self.load_weights()
         yield ServedWriter(self, writer, name)
         if self.adapter:
-            self.post("/v1/unload_lora_adapter", {"lora_name": name})
+            self.post(UNLOAD_PATH, {"lora_name": name})
             shutil.rmtree(self.folder / name)
         self.post("/sleep", params={"level": 1 if self.adapter else 2})
         self.asleep = True
@@ -86,7 +87,7 @@ class PolicyServer:
         name = f"{SERVED_NAME}-{self.loaded}"
         self.save(self.folder / name)
         self.wake()
-        self.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(self.folder / name)})
+        self.post(LOAD_PATH, load_request(name, self.folder / name))
         return name
 
     def load_weights(self) -> str:

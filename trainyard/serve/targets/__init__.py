@@ -7,7 +7,8 @@
 Every function takes the `TargetDeployment`: target, version and what has been done there so far. A version is always
 loaded under its own name, which is never used again, so no server can answer from another version's prefix cache.
 
-    table.py         the rows, and the registry's pointer         llama_server.py  llama.cpp's server, started here
-    openai.py        embedded and vLLM: adapters while they run    mlx.py           mlx-lm's server, started here
-    ollama.py        a model made of base and adapter             local.py         servers that a deployment starts
+    table.py      the rows, and the registry's pointer      llama_server.py  llama.cpp's server, started here
+    vllm.py       adapters while the server runs            mlx.py           mlx-lm's server, started here
+    embedded.py   the same, and aliases                     ollama.py        a model made of base and adapter
+    canary.py     the prompt that a version has to answer   local.py         servers that a deployment starts
 """

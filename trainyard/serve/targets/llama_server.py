@@ -16,8 +16,8 @@ from trainyard.loading import load as load_late
 from trainyard.serve.conversion.files import base_gguf, tools_of
 from trainyard.serve.targets import merged, started
 from trainyard.serve.targets.calling import call
+from trainyard.serve.targets.canary import ask_canary
 from trainyard.serve.targets.contract import Actions, TargetDeployment
-from trainyard.serve.targets.openai import ask_canary
 
 BACKEND = "llamacpp"
 ADAPTER_FILE = "adapter.gguf"

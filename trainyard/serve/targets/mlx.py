@@ -10,8 +10,8 @@ from trainyard.compute.services import free_port
 from trainyard.errors import Reason
 from trainyard.loading import load as load_late
 from trainyard.serve.targets import merged, started
+from trainyard.serve.targets.canary import ask_canary
 from trainyard.serve.targets.contract import Actions, TargetDeployment
-from trainyard.serve.targets.openai import ask_canary
 
 BACKEND = "mlx"
 DEFAULT_MODEL = "default_model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainyard.callbacks import ignore
-from trainyard.serve.targets import llama_server, mlx, ollama, openai
+from trainyard.serve.targets import embedded, llama_server, mlx, ollama, vllm
 from trainyard.serve.targets.contract import Actions, TargetDeployment, no_objection
 from trainyard.spec.axes.targets import TargetType
 
@@ -23,8 +23,8 @@ def unpoint_registry(site: TargetDeployment) -> None:
 
 TARGETS: dict[TargetType, Actions] = {
     TargetType.REGISTRY: Actions(no_objection, ignore, ignore, point_registry, unpoint_registry, ignore),
-    TargetType.EMBEDDED: openai.EMBEDDED,
-    TargetType.VLLM: openai.VLLM,
+    TargetType.EMBEDDED: embedded.ACTIONS,
+    TargetType.VLLM: vllm.ACTIONS,
     TargetType.LLAMA_SERVER: llama_server.ACTIONS,
     TargetType.OLLAMA: ollama.ACTIONS,
     TargetType.MLX: mlx.ACTIONS,

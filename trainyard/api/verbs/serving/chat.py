@@ -30,6 +30,7 @@ from trainyard.serve import embedded
 from trainyard.serve.bases.origins import NamedAdapter, check_origin, read_origin
 from trainyard.serve.bases.sources import find_base, require_room
 from trainyard.serve.targets.calling import server_message
+from trainyard.serve.targets.vllm import LOAD_PATH, load_request
 from trainyard.settings import Settings
 from trainyard.stores.models import ModelSource, read_json
 
@@ -213,7 +214,7 @@ def load_adapter(url: str, adapter: NamedAdapter) -> str | None:
         base = next((one["id"] for one in cards.values() if wanted and one.get("sha256") == wanted), None)
         if base is None:
             return None
-        loaded = client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(adapter.folder)})
+        loaded = client.post(LOAD_PATH, json=load_request(name, adapter.folder))
         if not loaded.is_success:
             raise TrainyardError(
                 f"The model server at {url} did not load {name}.",

@@ -1,4 +1,8 @@
-"""Servers with OpenAI's endpoints and vLLM's two for adapters: the embedded server and vLLM."""
+"""vLLM: a server that loads adapters while it runs, by two endpoints next to those of OpenAI.
+
+The embedded server has the same two (`embedded.py`). Each version is loaded under a name of its own, so both sides of a
+switch answer; vLLM has no alias, and clients name the version.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,22 @@ from typing import Any
 from trainyard.callbacks import ignore
 from trainyard.errors import Reason, TrainyardError
 from trainyard.serve.targets.calling import call, make_response_error
+from trainyard.serve.targets.canary import ask_canary
 from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.settings import settings_file
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.evaluator_deployer import unserved
 
-
-def check_embedded(site: TargetDeployment) -> list[Reason]:
-    return [*refuse_whole_model(site), *check_base(site)]
+LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
-def check_vllm(site: TargetDeployment) -> list[Reason]:
+def load_request(name: str, folder: object) -> dict[str, str]:
+    """Return the body of a request to `LOAD_PATH`, as vLLM and the embedded server take it."""
+    return {"lora_name": name, "lora_path": str(folder)}
+
+
+def check(site: TargetDeployment) -> list[Reason]:
     reasons = [*refuse_whole_model(site), *check_servable(site), *check_base(site)]
     if site.target.path_prefix and not is_below(site.registry.root, site.target.path_prefix[0]):
         because = f"the registry {site.registry.root} is not below {site.target.path_prefix[0]!r}."
@@ -39,7 +47,7 @@ def refuse_whole_model(site: TargetDeployment) -> list[Reason]:
 
 
 def check_servable(site: TargetDeployment) -> list[Reason]:
-    """What vLLM cannot serve, read from the adapter's own config."""
+    """Return what vLLM cannot serve, read from the adapter's own config."""
     config, facts = site.candidate.adapter_config, site.target.type.facts
     method = Method.DORA if config.get("use_dora") else Method.OFT if config.get("peft_type") == "OFT" else Method.LORA
     instead = "train with method lora and without method.modules_to_save, or use target embedded."
@@ -60,30 +68,30 @@ def check_base(site: TargetDeployment) -> list[Reason]:
 
     A digest from the server decides; else its name or folder; else what the operator declared.
     """
-    card = base_card(site)
-    known, reasons = site.candidate, []
+    card = find_base_card(site)
+    candidate, reasons = site.candidate, []
     served = str(card.get("root") or card.get("id"))
     digest, template = card.get("sha256"), card.get("chat_template_sha256")
-    names = {str(card.get("id")), served, unmapped(site, served)}
+    names = {str(card.get("id")), served, map_to_local(site, served)}
     if site.target.base_model:
-        same = site.target.base_model in known.base_names
+        same = site.target.base_model in candidate.base_names
         served = site.target.base_model
-    elif digest and known.base_sha256:
-        same = digest == known.base_sha256
+    elif digest and candidate.base_sha256:
+        same = digest == candidate.base_sha256
     else:
-        same = bool(names & known.base_names)
+        same = bool(names & candidate.base_names)
     if not same:
-        because = f"{site.where} serves the base {served!r}, and the adapter belongs to {known.base_model!r}."
-        reasons.append(site.reason("R-BASE-MISMATCH", "base_model", because, other_base(site, str(card.get("id")))))
-    elif template and known.chat_template_sha256 and template != known.chat_template_sha256:
+        because = f"{site.where} serves the base {served!r}, and the adapter belongs to {candidate.base_model!r}."
+        reasons.append(site.reason("R-BASE-MISMATCH", "base_model", because, suggest_base(site, str(card.get("id")))))
+    elif template and candidate.chat_template_sha256 not in ("", template):
         because = f"{site.where} renders prompts with another chat template than the training does."
         instead = "remove engine.template, or use a server that is started with the adapter's chat template (vllm)."
         reasons.append(site.reason("R-TEMPLATE-MISMATCH", "url", because, instead))
     return reasons
 
 
-def other_base(site: TargetDeployment, served: str) -> str:
-    """What to do where the server has another base: serve the adapter's, train on the server's, or only register."""
+def suggest_base(site: TargetDeployment, served: str) -> str:
+    """Return what to do about another base: serve the adapter's, train on the server's, or only register."""
     base = site.candidate.base_model
     own = f"start a server with {base!r}, or declare `base_model` if it is the same base under another name"
     if site.target.type is TargetType.EMBEDDED:
@@ -93,16 +101,17 @@ def other_base(site: TargetDeployment, served: str) -> str:
     return f"{own}; or train on {served!r}; or use target registry."
 
 
-def base_card(site: TargetDeployment) -> Mapping[str, Any]:
-    """The served base of the candidate: of the models without a parent the one with its digest, else the first."""
-    bases = [card for card in models(site) if not card.get("parent")]
+def find_base_card(site: TargetDeployment) -> Mapping[str, Any]:
+    """Return the served base of the candidate: the model without a parent that has its digest, else the first one."""
+    bases = [card for card in list_models(site) if not card.get("parent")]
     if not bases:
         raise make_response_error(site, "its /v1/models lists no base model")
-    wanted = site.candidate.base_sha256
-    return next((card for card in bases if wanted and card.get("sha256") == wanted), bases[0])
+    digest = site.candidate.base_sha256
+    return next((card for card in bases if digest and card.get("sha256") == digest), bases[0])
 
 
-def models(site: TargetDeployment) -> list[Mapping[str, Any]]:
+def list_models(site: TargetDeployment) -> list[Mapping[str, Any]]:
+    """Return the entries of `/v1/models`. Raises `Unavailable` (`E-SERVER-RESPONSE`)."""
     answer = call(site, "GET", "/v1/models")
     cards = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
@@ -112,14 +121,14 @@ def models(site: TargetDeployment) -> list[Mapping[str, Any]]:
 
 def load_adapter(site: TargetDeployment) -> None:
     """Load under the version's name. A server that has this very version already (a retry) is left as it is."""
-    path = server_path(site)
-    there = next((card for card in models(site) if card.get("id") == site.new.name), None)
-    if there is None:
+    path = map_to_server(site)
+    card = next((card for card in list_models(site) if card.get("id") == site.new.name), None)
+    if card is None:
         site.loaded = True  # from here on an undo has to try: the answer may be lost after the server has acted
-        call(site, "POST", "/v1/load_lora_adapter", {"lora_name": site.new.name, "lora_path": path})
-    elif there.get("root") not in (None, path):
+        call(site, "POST", LOAD_PATH, load_request(site.new.name, path))
+    elif card.get("root") not in (None, path):
         raise TrainyardError(
-            f"{site.where} already serves {site.new.name}, from {there.get('root')!r}.",
+            f"{site.where} already serves {site.new.name}, from {card.get('root')!r}.",
             why="A version's name is never used for other files.",
             do="Unload it there, or point the target at a server of this registry.",
             code="E-CONFLICT",
@@ -127,53 +136,9 @@ def load_adapter(site: TargetDeployment) -> None:
 
 
 def unload_adapter(site: TargetDeployment, name: str) -> None:
-    if any(card.get("id") == name for card in models(site)):
-        call(site, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
-
-
-def ask_canary(site: TargetDeployment, model: str = "") -> None:
-    """The new version has to answer the canary prompt with some text; raises `E-CANARY` otherwise.
-
-    `model` is the server's own name for it, where that is another one.
-    """
-    body = {
-        "model": model or site.new.name,
-        "messages": [{"role": "user", "content": site.canary.prompt}],
-        "max_tokens": site.canary.max_tokens,
-        "temperature": 0,
-    }
-    answer = call(site, "POST", "/v1/chat/completions", body)
-    try:
-        said = answer["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError) as error:
-        raise make_response_error(site, "its chat completion has no message") from error
-    if not isinstance(said, str) or not said.strip():
-        raise TrainyardError(
-            f"{site.where} answered the canary prompt with nothing.",
-            why=f"{site.new.name} was asked {site.canary.prompt!r} for at most {site.canary.max_tokens} tokens.",
-            do="Look at the adapter's samples in the evaluation report; a longer canary_max_tokens may help.",
-            code="E-CANARY",
-        )
-    site.answer = said.strip()
-
-
-def switch_alias(site: TargetDeployment) -> None:
-    site.alias_before = alias_target(site)
-    site.switched = True
-    call(site, "POST", "/v1/aliases", {"alias": site.new.alias, "model": site.new.name})
-
-
-def alias_target(site: TargetDeployment) -> str | None:
-    """The version that the alias means on this server now."""
-    card = next((card for card in models(site) if card.get("id") == site.new.alias), {})
-    return str(card["alias_of"]) if card.get("alias_of") else None
-
-
-def undo_embedded(site: TargetDeployment) -> None:
-    if site.switched and site.alias_before != alias_target(site):
-        call(site, "POST", "/v1/aliases", {"alias": site.new.alias, "model": site.alias_before})
-    site.switched = False
-    undo_load(site)
+    """Unload an adapter, if the server has it."""
+    if any(card.get("id") == name for card in list_models(site)):
+        call(site, "POST", UNLOAD_PATH, {"lora_name": name})
 
 
 def undo_load(site: TargetDeployment) -> None:
@@ -187,26 +152,25 @@ def retire_previous(site: TargetDeployment) -> None:
         unload_adapter(site, site.previous.name)
 
 
-def server_path(site: TargetDeployment) -> str:
-    """The version's folder as the server sees it."""
+def map_to_server(site: TargetDeployment) -> str:
+    """Return the version's folder as the server sees it."""
     path = site.registry.path(site.new)
     if not site.target.path_prefix:
         return str(path)
-    ours, theirs = site.target.path_prefix
-    return str(Path(theirs) / path.resolve().relative_to(Path(ours).resolve()))
+    local, remote = site.target.path_prefix
+    return str(Path(remote) / path.resolve().relative_to(Path(local).resolve()))
 
 
-def unmapped(site: TargetDeployment, path: str) -> str:
-    """A folder that the server names, as we see it."""
+def map_to_local(site: TargetDeployment, path: str) -> str:
+    """Return a folder that the server names as this process sees it."""
     if not site.target.path_prefix or not path.startswith("/"):
         return path
-    ours, theirs = site.target.path_prefix
-    return str(Path(ours) / Path(path).relative_to(theirs)) if is_below(Path(path), theirs) else path
+    local, remote = site.target.path_prefix
+    return str(Path(local) / Path(path).relative_to(remote)) if is_below(Path(path), remote) else path
 
 
 def is_below(path: Path, folder: str) -> bool:
     return path.resolve().is_relative_to(Path(folder).resolve())
 
 
-EMBEDDED = Actions(check_embedded, load_adapter, ask_canary, switch_alias, undo_embedded, retire_previous)
-VLLM = Actions(check_vllm, load_adapter, ask_canary, ignore, undo_load, retire_previous)
+ACTIONS = Actions(check, load_adapter, ask_canary, ignore, undo_load, retire_previous)
