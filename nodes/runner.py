@@ -28,7 +28,7 @@ from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, wanted_by
 from trainyard.api.runs.states import BUDGET_EXCEEDED, NOT_DEPLOYED, SKIPPED, STOPPED_NAMES
 from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
-from trainyard.data.remote.pins import pin_sources
+from trainyard.data.remote.kinds import pin_sources
 from trainyard.errors import InvalidInput, NotDeployed, TrainyardError
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.axis import Strict

@@ -192,3 +192,8 @@ class Unavailable(TrainyardError, RuntimeError):
 
     exit_code = 7
     default_code = "E-UNAVAILABLE"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, at most 300 characters; the name of its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -30,7 +30,6 @@ OWN_RECORDS = {"read_intent", "write_report", "point_there", "judge"}
 DECODES = {"loads", "decode_json", "safe_load", "parse_text", "parse_item"}
 LIGHT = {
     "trainyard.data.readers.streams.Limits",
-    "trainyard.data.readers.sets.wanted_name",
     "trainyard.data.readers.documents.TYPES",
 }
 PARSERS = {

@@ -140,6 +140,34 @@ RECIPES = {
         "    found = detect([row], wanted, 'a.jsonl')\n"
         "    assert found.format == 'toy' and Normaliser(found)(row)[0].messages[1].content == 'A piano.'\n",
     ),
+    "source": Recipe(
+        (
+            Edit(
+                "data/remote/notion.py", "",
+                "from trainyard.data.remote.fetching import LocalSet\n\n\n"
+                "def fetch_set(job):\n"
+                "    folder = job.folder.absolute()\n"
+                "    (folder / 'page.md').write_text(f'# {job.source.url}')\n"
+                "    yield LocalSet(folder / 'page.md', (folder,), 'page.md', job.selection)\n",
+            ),
+            Edit(
+                "data/remote/kinds.py", "from trainyard.data.remote import",
+                "from trainyard.data.remote import notion\n",
+            ),
+            Edit(
+                "data/remote/kinds.py", '    RemoteKind("http"',
+                '    RemoteKind("notion", lambda source: str(source.url).startswith("notion:"), notion.fetch_set),\n',
+            ),
+        ),
+        "import tempfile; from pathlib import Path; from trainyard.data.rows import ROWS_FILE, read_rows\n"
+        "from trainyard.data.sources import read_source; from trainyard.settings import load_settings\n"
+        "from trainyard.spec.nodes import DataSourceConfig\n"
+        "folder, config = Path(tempfile.mkdtemp()), DataSourceConfig(url='notion://page')\n"
+        "made = read_source(config, folder, settings=load_settings(home=folder), report=lambda fraction, text: None)\n"
+        "((port, part),) = made.outputs.items()\n"
+        "(row,) = read_rows(folder / part.folder / ROWS_FILE, port)\n"
+        "assert (port, row.title, row.source) == ('documents', 'notion://page', 'page.md')\n",
+    ),
     "benchmark": Recipe(
         (
             Edit(
@@ -195,7 +223,7 @@ RECIPES = {
 }  # fmt: skip
 LINES = {
     "backend": "Backend", "format": "Data format", "benchmark": "Benchmark", "refusal": "Refusal",
-    "operation": "Operation",
+    "operation": "Operation", "source": "Source of data",
 }  # fmt: skip
 """The line of CONTRIBUTING that a recipe is, where it is not that of an axis."""
 LINE = re.compile(r"^- \*\*([A-Z][a-z ]+)\*\*(.*?)(?=\n- |\n\n)", re.MULTILINE | re.DOTALL)

@@ -12,8 +12,8 @@ import pytest
 
 from trainyard.data import paths
 from trainyard.data.paths import open_inside, resolve_inside
-from trainyard.data.readers.addresses import fetch
 from trainyard.data.remote.addresses import check_url, is_public
+from trainyard.data.remote.http import fetch
 from trainyard.errors import NotFound, Refused, TrainyardError
 from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_chain

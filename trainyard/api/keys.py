@@ -21,6 +21,7 @@ from trainyard.backends.script.templates import template_digest
 from trainyard.data.formats.converters import converter_digest
 from trainyard.data.functions import ENVIRONMENT
 from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.data.remote.kinds import find_place
 from trainyard.data.remote.pins import read_pin
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
@@ -165,8 +166,8 @@ def trainer_identity(config: TrainerConfig, settings: Settings) -> Iterator[Depe
 
 def source_digest(given: SourceSet, settings: Settings, run_id: str) -> str:
     """Local files by name, size and time of change; what is pinned by its pin; a URL or a repository by the run."""
-    if given.remote:
-        pin = read_pin(given, settings)
+    if (place := find_place(given)) is not None:
+        pin = read_pin(place, settings)
         return f"run/{run_id}/unlisted" if pin is None else pin.digest
     if given.sql is not None and given.sql.files:
         digests = [path_digest(path, settings) for path in given.sql.files.values()]

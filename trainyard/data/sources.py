@@ -20,11 +20,10 @@ from trainyard.data.limited.service import ReadingService, reading_service
 from trainyard.data.mixing import Share, write_mixture
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE, REPORT_FILE, Balance
-from trainyard.data.readers.addresses import Fetched, fetch
-from trainyard.data.readers.chunks import FileSelection, nothing_to_read
+from trainyard.data.readers.selection import FileSelection, nothing_to_read
 from trainyard.data.readers.streams import Limits
-from trainyard.data.remote.databases import write_rows
-from trainyard.data.remote.fetching import RemoteFiles
+from trainyard.data.remote.fetching import FetchJob, LocalSet
+from trainyard.data.remote.kinds import RemoteKind, find_kind
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DataFormat, Port
@@ -33,7 +32,6 @@ from trainyard.spec.ports import kinds_of_set
 from trainyard.stores.artifacts import Produced, ProducedSet
 
 Report = Callable[[float, str], None]
-REPORT_EVERY_BYTES = 1 << 24
 AS_NAMED = {Port.TEXT: DataFormat.TEXT, Port.DOCUMENTS: DataFormat.DOCUMENTS}
 """A set named by one of these ports has the port's format when it names none."""
 
@@ -159,10 +157,11 @@ class SetReading:
         scratch = folder / f".{self.named or 'set'}"
         scratch.mkdir(parents=True)
         try:
-            if self.given.remote:
-                result = self.read_remote(scratch, folder, service, report)
+            kind = find_kind(self.given)
+            if kind is None:
+                result = service.read_set(self.request(folder, self.find_local()), report)
             else:
-                result = service.read_set(self.request(scratch, folder, report), report)
+                result = self.read_remote(kind, scratch, folder, service, report)
         finally:
             shutil.rmtree(scratch)
         target, balance = folder / result.port.value, result.balance
@@ -172,40 +171,21 @@ class SetReading:
         report(1.0, f"{result.name}: {balance.kept} of {balance.read} rows kept as {result.port.value}")
         return result.port, ProducedSet(folder=result.port.value, rows=balance.kept, facts=facts)
 
-    def read_remote(self, scratch: Path, folder: Path, service: ReadingService, report: Report) -> SetReadResult:
-        """Fetch and read a set elsewhere: all its files, or with `max_rows` more and more until there are enough."""
-        remote, given = RemoteFiles(self.given, self.settings, scratch, report), self.given
-        if given.in_bucket:
-            return self.read_bucket(remote, scratch, folder, service, report)
-        amount = 1 if given.max_rows else len(remote)
-        while True:
-            files, roots = remote.fetch(amount)
-            request = SetRequest(
-                files[0].parent, roots, folder.absolute(), FileSelection(max_rows=given.max_rows), False,
-                self.wanted, self.named, remote.address, self.limits, files=files, expected=kinds_of_set(given),
-                converter=self.converter, columns=self.given.columns,
-            )  # fmt: skip
+    def read_remote(
+        self, kind: RemoteKind, scratch: Path, folder: Path, service: ReadingService, report: Report
+    ) -> SetReadResult:
+        """Fetch and read a remote set: all its files, or with `max_rows` more and more until there are enough rows."""
+        job = FetchJob(
+            self.given, self.settings, scratch, self.limits, lambda fraction, text: report(fraction / 2, text)
+        )
+        for fetched in kind.fetch(job):
+            request = self.request(folder, fetched)
             result = service.read_set(request, lambda fraction, text: report(0.5 + fraction / 2, text))
-            if amount == len(remote) or result.balance.read - result.balance.bad >= (given.max_rows or 0):
-                result.facts |= remote.facts
+            if fetched.complete or result.balance.read - result.balance.bad >= (self.given.max_rows or 0):
+                result.facts |= fetched.facts
                 return result
             shutil.rmtree(folder / result.port.value)
-            amount = min(len(remote), 2 * amount)
-
-    def read_bucket(
-        self, remote: RemoteFiles, scratch: Path, folder: Path, service: ReadingService, report: Report
-    ) -> SetReadResult:
-        """Fetch the files of a bucket and read them as a file or a folder of this machine."""
-        files, roots = remote.fetch(len(remote))
-        place = files[0] if remote.alone else scratch.absolute() / "fetched"
-        request = SetRequest(
-            place, roots, folder.absolute(), FileSelection(max_rows=self.given.max_rows), False, self.wanted,
-            self.named, remote.address, self.limits, expected=kinds_of_set(self.given), converter=self.converter,
-            columns=self.given.columns,
-        )  # fmt: skip
-        result = service.read_set(request, lambda fraction, text: report(0.5 + fraction / 2, text))
-        result.facts |= remote.facts
-        return result
+        raise AssertionError("the last set that a kind fetches is complete")
 
     @property
     def wanted(self) -> DataFormat:
@@ -219,46 +199,27 @@ class SetReading:
         name = self.given.converter
         return None if name is None else (name, find_reference(name, self.settings))
 
-    def request(self, scratch: Path, folder: Path, report: Report) -> SetRequest:
-        """What is to be read. Refuses what leaves its roots or the public internet; fetches an address."""
+    def find_local(self) -> LocalSet:
+        """Return the place of a set on this machine. Raises `Refused` (`R-PATH-ROOT`), `NotFound`."""
         given, roots = self.given, tuple(root.expanduser().absolute() for root in data_roots(self.settings))
-        name, query = "", ""
-        tables: dict[str, Path] = {}
-        if given.sql is not None and given.sql.database:
-            place, name, roots = scratch.absolute() / "rows.jsonl", "query.jsonl", (scratch.absolute(),)
-            write_rows(
-                given.sql.database, given.sql.query, place, self.settings, max_rows=given.max_rows,
-                report=lambda number: report(0.0, f"{number} rows of the query"),
-            )  # fmt: skip
-        elif given.sql is not None:
-            query, name = given.sql.query, "query"
+        selection = FileSelection(given.include, given.exclude, given.max_rows)
+        if given.sql is not None:
             tables = {table: resolve_inside(path, roots) for table, path in given.sql.files.items()}
             place = next(iter(tables.values()))
-        elif given.repository:
-            place = resolve_inside(given.repository, roots, field="config.repository")
-        elif given.url:
-            fetched = self.fetch(given.url, scratch, report)
-            place, name, roots = fetched.path, fetched.name, (scratch.absolute(),)
-        else:
-            assert given.path is not None
-            place = resolve_inside(given.path, roots)
+            return LocalSet(place, roots, "query", selection, query=given.sql.query, tables=tables)
+        if given.repository:
+            return LocalSet(resolve_inside(given.repository, roots, field="config.repository"), roots, "", selection)
+        assert given.path is not None
+        return LocalSet(resolve_inside(given.path, roots), roots, "", selection)
+
+    def request(self, folder: Path, place: LocalSet) -> SetRequest:
+        """Return what a reading process is asked to read into `folder`."""
         return SetRequest(
-            place.absolute(), roots, folder.absolute(), FileSelection(given.include, given.exclude, given.max_rows),
-            given.repository is not None, self.wanted, self.named, name, self.limits, expected=kinds_of_set(given),
-            query=query, tables=tables, converter=self.converter, columns=self.given.columns,
+            place.path.absolute(), place.roots, folder.absolute(), place.selection, self.given.repository is not None,
+            self.wanted, self.named, place.name, self.limits, files=place.files, query=place.query,
+            tables=place.tables, expected=kinds_of_set(self.given), converter=self.converter,
+            columns=self.given.columns,
         )  # fmt: skip
-
-    def fetch(self, url: str, scratch: Path, report: Report) -> Fetched:
-        """Fetch an address; reports every 16 MiB."""
-        last = -REPORT_EVERY_BYTES
-
-        def progress(done: int, total: int) -> None:
-            nonlocal last
-            if done - last >= REPORT_EVERY_BYTES:
-                last = done
-                report(done / total / 2 if total else 0.0, f"fetching: {done >> 20} MiB")
-
-        return fetch(url, scratch, allowed=self.settings.allow_private_urls, limits=self.limits, progress=progress)
 
     def judge(self, result: SetReadResult, balance: Balance, target: Path) -> None:
         """Fail for a set without rows, and for one with too many bad rows."""

@@ -147,12 +147,8 @@ class SourceSet(SetFields):
         return self
 
     @property
-    def remote(self) -> bool:
-        """Whether its files are listed and pinned before they are read."""
-        return self.hub is not None or self.in_bucket
-
-    @property
     def in_bucket(self) -> bool:
+        """Whether its address is that of a bucket, which only an operator opens to chains."""
         return self.url is not None and self.url.partition("://")[0].lower() in BUCKETS
 
 

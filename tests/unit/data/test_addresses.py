@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.unit.data.reading import read_all, settings_for
-from trainyard.data.readers.addresses import fetch, name_of
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.addresses import CheckedNetwork, check_url, is_public
+from trainyard.data.remote.http import fetch, name_of
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound, Refused, TrainyardError, Unavailable
 from trainyard.spec.axes.data import Port
 from trainyard.testing.loopback import LoopbackServer, serving

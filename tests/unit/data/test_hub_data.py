@@ -22,7 +22,7 @@ PROGRAM = """
 import json, sys, tempfile
 from pathlib import Path
 from trainyard.data.limited.service import kept_service
-from trainyard.data.remote.pins import pin_sources
+from trainyard.data.remote.kinds import pin_sources
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.data.sources import read_source
 from trainyard.errors import TrainyardError

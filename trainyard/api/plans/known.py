@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainyard.backends.timings.records import read_timings, timing_key
+from trainyard.data.remote.kinds import find_kind
 from trainyard.data.renderers.choice import AUTO
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
@@ -120,6 +121,4 @@ def is_local(config: DataSourceConfig) -> bool:
 
 
 def is_local_set(given: SourceSet) -> bool:
-    if given.data_worker or given.hub or given.url:
-        return False
-    return given.sql is None or not given.sql.database
+    return not given.data_worker and find_kind(given) is None

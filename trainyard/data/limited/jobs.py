@@ -16,10 +16,11 @@ from trainyard.data.limited.items import parse_item
 from trainyard.data.limited.process import allow_cpu
 from trainyard.data.limited.requests import ParsedItem, ParseRequest, SetRequest
 from trainyard.data.paths import ROW_SUFFIXES, suffix_of
-from trainyard.data.readers.chunks import FileSelection, OpenedSet
+from trainyard.data.readers.chunks import OpenedSet
 from trainyard.data.readers.repositories import commit_documents, open_repository
 from trainyard.data.readers.row_writer import RowWriter
 from trainyard.data.readers.rowfiles import RowFile, no_row, read_first_rows
+from trainyard.data.readers.selection import FileSelection
 from trainyard.data.readers.sets import open_files, open_listed, open_repository_set, walk
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.queries import open_query

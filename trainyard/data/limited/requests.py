@@ -12,7 +12,7 @@ import msgspec
 
 from trainyard.data.limited.frames import SentError
 from trainyard.data.quarantine import Balance
-from trainyard.data.readers.chunks import FileSelection
+from trainyard.data.readers.selection import FileSelection
 from trainyard.data.readers.streams import Limits
 from trainyard.spec.axes.data import DataFormat, Port
 

@@ -10,21 +10,11 @@ from typing import Any, NamedTuple
 from trainyard.data.formats.shapes import Kind
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
-from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import DataFormat, Port
 
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 16 << 20
 """Size of the rows from which a chunk is not added to, however few they are."""
-
-
-@dataclass(frozen=True)
-class FileSelection:
-    """Which files and how many rows of a place are wanted, from a node's config."""
-
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    max_rows: int | None = None
 
 
 class Bad(NamedTuple):
@@ -87,12 +77,3 @@ class OpenedSet:
     skipped: Counter[str] = field(default_factory=Counter)
     """Files of the folder that are not read, by extension."""
     why_empty: str = ""
-
-
-def nothing_to_read(name: str, why: str) -> InvalidInput:
-    return InvalidInput(
-        f"{name} contains nothing to read.",
-        why=why,
-        do="Give a file or a folder with documents or rows (docs/data-sources.md lists the types).",
-        code="E-DATA-EMPTY",
-    )

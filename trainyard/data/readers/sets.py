@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from trainyard.data.formats.converters import RowConverter
@@ -17,10 +16,11 @@ from trainyard.data.limited.children import Batch, DocumentReply
 from trainyard.data.limited.frames import received_error
 from trainyard.data.paths import ROW_SUFFIXES, open_inside, suffix_of
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Bad, Chunk, FileSelection, OpenedSet, nothing_to_read
+from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Bad, Chunk, OpenedSet
 from trainyard.data.readers.documents import TYPES, load_readers, read_document
 from trainyard.data.readers.repositories import Repository, commit_documents, file_contents, open_repository
 from trainyard.data.readers.rowfiles import PARQUET_MAGIC, row_set, text_lines
+from trainyard.data.readers.selection import FileSelection, is_selected, nothing_to_read
 from trainyard.data.readers.streams import GZIP_MAGIC, Limits, gunzip, open_text, peek, raw_blocks
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import DataFormat, Port
@@ -36,7 +36,7 @@ def walk(folder: Path, given: FileSelection) -> list[Path]:
         folders[:] = sorted(name for name in folders if name[0] != "." and name not in UNREAD_FOLDERS)
         found += [Path(where) / name for name in files if name[0] != "."]
     names = {path.relative_to(folder).as_posix(): path for path in found}
-    return [path for name, path in sorted(names.items()) if wanted_name(name, given.include, given.exclude)]
+    return [path for name, path in sorted(names.items()) if is_selected(name, given.include, given.exclude)]
 
 
 def unreadable(error: OSError) -> NoReturn:
@@ -45,19 +45,6 @@ def unreadable(error: OSError) -> NoReturn:
         f"{error.filename} cannot be read: {error.strerror}.", do="Correct its permissions, or exclude it.",
         code="E-DATA-NOT-FOUND",
     ) from error  # fmt: skip
-
-
-def wanted_name(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
-    """Whether globs choose a file: each is compared with the path below the folder and with the file name.
-
-    `*` also matches `/`, and `**/` at the beginning also matches no folder, as in git and pathlib.
-    """
-    alternatives = (name, f"./{name}", PurePosixPath(name).name)
-
-    def matches(globs: Sequence[str]) -> bool:
-        return any(fnmatch.fnmatchcase(text, glob) for text in alternatives for glob in globs)
-
-    return (not include or matches(include)) and not matches(exclude)
 
 
 def open_files(
@@ -74,7 +61,7 @@ def open_files(
     label = name or place.name
     if place.is_dir():
         return open_folder(place, given, wanted, roots, limits, convert=convert)
-    if not wanted_name(label, given.include, given.exclude):
+    if not is_selected(label, given.include, given.exclude):
         raise nothing_to_read(label, "Its name is left out by the globs of include and exclude.")
     if convert is not None:
         return row_set([place], wanted, label, roots, limits, convert=convert)
@@ -207,7 +194,7 @@ def open_repository_set(place: Path, given: FileSelection, roots: Sequence[Path]
     """A git repository as documents: its commits, then the files of the newest one, both filtered by the globs."""
     repository = open_repository(place, roots, limits)
     if given.include or given.exclude:
-        repository.wanted = lambda name: wanted_name(name, given.include, given.exclude)
+        repository.wanted = lambda name: is_selected(name, given.include, given.exclude)
         repository.any_type = bool(given.include)
     commits = len(repository.commits())
     done = [0]

@@ -17,9 +17,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from trainyard.data.remote.fetching import FetchJob, LocalSet, fetch_folder
 from trainyard.data.remote.listing import Pin, RemoteFile
-from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
+from trainyard.errors import (
+    Conflict,
+    InvalidInput,
+    LimitExceeded,
+    NotFound,
+    Reason,
+    Refused,
+    TrainyardError,
+    Unavailable,
+)
 from trainyard.loading import load
+from trainyard.settings import Settings
+from trainyard.spec.nodes import SourceSet
 from trainyard.spec.packages import BUCKETS
 from trainyard.stores.objects.store import checked_name, open_store
 
@@ -30,12 +42,35 @@ VERSION_KEYS = ("VersionId", "version_id", "ETag", "etag", "LastModified", "last
 """What file systems call that which changes with the bytes, the best first."""
 
 
+def is_bucket_set(source: SourceSet) -> bool:
+    """Return whether a set is a file or a folder of a bucket."""
+    return source.in_bucket
+
+
+def open_place(source: SourceSet) -> BucketPlace:
+    """Return the file or the prefix that a set names."""
+    assert source.url is not None
+    return BucketPlace(source.url)
+
+
+def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
+    """Download the files of the set. Raises what `BucketPlace` raises."""
+    return fetch_folder(open_place(job.source), job)
+
+
 @dataclass(frozen=True)
 class BucketPlace:
     """A file, or all files below a prefix."""
 
     address: str
     lasting: bool = False
+
+    def require_access(self, settings: Settings) -> None:
+        """Raise `Refused` (`R-SOURCE`) for a bucket that the operator has not listed."""
+        if not settings.may_read(self.address):
+            because = f"The bucket of {self.address!r} is not one that chains may read with this machine's credentials."
+            instead = "Let the operator add it to data_buckets in trainyard.toml."
+            raise Refused([Reason("R-SOURCE", None, "config.url", because, instead)])
 
     def look_up(self) -> tuple[str, Sequence[RemoteFile]]:
         """(digest of the listing, its files by name).

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trainyard.data.formats.cells import row_values, text_columns
-from trainyard.data.remote.queries import bad_query, first_line
-from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
+from trainyard.data.remote.fetching import FetchJob, LocalSet
+from trainyard.errors import InvalidInput, LimitExceeded, Unavailable, first_line
 from trainyard.loading import load
 from trainyard.settings import Settings
+from trainyard.spec.nodes import SourceSet
 
 READ_ONLY: dict[str, tuple[str, ...]] = {
     "sqlite": ("PRAGMA query_only = ON",),
@@ -28,6 +29,23 @@ BESIDES = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", r
 """Texts, names and comments, in which a semicolon ends no statement."""
 BATCH_ROWS = 1000
 MOST_BYTES = 16 << 30
+
+
+def is_database_set(source: SourceSet) -> bool:
+    """Return whether a set is a query on a database that the operator has named."""
+    return source.sql is not None and source.sql.database is not None
+
+
+def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
+    """Write the rows of the query into a file. Raises what `write_rows` raises."""
+    assert job.source.sql is not None
+    assert job.source.sql.database is not None
+    folder = job.folder.absolute()
+    write_rows(
+        job.source.sql.database, job.source.sql.query, folder / "rows.jsonl", job.settings,
+        max_rows=job.source.max_rows, report=lambda count: job.report(0.0, f"{count} rows of the query"),
+    )  # fmt: skip
+    yield LocalSet(folder / "rows.jsonl", (folder,), "query.jsonl", job.selection)
 
 
 def database_url(name: str, settings: Settings) -> str:
@@ -98,3 +116,12 @@ def write_rows(
         raise bad_query(first_line(getattr(error, "orig", None) or error)) from error
     finally:
         engine.dispose()
+
+
+def bad_query(why: str) -> InvalidInput:
+    """Return the error (`E-DATA-UNREADABLE`) of a query that cannot be run."""
+    return InvalidInput(
+        "The query of the data source cannot be run.", why=why,
+        do="Write one SELECT over the tables that `sql` names; `AS` gives a column the name of a field.",
+        code="E-DATA-UNREADABLE",
+    )  # fmt: skip

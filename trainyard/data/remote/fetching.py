@@ -1,53 +1,110 @@
-"""The files of a pinned set on this machine, as many of them as are needed."""
+"""The files of a remote set on this machine: what a kind gets to fetch, and what a reading process gets of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainyard.data.readers.chunks import nothing_to_read
-from trainyard.data.readers.sets import wanted_name
-from trainyard.data.remote.pins import pin_set, place_of, read_pin
+from trainyard.data.readers.selection import FileSelection, is_selected, nothing_to_read
+from trainyard.data.remote.listing import RemotePlace
+from trainyard.data.remote.pins import pin_place, read_pin
 from trainyard.settings import Settings
 from trainyard.spec.nodes import SourceSet
+
+if TYPE_CHECKING:  # numpy
+    from trainyard.data.readers.streams import Limits
 
 Report = Callable[[float, str], None]
 
 
-class RemoteFiles:
-    """The files of one set, fetched in their order. `folder` is for those that no cache keeps."""
+@dataclass(frozen=True)
+class FetchJob:
+    """One remote set that is to be fetched. `folder` is empty, and removed when the set has been read."""
 
-    def __init__(self, given: SourceSet, settings: Settings, folder: Path, report: Report) -> None:
-        self.place, self.pin = place_of(given), read_pin(given, settings) or pin_set(given, settings)
-        self.folder, self.report = folder, report
-        self.files = [file for file in self.pin.files if wanted_name(file.name, given.include, given.exclude)]
+    source: SourceSet
+    settings: Settings
+    folder: Path
+    limits: Limits
+    report: Report
+    """Gets the fraction of the whole set that has been fetched, and a line of text."""
+
+    @property
+    def selection(self) -> FileSelection:
+        """The files and rows of the set that the config selects."""
+        return FileSelection(self.source.include, self.source.exclude, self.source.max_rows)
+
+
+@dataclass(frozen=True)
+class LocalSet:
+    """The files of a set on this machine, or the first files of one that is being fetched."""
+
+    path: Path
+    """A file or a folder; with `files` the folder above them."""
+    roots: tuple[Path, ...]
+    """Folders in which every file and the target of every link has to be."""
+    name: str
+    selection: FileSelection
+    """What of the files is read."""
+    files: tuple[Path, ...] = ()
+    """The files in the order of reading, where that is not the order of a folder."""
+    query: str = ""
+    """SQL over `tables`, whose rows are the set."""
+    tables: Mapping[str, Path] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What was fetched, for the report of the set."""
+    complete: bool = True
+
+
+class PinnedFiles:
+    """The files of one pinned set, fetched in their order."""
+
+    def __init__(self, place: RemotePlace, job: FetchJob) -> None:
+        """Raises what `pin_place` raises, and `InvalidInput` (`E-DATA-EMPTY`) where the globs leave no file."""
+        self.place, self.job = place, job
+        self.pin = read_pin(place, job.settings) or pin_place(place, job.settings)
+        include, exclude = job.source.include, job.source.exclude
+        self.files = [file for file in self.pin.files if is_selected(file.name, include, exclude)]
         if not self.files:
-            raise nothing_to_read(self.address, "It has no files, or the globs leave none.")
+            raise nothing_to_read(self.pin.address, "It has no files, or the globs leave none.")
         self.fetched: list[tuple[Path, Path]] = []
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    @property
-    def address(self) -> str:
-        return self.pin.address
-
-    @property
-    def alone(self) -> bool:
-        """Whether the address is that of one file."""
-        return len(self.pin.files) == 1 and self.address.endswith(self.files[0].name)
-
-    def fetch(self, amount: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-        """(paths of the first files, the folders in which they have to be)."""
-        for number in range(len(self.fetched), amount):
-            self.report(number / len(self) / 2, f"fetching {self.files[number].name}")
-            self.fetched.append(self.place.fetch(self.pin, self.files[number], self.folder))
+    def fetch(self, count: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """Return (paths of the first files, the folders in which they have to be)."""
+        for number in range(len(self.fetched), count):
+            self.job.report(number / len(self.files), f"fetching {self.files[number].name}")
+            self.fetched.append(self.place.fetch(self.pin, self.files[number], self.job.folder))
         return tuple(path for path, _ in self.fetched), tuple(dict.fromkeys(root for _, root in self.fetched))
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What was read, for the report."""
-        used = self.files[: len(self.fetched)]
-        known = {file.name: file.version for file in used if file.version}
-        return {"address": self.address, "revision": self.pin.revision} | ({"versions": known} if known else {})
+    def describe(self, path: Path, roots: tuple[Path, ...], files: tuple[Path, ...] = ()) -> LocalSet:
+        """Return the set as far as it has been fetched."""
+        fetched = self.files[: len(self.fetched)]
+        versions = {file.name: file.version for file in fetched if file.version}
+        facts: dict[str, Any] = {"address": self.pin.address, "revision": self.pin.revision}
+        return LocalSet(
+            path, roots, self.pin.address, FileSelection(max_rows=self.job.source.max_rows), files,
+            facts=facts | ({"versions": versions} if versions else {}), complete=len(fetched) == len(self.files),
+        )  # fmt: skip
+
+
+def fetch_in_order(place: RemotePlace, job: FetchJob) -> Iterator[LocalSet]:
+    """Fetch all files of a pinned set; with `max_rows` one at first, and each time twice as many."""
+    pinned = PinnedFiles(place, job)
+    count = 1 if job.source.max_rows else len(pinned.files)
+    while True:
+        paths, roots = pinned.fetch(count)
+        fetched = pinned.describe(paths[0].parent, roots, paths)
+        yield fetched
+        if fetched.complete:
+            return
+        count = min(len(pinned.files), 2 * count)
+
+
+def fetch_folder(place: RemotePlace, job: FetchJob) -> Iterator[LocalSet]:
+    """Fetch all files of a pinned set, which are then read as a file or a folder of this machine."""
+    pinned = PinnedFiles(place, job)
+    paths, roots = pinned.fetch(len(pinned.files))
+    listed = pinned.pin.files
+    is_file = len(listed) == 1 and place.address.endswith(listed[0].name)
+    yield pinned.describe(paths[0] if is_file else job.folder.absolute() / "fetched", roots)

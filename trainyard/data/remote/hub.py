@@ -14,12 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.data.paths import ROW_SUFFIXES, suffix_of
+from trainyard.data.remote.fetching import FetchJob, LocalSet, fetch_in_order
 from trainyard.data.remote.listing import Pin, RemoteFile
-from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
+from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, first_line
 from trainyard.loading import load
-from trainyard.spec.nodes import HubSet
+from trainyard.settings import Settings
+from trainyard.spec.nodes import HubSet, SourceSet
 
 READ_SUFFIXES = ROW_SUFFIXES | {".txt"}
+
+
+def is_hub_set(source: SourceSet) -> bool:
+    """Return whether a set is a data set of the Hub."""
+    return source.hub is not None
+
+
+def open_place(source: SourceSet) -> HubPlace:
+    """Return the split that a set names."""
+    assert source.hub is not None
+    return HubPlace(source.hub)
+
+
+def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
+    """Fetch the files of the split in their order. Raises what `HubPlace` raises."""
+    return fetch_in_order(open_place(job.source), job)
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,9 @@ class HubPlace:
     @property
     def address(self) -> str:
         return str(self.given)
+
+    def require_access(self, settings: Settings) -> None:
+        """Do nothing: the Hub itself decides what an account may read."""
 
     def look_up(self) -> tuple[str, Sequence[RemoteFile]]:
         """The commit, and the files of the split in their order.
@@ -113,7 +134,3 @@ def unreachable(given: HubSet, error: BaseException) -> TrainyardError:
         do="Run it again when the Hub can be reached.",
         code="E-URL",
     )
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from trainyard.settings import Settings
+
 
 @dataclass(frozen=True)
 class RemoteFile:
@@ -47,6 +49,9 @@ class RemotePlace(Protocol):
     @property
     def lasting(self) -> bool:
         """Whether a pin stays right: the files of a commit do not change, those of a bucket may."""
+
+    def require_access(self, settings: Settings) -> None:
+        """Raise `Refused` for a place that the operator does not let chains read."""
 
     def look_up(self) -> tuple[str, Sequence[RemoteFile]]:
         """(revision, files in the order of reading). Asks the network."""

@@ -17,11 +17,13 @@ from trainyard.data.formats.cells import row_values, text_columns
 from trainyard.data.formats.converters import RowConverter
 from trainyard.data.formats.shapes import Normaliser, detect
 from trainyard.data.paths import open_inside, suffix_of
-from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk, OpenedSet, nothing_to_read
+from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk, OpenedSet
 from trainyard.data.readers.columns import restored, restorers
 from trainyard.data.readers.jsonl import SAMPLE_ROWS
+from trainyard.data.readers.selection import nothing_to_read
 from trainyard.data.readers.tables import chunks_of
-from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
+from trainyard.data.remote.databases import bad_query
+from trainyard.errors import LimitExceeded, Unavailable, first_line
 from trainyard.loading import load
 from trainyard.spec.axes.data import DataFormat
 
@@ -154,15 +156,3 @@ def refuse_statements(duckdb: Any, query: str) -> None:
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
         raise bad_query(f"It has to be one SELECT; it is {kinds}.")
-
-
-def bad_query(why: str) -> InvalidInput:
-    return InvalidInput(
-        "The query of the data source cannot be run.", why=why,
-        do="Write one SELECT over the tables that `sql` names; `AS` gives a column the name of a field.",
-        code="E-DATA-UNREADABLE",
-    )  # fmt: skip
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

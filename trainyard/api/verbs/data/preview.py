@@ -33,7 +33,7 @@ from trainyard.compute.gpus import devices_here
 from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE
-from trainyard.data.remote.pins import pin_sources
+from trainyard.data.remote.kinds import pin_sources
 from trainyard.data.renderers.tokenizer import load_tokenizer, render_without_torch
 from trainyard.data.rows import (
     ROWS_FILE,
