@@ -90,7 +90,7 @@ def test_a_supervised_child(tmp_path: Path) -> None:
 def test_the_child_that_renders_a_prompt() -> None:
     child = PromptChild("Say {{ document }}.")
     with only_child() as found:
-        child.start()
+        child.open_prompt()
     try:
         judge(environ_of(found[0]))
     finally:

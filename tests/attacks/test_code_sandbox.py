@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from trainyard.compute.sandbox.service import CODE, Confinement, Sandboxes, open_sandboxes, run_code
+from trainyard.sandbox.service import CODE, Confinement, Sandboxes, open_sandboxes, run_code
 
 START = """
 import ctypes, os, sys
@@ -189,7 +189,7 @@ def test_nothing_outlives_a_request(confined: Sandboxes) -> None:
 
 
 ENDLESS = """
-from trainyard.compute.sandbox.service import Confinement, open_sandboxes, run_code
+from trainyard.sandbox.service import Confinement, open_sandboxes, run_code
 with open_sandboxes(Confinement({level!r})):
     run_code("", "", timeout_s=5, memory_mb=512)
     print("ready", flush=True)
@@ -212,14 +212,14 @@ def test_code_ends_with_the_process_that_runs_it(level: Confinement) -> None:
 
 SWITCHED_OFF = """
 import ctypes, sys
-from trainyard.compute.sandbox.kernel import *
+from trainyard.sandbox.kernel import *
 refused = [int(number) for number in sys.argv[1:]]
 code = [(LOAD, 0, 0, 0), *((EQUAL, len(refused) - at, 0, number) for at, number in enumerate(refused)),
         (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, NOT_PERMITTED)]
 lines = (Instruction * len(code))(*(Instruction(*line) for line in code))
 prctl(PR_SET_NO_NEW_PRIVS, 1)
 prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(FilterProgram(len(code), lines)))
-from trainyard.compute.sandbox.service import find_confinement, run_code
+from trainyard.sandbox.service import find_confinement, run_code
 print(find_confinement())
 try:
     print(run_code("def f(): return 1", "assert f() == 1", timeout_s=5, memory_mb=512).verdict)

@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.fuzz.mutations import input_of
 from tests.fuzz.planted import plant
 from tests.fuzz.targets import HANG_S, TARGETS, Run
-from trainyard.data.limited.process import allow_cpu, die_with_parent, limit_memory
+from trainyard.sandbox.limits import allow_cpu, die_with_parent, limit_memory
 
 MEMORY_BYTES = 1 << 30
 INPUTS_PER_CHILD = 2000

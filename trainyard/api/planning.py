@@ -34,10 +34,10 @@ from trainyard.backends.choices import decide_choices, decide_evaluation
 from trainyard.backends.timings.records import slowdown_here
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import devices_here
-from trainyard.compute.sandbox.service import Confinement, find_confinement
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused, TrainyardError
 from trainyard.loading import load
+from trainyard.sandbox.service import Confinement, find_confinement
 from trainyard.serve import vllm
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings

@@ -3,39 +3,25 @@
 The part that all requests share (task and format) comes first and the document last, so that a server with prefix
 caching computes the shared part once; requests on one document follow each other.
 
-A user's prompt is code from a stranger. It is rendered only in a child process (`python -m trainyard.data.prompts`),
-in Jinja's immutable sandbox, under limits of memory (`RLIMIT_AS`), of wall time and of length: one line of JSON in,
-one line out, about 0.1 ms a prompt. The child ends with its parent's pipe.
+A user's prompt is code from a stranger. It is rendered only in a child process (`prompt_child.py`), in Jinja's
+immutable sandbox, under limits of memory, of processor time and of length: one line of JSON in, one line out, about
+0.1 ms a prompt.
 """
 
 from __future__ import annotations
 
 import json
-import select
-import signal
-import subprocess
-import sys
-from collections.abc import Sequence
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from trainyard.data.template_child import limit_this_process, render_limited
+from trainyard.data.prompt_child import MEMORY_BYTES, RENDER_S, limit_error
 from trainyard.errors import InvalidInput
-from trainyard.inherited import child_environment
+from trainyard.sandbox.children import ChildEnded, LineChild
+from trainyard.sandbox.limits import ChildLimits, Death
 from trainyard.spec.axes.data import GenerationTemplate
 
 Messages = list[dict[str, str]]
-MEMORY_BYTES = 256 << 20
-RENDER_S = 2.0
-START_S = 20.0
-"""A cold interpreter on a loaded machine takes seconds to import; this bounds the start, not a rendering."""
-MARGIN_CHARS = 100_000
-"""How much longer than the document a prompt may become."""
-VARIABLES = ("document", "pairs", "wordings", "part", "parts")
-DO = f"Correct config.prompt; it sees {', '.join(VARIABLES)} (document has title, text, source and kind)."
+ENDED = "its process ended, which running out of memory or time does"
 SAMPLE = {"title": "Sample", "text": "A chain is a list of nodes.", "source": "sample.md", "kind": "markdown"}
 
 TASKS = {
@@ -146,7 +132,7 @@ class Prompter:
 
     def __enter__(self) -> Prompter:
         if self.child:
-            self.child.start()
+            self.child.open_prompt()
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -156,119 +142,45 @@ class Prompter:
     def messages(self, document: dict[str, str], *, pairs: int, part: int = 1, parts: int = 1) -> Messages:
         """System and user message that ask for `pairs` pairs on a document {title, text, source, kind}."""
         if self.child:
-            given = {"document": document, "pairs": pairs, "wordings": self.wordings, "part": part, "parts": parts}
-            user = self.child.render(given)
+            variables = {"document": document, "pairs": pairs, "wordings": self.wordings, "part": part, "parts": parts}
+            user = self.child.render(variables)
         else:
             user = DOCUMENT_PROMPT.format(title=document["title"], text=document["text"], pairs=pairs)
             user += PART_PROMPT.format(part=part, parts=parts) if parts > 1 else ""
         return [{"role": "system", "content": self.system}, {"role": "user", "content": user}]
 
 
-class PromptChild:
+class PromptChild(LineChild):
     """The process in which one untrusted template is rendered, again and again."""
 
     def __init__(self, prompt: str) -> None:
+        super().__init__("trainyard.data.prompt_child", ChildLimits(RENDER_S, MEMORY_BYTES))
         self.prompt = prompt
-        self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        command = [sys.executable, "-P", "-m", "trainyard.data.prompts"]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
-        )
+    def open_prompt(self) -> None:
+        """Start the child and try the prompt on a sample. Raises `InvalidInput` (`E-PROMPT`)."""
         try:
-            self.exchange({"prompt": self.prompt}, START_S)
+            read_text(lambda: self.start({"prompt": self.prompt}))
             self.render({"document": SAMPLE, "pairs": 1, "wordings": 1, "part": 1, "parts": 1})
         except BaseException:
             self.stop()
             raise
 
-    def stop(self) -> None:
-        if self.process:
-            self.process.kill()
-            self.process.communicate()
-            self.process = None
-
-    def render(self, given: dict[str, Any]) -> str:
-        return str(self.exchange(given, RENDER_S)["text"])
-
-    def exchange(self, given: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """One line to the child, one line back, within `seconds`."""
-        assert self.process is not None
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write(json.dumps(given).encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError as error:
-            raise limit_error("its process ended") from error
-        if not select.select([self.process.stdout], [], [], seconds)[0]:
-            raise limit_error(f"it did not finish within {seconds:g} s")
-        line = self.process.stdout.readline()
-        if not line:
-            raise limit_error("its process ended, which running out of memory or time does")
-        reply: dict[str, Any] = json.loads(line)
-        if "code" in reply:
-            raise InvalidInput(reply["what"], why=reply["why"], do=reply["do"], code=reply["code"])
-        return reply
+    def render(self, variables: dict[str, Any]) -> str:
+        """Return the text for the variables of a prompt. Raises `InvalidInput` (`E-PROMPT`)."""
+        if self.process is None:
+            self.open_prompt()
+        return read_text(lambda: self.exchange(json.dumps(variables).encode()))
 
 
-def limit_error(why: str) -> InvalidInput:
-    return InvalidInput(
-        "The generator's own prompt was stopped.",
-        why=f"While it was rendered, {why}; allowed are {RENDER_S:g} s, {MEMORY_BYTES >> 20} MiB and the document's "
-        f"length plus {MARGIN_CHARS:,} characters.",
-        do="Take loops and repetitions out of config.prompt.",
-        code="E-PROMPT",
-    )
-
-
-FAULTS: tuple[tuple[type[Exception], str, str], ...] = (
-    (TemplateSyntaxError, "E-PROMPT", "The generator's own prompt is not Jinja."),
-    (SecurityError, "E-PROMPT", "The generator's own prompt tries to leave its sandbox."),
-    (UndefinedError, "E-PROMPT", "The generator's own prompt uses a name that does not exist."),
-    (Exception, "E-PROMPT", "The generator's own prompt cannot be rendered."),
-)
-"""The first row whose type matches names the code; Jinja lets any exception of an expression through."""
-
-
-def answer(environment: ImmutableSandboxedEnvironment, prompt: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The child's reply to one line: the rendered text, or the error as its four fields."""
+def read_text(exchange: Callable[[], dict[str, Any]]) -> str:
+    """Return the text of a child's reply. Raises `InvalidInput` (`E-PROMPT`) for a fault and for a child that ended."""
     try:
-        if "document" in given:
-            most = len(given["document"]["text"]) + MARGIN_CHARS
-            text = render_limited(environment.from_string(prompt).generate(given), most)
-            if text is None:
-                raise limit_error(f"it became longer than {most:,} characters")
-            return {"text": text}
-        if "document" not in meta.find_undeclared_variables(environment.parse(prompt)):
-            raise InvalidInput("The generator's own prompt never shows the document.", do=DO, code="E-PROMPT")
-        return {"text": ""}
-    except InvalidInput as fault:
-        return fault.as_dict()
-    except (MemoryError, RecursionError, OverflowError) as fault:
-        return limit_error(f"it ran into {type(fault).__name__}").as_dict()
-    except Exception as fault:
-        code, what = next((code, what) for kind, code, what in FAULTS if isinstance(fault, kind))
-        line = f"Line {fault.lineno}: " if isinstance(fault, TemplateSyntaxError) else ""
-        return InvalidInput(what, why=f"{line}{str(fault)[:500]}".rstrip(".") + ".", do=DO, code=code).as_dict()
-
-
-def serve(lines: IO[bytes], out: IO[bytes]) -> None:
-    """The child's loop. The first line brings the prompt, every later one the variables of a rendering."""
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
-    prompt = ""
-    for line in lines:
-        given = json.loads(line)
-        prompt = given.get("prompt", prompt)
-        # The default action of SIGALRM ends the process: a runaway rendering stops even when its parent is gone.
-        signal.setitimer(signal.ITIMER_REAL, 2 * RENDER_S)
-        reply = answer(environment, prompt, given)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        out.write(json.dumps(reply).encode() + b"\n")
-        out.flush()
-
-
-if __name__ == "__main__":
-    limit_this_process(MEMORY_BYTES)
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+        reply = exchange()
+    except ChildEnded as ended:
+        slow = ended.death is Death.TIME
+        why = f"it did not finish within {RENDER_S:g} s" if slow else ENDED
+        raise limit_error(why) from ended
+    if "code" in reply:
+        raise InvalidInput(reply["what"], why=reply["why"], do=reply["do"], code=reply["code"])
+    return str(reply["text"])

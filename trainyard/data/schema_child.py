@@ -9,10 +9,8 @@ Its parent's side is `trainyard.data.quality.row_schemas`.
 from __future__ import annotations
 
 import json
-import resource
-import signal
-import sys
-from typing import IO, Any
+from collections.abc import Iterator
+from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
@@ -20,7 +18,7 @@ from jsonschema.protocols import Validator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from trainyard.data.limited.process import NETWORK, PROGRAMS, die_with_parent, limit_memory, refuse_calls
+from trainyard.sandbox.lines import Answer, Reply, serve_lines
 
 MEMORY_BYTES = 1 << 30
 DETAIL_CHARS = 300
@@ -28,7 +26,7 @@ ENDLESS = (MemoryError, RecursionError, OverflowError)
 
 
 def open_schema(schema: Any) -> tuple[Validator | None, dict[str, str]]:
-    """A validator and the reply about its schema: empty, or why it cannot be used. Nothing is fetched.
+    """Return a validator and the reply about its schema: empty, or why it cannot be used. Nothing is fetched.
 
     A row without content is compared first: of a schema that takes long for it, no row can be judged.
     """
@@ -46,7 +44,7 @@ def open_schema(schema: Any) -> tuple[Validator | None, dict[str, str]]:
 
 
 def judge(validator: Validator, row: Any) -> dict[str, str]:
-    """The reply about one row: empty, or the first thing that is wrong with it."""
+    """Return the reply about one row: empty, or the first thing that is wrong with it."""
     try:
         error = next(validator.iter_errors(row), None)
         return {"problem": f"{error.json_path}: {error.message}"[:DETAIL_CHARS]} if error else {}
@@ -56,35 +54,16 @@ def judge(validator: Validator, row: Any) -> dict[str, str]:
         return {"limit": f"more memory than is allowed ({type(endless).__name__})"}
 
 
-def serve(lines: IO[bytes], out: IO[bytes]) -> None:
-    """The child's loop. The first line brings the schema, every later one a list of rows."""
+def open_rows(setup: dict[str, Any]) -> tuple[Reply, Answer]:
+    """Open the schema of the first line, and return what judges each list of rows, one reply a row."""
+    validator, reply = open_schema(setup["schema"])
 
-    def say(reply: dict[str, str]) -> None:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        out.write(json.dumps(reply).encode() + b"\n")
-        out.flush()
+    def answer_line(line: bytes) -> Iterator[Reply]:
+        assert validator is not None, "its parent asks nothing of a schema that cannot be used"
+        return (judge(validator, row) for row in json.loads(line))
 
-    first = json.loads(next(lines))
-    signal.setitimer(signal.ITIMER_PROF, first["cpu_s"])
-    validator, reply = open_schema(first["schema"])
-    say(reply)
-    for line in lines:
-        for row in json.loads(line):
-            assert validator is not None, "its parent asks nothing of a schema that cannot be used"
-            # The default action of SIGPROF ends the process, whatever it is doing.
-            signal.setitimer(signal.ITIMER_PROF, first["cpu_s"])
-            say(judge(validator, row))
-
-
-def main() -> None:
-    die_with_parent()
-    limit_memory(MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    refuse_calls((*NETWORK, *PROGRAMS))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent decides
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    return reply, answer_line
 
 
 if __name__ == "__main__":
-    main()
+    serve_lines(open_rows)

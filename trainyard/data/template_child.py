@@ -1,7 +1,7 @@
 """The program that renders one chat template under limits: `python -m trainyard.data.template_child`.
 
 One line of JSON in, one out: first the template, then the variables of each rendering. It imports jinja2 and the
-standard library only, so that it starts in a tenth of a second, and ends with its input. Its parent's side is
+standard library only, so that it starts in a tenth of a second. Its parent's side is
 `trainyard.data.renderers.limited`.
 """
 
@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import datetime
 import json
-import resource
-import signal
-import sys
 from collections.abc import Iterator
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -21,6 +18,8 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
+
+from trainyard.sandbox.lines import Answer, Reply, serve_lines
 
 MEMORY_BYTES = 512 << 20
 MARGIN_CHARS = 1 << 20
@@ -91,7 +90,7 @@ def render_limited(pieces: Iterator[str], most: int) -> str | None:
 
 
 def answer(template: jinja2.Template, given: dict[str, Any], most: int) -> dict[str, str]:
-    """The child's reply to the variables of one rendering."""
+    """Return the reply to the variables of one rendering."""
     try:
         text = render_limited(template.generate(given), most)
     except (MemoryError, RecursionError, OverflowError) as error:
@@ -104,40 +103,22 @@ def answer(template: jinja2.Template, given: dict[str, Any], most: int) -> dict[
     return {"limit": f"more than {most:,} characters"} if text is None else {"text": text}
 
 
-def serve(lines: IO[bytes], out: IO[bytes]) -> None:
-    """The child's loop. The first line brings the template, every later one the variables of a rendering."""
-
-    def say(reply: dict[str, str]) -> None:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        out.write(json.dumps(reply).encode() + b"\n")
-        out.flush()
-
-    first = json.loads(next(lines))
-    signal.setitimer(signal.ITIMER_PROF, first["cpu_s"])
-    wrong, template = "", None
+def open_template(setup: dict[str, str]) -> tuple[Reply, Answer]:
+    """Compile the template of the first line, and return what answers the variables of each rendering."""
+    problem, template = "", None
     try:
-        template = environment().from_string(first["template"])
+        template = environment().from_string(setup["template"])
     except jinja2.TemplateSyntaxError as error:
-        wrong = f"it does not compile, line {error.lineno}: {error.message}"
+        problem = f"it does not compile, line {error.lineno}: {error.message}"
     except (MemoryError, RecursionError) as error:
-        wrong = f"the template cannot be compiled ({type(error).__name__})"
-    say({})
-    for line in lines:
-        # The default action of SIGPROF ends the process, whatever the template is doing.
-        signal.setitimer(signal.ITIMER_PROF, first["cpu_s"])
+        problem = f"the template cannot be compiled ({type(error).__name__})"
+
+    def answer_line(line: bytes) -> Iterator[Reply]:
         most = MAX_GROWTH * len(line) + MARGIN_CHARS
-        say({"refused": wrong} if template is None else answer(template, json.loads(line), most))
+        yield {"refused": problem} if template is None else answer(template, json.loads(line), most)
 
-
-def limit_this_process(memory_bytes: int) -> None:
-    """Bound what this child may take; `RLIMIT_AS` is not kept by macOS."""
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent decides
+    return {}, answer_line
 
 
 if __name__ == "__main__":
-    limit_this_process(MEMORY_BYTES)
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    serve_lines(open_template)

@@ -120,7 +120,7 @@ def validate(
     finally:
         (out / WORK_FILE).unlink(missing_ok=True)
         if sieve.row_validator is not None:
-            sieve.row_validator.close()
+            sieve.row_validator.stop()
     sieve.ledger.check_balance()
     if not sieve.ledger.kept:
         raise nothing_kept(sieve.ledger)

@@ -127,7 +127,7 @@ def test_rows_that_a_schema_takes_too_long_for_are_left_out(tmp_path: Path) -> N
     rules = sieve(tmp_path)
     rules.row_validator = RowSchema(BACKTRACKING, cpu_s=0.5)
     assert check_schema(found, rules).numbers.tolist() == [1, 4]
-    rules.row_validator.close()
+    rules.row_validator.stop()
     assert rules.ledger.dropped == {"row_schema_limit": 2, "row_schema": 1}
     assert rules.ledger.first["row_schema_limit"].endswith("used more than 0.5 s of processor time")
 
@@ -137,7 +137,7 @@ def test_a_set_of_slow_rows_is_refused() -> None:
     with pytest.raises(LimitExceeded, match=r"E-DATA-LIMIT: row_schema used more than 0.05 s of processor time for"):
         schema.judge([{"source": "a" * 60 + "!"}] * 1_000)
     assert schema.breaches == MOST_BREACHES
-    schema.close()
+    schema.stop()
 
 
 def test_unique_items_of_a_long_list_are_bounded() -> None:
@@ -146,7 +146,7 @@ def test_unique_items_of_a_long_list_are_bounded() -> None:
     first, second = schema.judge([long, {"messages": [{"role": "user"}, {"role": "user"}]}])
     assert first.limit == "more than 0.5 s of processor time"
     assert "non-unique" in second.problem
-    schema.close()
+    schema.stop()
 
 
 DOUBLING = {f"s{n}": {"allOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(40)} | {"s40": {"type": "object"}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 
@@ -12,8 +11,8 @@ import pytest
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from trainyard.data import prompts
-from trainyard.data.prompts import Prompter, answer, item_schema, reply_schema, serve
+from trainyard.data.prompt_child import DO, answer, open_prompt
+from trainyard.data.prompts import Prompter, item_schema, reply_schema
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import GenerationTemplate
 
@@ -161,12 +160,8 @@ def test_the_child_answers_a_fault_with_its_four_fields(prompt: str, code: str) 
 
 
 def test_the_childs_loop_answers_line_by_line() -> None:
-    lines = [{"prompt": "{{ document.text }}"}, {"document": DOCUMENT}, {"document": {"title": "t", "text": ""}}]
-    out = io.BytesIO()
-    serve(io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)), out)
-    assert [json.loads(line) for line in out.getvalue().splitlines()] == [
-        {"text": ""},
-        {"text": "A node is a box."},
-        {"text": ""},
-    ]
-    assert "{{" not in prompts.DO
+    lines = [{"document": DOCUMENT}, {"document": {"title": "t", "text": ""}}]
+    first, answer_line = open_prompt({"prompt": "{{ document.text }}"})
+    replies = [reply for line in lines for reply in answer_line(json.dumps(line).encode())]
+    assert [first, *replies] == [{"text": ""}, {"text": "A node is a box."}, {"text": ""}]
+    assert "{{" not in DO

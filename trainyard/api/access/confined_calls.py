@@ -28,8 +28,8 @@ from typing import Any
 from trainyard.api.access.limits import HEAVY_S, TooMany
 from trainyard.api.context import Context
 from trainyard.api.invocation import work
-from trainyard.data.limited.process import KILLED_BY_TIME, die_with_parent, limit, limit_memory
 from trainyard.errors import LimitExceeded, TrainyardError
+from trainyard.sandbox.limits import KILLED_BY_TIME, die_with_parent, limit, limit_memory
 
 LOG = logging.getLogger("trainyard.rest")
 MEMORY_BYTES = 3 << 30

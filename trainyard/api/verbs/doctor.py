@@ -26,10 +26,10 @@ from trainyard.api.responses import Response
 from trainyard.api.verbs.backends import backend_table
 from trainyard.cancellation import while_caller_waits
 from trainyard.compute.gpus import MIB, GpuReadings, devices_here, physical_cores, read_amd_memory, read_gpus
-from trainyard.compute.sandbox.service import Confinement, find_confinement
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path
 from trainyard.errors import TrainyardError
 from trainyard.home import default_home
+from trainyard.sandbox.service import Confinement, find_confinement
 from trainyard.serve.targets import local
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device

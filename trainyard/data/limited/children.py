@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from trainyard.data.limited import process
 from trainyard.data.limited.frames import SentError, Silence, TooLong, read_frames, sent_error, write_frame
-from trainyard.data.limited.requests import ParsedItem
+from trainyard.data.limited.requests import ParsedItem, describe_end
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import TrainyardError
+from trainyard.sandbox.limits import PROGRAMS, allow_cpu, die_with_parent, limit, limit_memory, refuse_calls
 
 BREACHES = ("time_limit", "memory_limit", "reader_crashed")
 """Why a document was left out that ended its child."""
@@ -106,7 +106,7 @@ class Batch:
             if breach is None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == MEMORY_EXIT:
                 most_mib = self.limits.document_memory >> 20
                 breach = "memory_limit", f"reading it takes more than {most_mib} MiB of memory"
-            ended = process.how_it_ended(status) or ("reader_crashed", "its reader ended too early")
+            ended = describe_end(status) or ("reader_crashed", "its reader ended too early")
             yield DocumentReply(None, *(breach or ended))
 
     def cpu_s(self, index: int) -> float:
@@ -118,18 +118,18 @@ class Batch:
         try:
             # No file is written, no program or connection is started. Of the open files only the pipe and the standard
             # error remain: the others belong to the set that is being written.
-            process.die_with_parent()
+            die_with_parent()
             os.closerange(3, send)
             os.closerange(send + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
-            process.limit_memory(self.limits.document_memory)
-            process.limit(resource.RLIMIT_FSIZE, 0)
-            process.limit(resource.RLIMIT_CORE, 0)
-            process.limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-            process.refuse_calls(process.PROGRAMS)
+            limit_memory(self.limits.document_memory)
+            limit(resource.RLIMIT_FSIZE, 0)
+            limit(resource.RLIMIT_CORE, 0)
+            limit(resource.RLIMIT_NOFILE, OPEN_FILES)
+            refuse_calls(PROGRAMS)
             for index in range(first, last):
-                process.allow_cpu(self.cpu_s(index))
+                allow_cpu(self.cpu_s(index))
                 write_frame(send, ENCODER.encode(self.read_one(index)))
             code = 0
         except MemoryError:

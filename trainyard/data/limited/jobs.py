@@ -13,7 +13,6 @@ from trainyard.data.formats.mapping import map_columns
 from trainyard.data.limited import requests
 from trainyard.data.limited.children import BREACHES, Batch, DocumentReply
 from trainyard.data.limited.items import parse_item
-from trainyard.data.limited.process import allow_cpu
 from trainyard.data.limited.requests import ParsedItem, ParseRequest, SetRequest
 from trainyard.data.paths import ROW_SUFFIXES, suffix_of
 from trainyard.data.readers.chunks import OpenedSet
@@ -26,6 +25,7 @@ from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.queries import open_query
 from trainyard.data.rows import chosen_side
 from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.sandbox.limits import allow_cpu
 from trainyard.spec.axes.data import Port
 
 Report = Callable[[float, str], None]

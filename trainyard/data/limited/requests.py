@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from trainyard.data.limited.frames import SentError
 from trainyard.data.quarantine import Balance
 from trainyard.data.readers.selection import FileSelection
 from trainyard.data.readers.streams import Limits
+from trainyard.sandbox.limits import Death, find_death
 from trainyard.spec.axes.data import DataFormat, Port
 
 MOST_CHARS = 200_000
@@ -174,3 +177,15 @@ Request = SetRequest | CommitsRequest | ColumnsRequest | ParseRequest
 Result = SetReadResult | CommitsResult | ColumnsResult | list[ParsedItem]
 Parse = Callable[[Sequence[ParseItem]], list[ParsedItem]]
 """Returns one result for each item, in order."""
+
+
+def describe_end(status: int) -> tuple[str, str] | None:
+    """Return (reason, detail) of a wait status that is not success; None for success."""
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0:
+        return None
+    if find_death(code) is Death.TIME:
+        return "time_limit", "reading it took more CPU time than a file of its size may take"
+    if code < 0:
+        return "reader_crashed", f"its reader was ended by {signal.Signals(-code).name}"
+    return "reader_crashed", f"its reader ended with exit code {code}"

@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from trainyard.data.limited.frames import SentError, read_frames, sent_error, write_frame
 from trainyard.data.limited.jobs import carry_out
-from trainyard.data.limited.process import NETWORK, die_with_parent, limit, limit_memory, refuse_calls
 from trainyard.data.limited.requests import Answer, Request
 from trainyard.errors import LimitExceeded, TrainyardError
+from trainyard.sandbox.limits import NETWORK, die_with_parent, limit, limit_memory, refuse_calls
 
 MOST_REQUEST_BYTES = 128 << 20
 """A document of a stream may have 100 MB."""

@@ -13,21 +13,20 @@ import contextlib
 import logging
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from subprocess import TimeoutExpired
 from typing import cast
 
 import msgspec
 
 from trainyard.data.limited import requests
 from trainyard.data.limited.frames import TooLong, read_frames, received_error, write_frame
-from trainyard.data.limited.process import how_it_ended
-from trainyard.data.limited.requests import ParsedItem, ParseItem, Request, Result
+from trainyard.data.limited.requests import ParsedItem, ParseItem, Request, Result, describe_end
 from trainyard.errors import LimitExceeded, TrainyardError, Unavailable
+from trainyard.sandbox.children import PipedChild
 
 Report = Callable[[float, str], None]
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "HOME", "VIRTUAL_ENV", "PYTHONPATH",
@@ -48,15 +47,16 @@ UNSEALED = "this system cannot refuse connections to reading processes; other li
 LOGGER = logging.getLogger("trainyard.data")
 
 
-@dataclass
-class ReadingService:
+class ReadingService(PipedChild):
     """A running server of reading processes. A context manager; requests of concurrent threads wait for each other."""
 
-    process: subprocess.Popen[bytes] | None = None
-    sealed: bool = True
-    """Whether the kernel refuses connections to its processes."""
-    _answers: Iterator[bytes] = field(default_factory=lambda: iter(()))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", "-m", "trainyard.data.limited.server"]
+        super().__init__(command, reading_environment, errors=None, grace_s=END_S)
+        self.sealed = True
+        """Whether the kernel refuses connections to its processes."""
+        self.answers: Iterator[bytes] = iter(())
+        self.lock = threading.Lock()
 
     def __enter__(self) -> ReadingService:
         self.start()
@@ -67,28 +67,8 @@ class ReadingService:
 
     def start(self) -> None:
         """Start the server; it answers before the first request when its imports are done."""
-        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | OWN
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        command = [sys.executable, "-P", "-m", "trainyard.data.limited.server"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        assert self.process.stdout is not None
-        self._answers = read_frames(self.process.stdout.fileno(), MOST_ANSWER_BYTES)
-
-    def stop(self) -> None:
-        """Close its pipe, upon which it ends with all that it started; kill it if it does not."""
-        process, self.process = self.process, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it may have ended before
-            process.stdin.close()
-        process.stdout.close()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        self.open()
+        self.answers = read_frames(self.pipes[1].fileno(), MOST_ANSWER_BYTES)
 
     def read_set(self, request: requests.SetRequest, report: Report) -> requests.SetReadResult:
         """Read a set into the request's folder. Raises what reading raises, and what `breach` says of a limit."""
@@ -108,17 +88,14 @@ class ReadingService:
 
     def ask(self, request: Request, report: Report = lambda fraction, text: None) -> Result:
         """Send a request and take its answers until its process has ended."""
-        with self._lock:
-            if self.process is None or self.process.poll() is not None:
-                self.stop()
+        with self.lock:
+            if not self.alive:
                 self.start()
-            assert self.process is not None
-            assert self.process.stdin is not None
-            write_frame(self.process.stdin.fileno(), pickle.dumps(request))
+            write_frame(self.pipes[0].fileno(), pickle.dumps(request))
             result: Result | None = None
             error: TrainyardError | None = None
             try:
-                for answer in map(requests.ANSWER_DECODER.decode, self._answers):
+                for answer in map(requests.ANSWER_DECODER.decode, self.answers):
                     if answer.fraction is not None:
                         report(answer.fraction, answer.text)
                     elif answer.error is not None:
@@ -140,7 +117,7 @@ class ReadingService:
     def ended(self) -> Unavailable:
         """Return the error of a process that is gone in the middle of a request, by how it ended."""
         code = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(TimeoutExpired):
             code = self.process.wait(END_S) if self.process is not None else None  # its pipe is closed
         if code is None or code < 0:
             why, do = "Its process was ended from outside, perhaps for the machine's memory.", "Start the run again."
@@ -153,7 +130,7 @@ def outcome(request: Request, result: Result | None, error: TrainyardError | Non
     """The result of a request whose process has ended. Raises the error that it met, or that of its limit."""
     if error is not None:
         raise error
-    ended = how_it_ended(status)
+    ended = describe_end(status)
     if result is not None and ended is None:
         return result
     reason, detail = ended or ("reader_crashed", "its reader ended without a result")
@@ -168,6 +145,12 @@ def outcome(request: Request, result: Result | None, error: TrainyardError | Non
         do="Look at the file: it may be damaged or made to do harm. If it is right, report it.",
         code="E-DATA-UNREADABLE",
     )  # fmt: skip
+
+
+def reading_environment() -> dict[str, str]:
+    """Return the whole environment of a reading process."""
+    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {**passed, **OWN, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 _kept: ContextVar[ReadingService | None] = ContextVar("reading service", default=None)

@@ -17,6 +17,7 @@ from trainyard.data.remote import buckets, databases, hub
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.data.remote.listing import RemotePlace
 from trainyard.data.remote.pins import pin_place, read_pin
+from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 
@@ -33,9 +34,8 @@ class RemoteKind(NamedTuple):
 
 def fetch_address(job: FetchJob) -> Iterator[LocalSet]:
     """Fetch the file of an http(s) address. Raises what `http.fetch` raises."""
-    from trainyard.data.remote.http import fetch_set  # httpcore, which `check` does without
-
-    return fetch_set(job)
+    fetched: Iterator[LocalSet] = load("trainyard.data.remote.http:fetch_set")(job)  # httpcore
+    return fetched
 
 
 KINDS: tuple[RemoteKind, ...] = (

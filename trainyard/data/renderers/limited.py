@@ -11,17 +11,9 @@ Cost in processor time: 1,000 renderings of four messages take 0.3 s here and 0.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
 import threading
 import weakref
 from functools import cache
-from typing import Any
 
 import jinja2
 
@@ -29,13 +21,11 @@ from trainyard.data.renderers.choice import by_digest, digest, list_shipped, wit
 from trainyard.data.renderers.templates import MARKED_TEMPLATES
 from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES, Unsupported
 from trainyard.errors import TrainyardError
-from trainyard.inherited import child_environment
+from trainyard.sandbox.children import ChildEnded, LineChild
+from trainyard.sandbox.limits import ChildLimits, Death
 
 CPU_S = 1.0
 """Processor time of one rendering; a conversation of 1,000 messages takes about 10 ms."""
-WALL_S = 60.0
-"""A template cannot sleep, so its processor time ends it; a busy machine may take this long to give that."""
-
 
 RUNNING: weakref.WeakValueDictionary[str, LimitedTemplate] = weakref.WeakValueDictionary()
 """Template -> its child's side, while somebody has it."""
@@ -67,26 +57,30 @@ def open_limited(template: str) -> LimitedTemplate:
     return found
 
 
-class LimitedTemplate:
+class LimitedTemplate(LineChild):
     """One template in its child. Thread-safe; the child starts with the first rendering."""
 
     def __init__(self, template: str, *, cpu_s: float = CPU_S) -> None:
+        super().__init__("trainyard.data.template_child", ChildLimits(cpu_s, MEMORY_BYTES))
         self.template, self.cpu_s = template, cpu_s
         self.lock = threading.Lock()
-        self.process: subprocess.Popen[bytes] | None = None
-        self.owner = 0
-        """Id of the process that started the child: after a fork the pipe belongs to the parent."""
 
     def render(self, variables: str) -> str:
-        """The text for the variables of a template (messages, tools, …), which are one line of JSON.
+        """Return the text for the variables of a template (messages, tools, …), which are one line of JSON.
 
         Raises `TemplateLimit` (`E-CHAT-TEMPLATE`), and `jinja2.TemplateError` with what the template raised
         (`Unsupported` where it says itself that it does not take the conversation).
         """
-        with self.lock:
-            alive = self.process is not None and self.owner == os.getpid() and self.process.poll() is None
-            reply = {} if alive else self.start()
-            reply = reply or self.exchange(variables)
+        try:
+            with self.lock:
+                if not self.alive:
+                    self.start({"template": self.template})
+                reply = self.exchange(variables.encode(errors="surrogatepass"))
+        except ChildEnded as ended:
+            slow = ended.death is Death.TIME
+            reply = {
+                "limit": f"more than {self.cpu_s:g} s of processor time" if slow else "more memory than is allowed"
+            }
         if "limit" in reply:
             raise TemplateLimit(
                 f"The chat template used {reply['limit']} for one conversation.",
@@ -100,52 +94,3 @@ class LimitedTemplate:
         if "refused" in reply:
             raise jinja2.TemplateError(reply["refused"])
         return str(reply["text"])
-
-    def start(self) -> dict[str, Any]:
-        """Start a child and have it compile the template; what it answers is empty unless it breached a limit."""
-        if self.owner == os.getpid():
-            self.stop()
-        command = [sys.executable, "-P", "-m", "trainyard.data.template_child"]
-        self.owner = os.getpid()
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
-        )
-        self.ending = weakref.finalize(self, end, self.process, self.owner)
-        return self.exchange(json.dumps({"template": self.template, "cpu_s": self.cpu_s}))
-
-    def stop(self) -> None:
-        """End the child; the next rendering starts another one."""
-        if self.process is not None:
-            self.ending()
-            self.process = None
-
-    def exchange(self, given: str) -> dict[str, Any]:
-        """One line to the child, one line back."""
-        assert self.process is not None
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            # A child that died is noticed at the answer, which does not come.
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.write(given.encode(errors="surrogatepass") + b"\n")
-                self.process.stdin.flush()
-            ready, _, _ = select.select([self.process.stdout], [], [], WALL_S)
-            line = self.process.stdout.readline() if ready else b""
-        except BaseException:
-            self.stop()  # an interrupted exchange would leave an answer that belongs to no question
-            raise
-        if line.endswith(b"\n"):
-            reply: dict[str, Any] = json.loads(line)
-            return reply
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it is silent and lives: `stop` ends it
-            self.process.wait(timeout=1 if ready else 0)
-        slow = self.process.returncode in (None, -signal.SIGPROF)
-        self.stop()
-        return {"limit": f"more than {self.cpu_s:g} s of processor time" if slow else "more memory than is allowed"}
-
-
-def end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End a child and its pipes, unless it is another process's."""
-    if owner == os.getpid():
-        process.kill()
-        process.communicate()

@@ -7,14 +7,12 @@ the patterns of an adapter are matched with an engine that backtracks.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.sandbox.children import ChildEnded, LineChild
+from trainyard.sandbox.limits import ChildLimits
 from trainyard.spec.estimate.shape import ModelShape
 
 ATTENTIONS = frozenset({"eager", "sdpa", "flash_attention_2"})
@@ -40,7 +38,7 @@ NEUTRAL_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 LISTED = {"modules_to_save": r"(^|.*\.){}($|\..*)", "layers_pattern": r"(?:^|.*?\.){}\.(?P<idx>\d+)\."}
 """Fields with names that PEFT puts into a pattern of its own."""
 PATTERNS_S = 1.0
-PATTERN_WALL_S = 60.0
+PATTERN_BYTES = 256 << 20
 """Patterns cannot sleep: their processor time ends them, which a busy machine may take long to give."""
 
 
@@ -154,21 +152,18 @@ def check_patterns(where: str, config: Mapping[str, Any], modules: Iterable[str]
     given = [(name, text, how) for name, text, how in patterns(config) if not is_plain(name, text)]
     if not given:
         return
-    asked = json.dumps({"patterns": given, "names": sorted(set(modules)), "cpu_s": PATTERNS_S})
-    known = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG") if name in os.environ}
+    child = LineChild("trainyard.stores.base_models.pattern_child", ChildLimits(PATTERNS_S, PATTERN_BYTES))
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "trainyard.stores.base_models.pattern_child"],
-            input=asked.encode(), capture_output=True, timeout=PATTERN_WALL_S, env=known, check=False,
-        )  # fmt: skip
-        wrong = done.stdout.decode(errors="replace").strip() if done.returncode in (0, 1) else ""
-        if done.returncode == 0:
-            return
-    except subprocess.TimeoutExpired:
-        wrong = ""
+        problem = child.start({"patterns": given, "names": sorted(set(modules))})["problem"]
+    except ChildEnded:
+        problem = f"Matching took more than {PATTERNS_S:g} s of processor time, or too much memory."
+    finally:
+        child.stop()
+    if not problem:
+        return
     raise InvalidInput(
         f"A pattern in the adapter's config of {where} cannot be used.",
-        why=wrong or f"Matching took more than {PATTERNS_S:g} s of processor time, or too much memory.",
+        why=problem,
         do="Write target_modules as a list of names.",
         code="E-ADAPTER-INVALID",
     )

@@ -1,25 +1,22 @@
-"""The program that matches an adapter's patterns with a model's module names.
+"""The program that matches an adapter's patterns with a model's module names under limits.
 
-`python -m trainyard.stores.base_models.pattern_child`: standard input is
-{"patterns": [[field, pattern, "match" or "fullmatch"]], "names": […], "cpu_s": …}. It prints what is wrong with a
-pattern and ends with 1; SIGPROF ends it when a pattern takes too long. Python's own engine is used because PEFT uses
+The line of `python -m trainyard.stores.base_models.pattern_child` is
+{"patterns": [[field, pattern, "match" or "fullmatch"]], "names": […]}. Python's own engine is used because PEFT uses
 it: what is quick here is quick there.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import resource
-import signal
-import sys
 from typing import Any
+
+from trainyard.sandbox.lines import Answer, Reply, serve_lines
 
 MEMORY_BYTES = 256 << 20
 
 
 def first_problem(patterns: list[list[str]], names: list[str]) -> str:
-    """The first pattern that is not a regular expression, or needs too much memory; empty if all work."""
+    """Return the first pattern that is not a regular expression, or needs too much memory; empty if all work."""
     for field, text, how in patterns:
         try:
             compiled = re.compile(text)
@@ -32,18 +29,10 @@ def first_problem(patterns: list[list[str]], names: list[str]) -> str:
     return ""
 
 
-def main() -> int:
-    asked: dict[str, Any] = json.load(sys.stdin)
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The default action of SIGPROF ends the process in the middle of a match.
-    signal.setitimer(signal.ITIMER_PROF, float(asked["cpu_s"]))
-    wrong = first_problem(asked["patterns"], asked["names"])
-    if wrong:
-        print(wrong[:500])
-    return 1 if wrong else 0
+def match_patterns(setup: dict[str, Any]) -> tuple[Reply, Answer]:
+    """Return what is wrong with the patterns of the only line, as its reply."""
+    return {"problem": first_problem(setup["patterns"], setup["names"])[:500]}, lambda line: ()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    serve_lines(match_patterns)

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
-from trainyard.compute.sandbox.service import open_sandboxes
 from trainyard.errors import InvalidInput
+from trainyard.sandbox.service import open_sandboxes
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.estimate.rollouts import DRAWN_AT_ONCE
 from trainyard.spec.training import TrainerConfig

@@ -1,6 +1,6 @@
 """Code that a model has written: the part of a completion that is code, and whether it passes a row's assertions.
 
-It runs in `compute/sandbox`, which the operating system confines, in another process than the assertions. About 10 ms
+It runs in `sandbox`, which the operating system confines, in another process than the assertions. About 10 ms
 for a completion, and 0.1 s for the first of a batch.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from trainyard.compute.sandbox.service import run_code
+from trainyard.sandbox.service import run_code
 
 BLOCK = re.compile(r"```[a-zA-Z0-9_-]*[ \t]*\n(.*?)```", re.DOTALL)
 

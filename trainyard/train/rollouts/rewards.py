@@ -17,8 +17,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from pydantic_core import SchemaValidator
 
-from trainyard.compute.sandbox.service import check_schema, open_sandboxes
 from trainyard.errors import InvalidInput
+from trainyard.sandbox.service import check_schema, open_sandboxes
 from trainyard.spec.axes.rewards import (
     ContainsReward,
     EnvironmentReward,

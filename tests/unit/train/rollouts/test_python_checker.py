@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainyard.compute.sandbox.service import Confinement, open_sandboxes
 from trainyard.inherited import UMASK
+from trainyard.sandbox.service import Confinement, open_sandboxes
 from trainyard.train.rollouts.python_checker import last_block, passes_assertions, run_python
 
 ADD = "def add(a, b):\n    return a + b\n"

@@ -15,11 +15,11 @@ from collections import Counter
 from types import ModuleType
 from typing import Any
 
-from trainyard.compute.sandbox.kernel import allow_calls, close_all_but, drop_capabilities, limit_resources
-from trainyard.compute.sandbox.remote import Peer, Proxy
-from trainyard.compute.sandbox.root import NOBODY
-from trainyard.compute.sandbox.wire import COMMON_MODULES, Closed, read_exactly, read_message, write_message
-from trainyard.data.limited.process import die_with_parent
+from trainyard.sandbox.kernel import allow_calls, close_all_but, drop_capabilities, limit_resources
+from trainyard.sandbox.limits import die_with_parent
+from trainyard.sandbox.remote import Peer, Proxy
+from trainyard.sandbox.root import NOBODY
+from trainyard.sandbox.wire import COMMON_MODULES, Closed, read_exactly, read_message, write_message
 
 PASSED, ENDED, MISMATCH, UNRESOLVABLE = b"passed", b"ended", b"mismatch", b"unresolvable"
 

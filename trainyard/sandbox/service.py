@@ -10,24 +10,24 @@ import contextlib
 import json
 import os
 import select
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainyard.compute.sandbox.wire import MOST_BYTES, Closed, read_message, write_message
-from trainyard.compute.sandbox.zygote import CODE, LANDLOCK, NAMESPACES, NONE, SCHEMA
 from trainyard.errors import Unavailable
+from trainyard.sandbox.children import PipedChild
+from trainyard.sandbox.wire import MOST_BYTES, Closed, read_message, write_message
+from trainyard.sandbox.zygote import CODE, LANDLOCK, NAMESPACES, NONE, SCHEMA
 from trainyard.settings import settings
 
-PROGRAM = "import sys; sys.path.insert(0, {root!r}); from trainyard.compute.sandbox.zygote import main; main()"
-SOURCE = Path(__file__).parents[3]
+PROGRAM = "import sys; sys.path.insert(0, {root!r}); from trainyard.sandbox.zygote import main; main()"
+SOURCE = Path(__file__).parents[2]
 START_S, ANSWER_S = 60.0, 60.0
 """How long a busy machine may take to start the program, and to answer beyond the time of a request."""
 PRINTED_CHARS = 4096
@@ -62,25 +62,19 @@ class CodeOutcome:
         return self.verdict == "passed"
 
 
-@dataclass
-class Sandbox:
+class Sandbox(PipedChild):
     """A program under one confinement, which starts with its first request. Thread-safe."""
 
-    confinement: Confinement
-    schemas: bool = False
-    """Whether it checks JSON by schemas, with the packages that do it, in place of code."""
-    process: subprocess.Popen[bytes] | None = None
-    owner: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, confinement: Confinement, *, schemas: bool = False) -> None:
+        """With `schemas` it checks JSON by schemas, with the packages that do it, in place of code."""
+        options = {"level": confinement.value, "schemas": schemas, "paths": sys.path if schemas else []}
+        command = [sys.executable, "-I", "-S", "-B", "-c", PROGRAM.format(root=str(SOURCE)), json.dumps(options)]
+        super().__init__(command, dict, folder="/")
+        self.lock = threading.Lock()
 
     def start(self) -> None:
         """Start the program. Raises `OSError` with what the kernel refuses."""
-        options = {"level": self.confinement.value, "schemas": self.schemas, "paths": sys.path if self.schemas else []}
-        command = [sys.executable, "-I", "-S", "-B", "-c", PROGRAM.format(root=str(SOURCE)), json.dumps(options)]
-        self.owner = os.getpid()
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/"
-        )
+        self.open()
         try:
             reply = self.receive(START_S)
         except Closed:
@@ -89,22 +83,9 @@ class Sandbox:
             self.stop()
             raise OSError(reply.get("error"))
 
-    def stop(self) -> None:
-        """End the program and what runs in it."""
-        process, self.process = self.process, None
-        if process is not None and self.owner == os.getpid():
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            process.kill()
-            process.stdout.close()
-            process.wait()
-
     def receive(self, wait_s: float) -> dict[str, Any]:
-        """The next reply. Raises `Closed` where none comes in time."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        descriptor = self.process.stdout.fileno()
+        """Return the next reply. Raises `Closed` where none comes in time."""
+        descriptor = self.pipes[1].fileno()
         if not select.select([descriptor], [], [], wait_s)[0]:
             raise Closed
         reply: dict[str, Any] = read_message(descriptor)
@@ -121,10 +102,8 @@ class Sandbox:
                 try:
                     if self.process is None or self.owner != os.getpid():
                         self.start()
-                    assert self.process is not None
-                    assert self.process.stdin is not None
-                    os.write(self.process.stdin.fileno(), kind)
-                    write_message(self.process.stdin.fileno(), request)
+                    os.write(self.pipes[0].fileno(), kind)
+                    write_message(self.pipes[0].fileno(), request)
                     reply = self.receive(timeout_s + ANSWER_S)
                     return CodeOutcome(str(reply["verdict"]), str(reply["printed"])[-PRINTED_CHARS:])
                 except (Closed, OSError) as error:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainyard.compute.sandbox.wire import (
+from trainyard.sandbox.wire import (
     MUTABLE,
     Closed,
     References,

@@ -14,8 +14,8 @@ import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 
-from trainyard.compute.sandbox.kernel import call
-from trainyard.data.limited.process import die_with_parent
+from trainyard.sandbox.kernel import call
+from trainyard.sandbox.limits import die_with_parent
 
 NEW_ALL = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
 """`CLONE_NEW…` of user, mount, pid, network, ipc, uts and cgroup namespaces."""

@@ -1,4 +1,4 @@
-"""What a child that reads the files of others may use: memory, CPU time, system calls; and how such a child ended.
+"""Limits of a child that runs or reads what strangers wrote: memory, CPU time, system calls.
 
 A limit ends the child, never its parent. Memory is an address space over what the child has when it starts
 (`RLIMIT_AS`), CPU time is a timer whose signal nobody handles (`ITIMER_PROF`), so that a pattern which backtracks
@@ -13,6 +13,8 @@ import platform
 import resource
 import signal
 import sys
+from enum import StrEnum
+from typing import NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 SECCOMP_MODE_FILTER = 2
@@ -29,6 +31,40 @@ OTHER_ABI = 0x40000000
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, NOT_PERMITTED = 0x7FFF0000, 0x00050001
 KILLED_BY_TIME = (signal.SIGPROF, signal.SIGXCPU)
+
+
+class ChildLimits(NamedTuple):
+    """Limits of one child program."""
+
+    cpu_s: float
+    """Processor time of one reply; at its end a signal ends the child."""
+    memory_bytes: int
+    """Address space beyond that of the program itself."""
+
+
+class Death(StrEnum):
+    """Reason for which a child ended before it replied."""
+
+    TIME = "time"
+    """Its processor time was used up, or it lived and did not reply."""
+    MEMORY = "memory"
+    OTHER = "other"
+
+
+def find_death(code: int | None) -> Death:
+    """Return the reason by a child's exit code; None is that of a child that lives."""
+    if code is None or -code in KILLED_BY_TIME:
+        return Death.TIME
+    return Death.MEMORY if code in (1, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGABRT) else Death.OTHER
+
+
+def limit_child(memory_bytes: int) -> None:
+    """Set the limits of a program that reads lines and writes lines: no files, connections or programs."""
+    limit_memory(memory_bytes)
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_FSIZE, 0)
+    refuse_calls((*NETWORK, *PROGRAMS))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
 
 
 class Instruction(ctypes.Structure):
@@ -63,7 +99,7 @@ def refuse_calls(names: tuple[str, ...]) -> bool:
     code = [(LOAD, 0, 0, 4), (EQUAL, 0, left + 2, AUDIT_ARCH[machine]), (LOAD, 0, 0, 0), (AT_LEAST, left, 0, OTHER_ABI)]
     code += [(EQUAL, left - place, 0, number) for place, number in enumerate(numbers, 1)]
     code += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, NOT_PERMITTED)]
-    instructions = (Instruction * len(code))(*(Instruction(*one) for one in code))
+    instructions = (Instruction * len(code))(*(Instruction(*line) for line in code))
     try:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(FilterProgram(len(code), instructions)))
@@ -86,25 +122,13 @@ def limit_memory(more_bytes: int) -> None:
         limit(resource.RLIMIT_AS, used + more_bytes)
 
 
-def limit(what: int, value: int) -> None:
+def limit(kind: int, value: int) -> None:
     """Set a limit that cannot be raised again; an operator's lower one stays."""
-    hard = resource.getrlimit(what)[1]
+    hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(what, (value, value))
+    resource.setrlimit(kind, (value, value))
 
 
 def allow_cpu(seconds: float) -> None:
     """End this process after so many seconds of CPU from now on; 0 takes the timer away."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def how_it_ended(status: int) -> tuple[str, str] | None:
-    """(reason, detail) of a wait status that is not success; None for success."""
-    code = os.waitstatus_to_exitcode(status)
-    if code == 0:
-        return None
-    if -code in KILLED_BY_TIME:
-        return "time_limit", "reading it took more CPU time than a file of its size may take"
-    if code < 0:
-        return "reader_crashed", f"its reader was ended by {signal.Signals(-code).name}"
-    return "reader_crashed", f"its reader ended with exit code {code}"

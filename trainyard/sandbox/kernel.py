@@ -12,7 +12,7 @@ import resource
 import struct
 from collections.abc import Iterable, Sequence
 
-from trainyard.data.limited.process import (
+from trainyard.sandbox.limits import (
     ALLOW,
     AUDIT_ARCH,
     EQUAL,

@@ -20,10 +20,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainyard.compute.sandbox import root, workers
-from trainyard.compute.sandbox.kernel import allow_reading, drop_capabilities
-from trainyard.compute.sandbox.wire import Closed, read_message, write_message
-from trainyard.data.limited.process import die_with_parent
+from trainyard.sandbox import root, workers
+from trainyard.sandbox.kernel import allow_reading, drop_capabilities
+from trainyard.sandbox.limits import die_with_parent
+from trainyard.sandbox.wire import Closed, read_message, write_message
 
 NAMESPACES, LANDLOCK, NONE = "namespaces", "landlock+seccomp", "none"
 MODULES = (
