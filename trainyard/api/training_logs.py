@@ -15,7 +15,7 @@ from trainyard.api.records import RunRecord, read_events
 from trainyard.backends.oom import follow_restarts
 from trainyard.backends.results import CHECKPOINT_FOLDER, RUNG
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
-from trainyard.compute.events import EventTail, LineTail
+from trainyard.compute.events import EventTail
 from trainyard.compute.events import read_events as events_of
 from trainyard.evals.curves import loss_curves
 from trainyard.stores import metrics
@@ -79,22 +79,6 @@ def draw_run(run_folder: Path) -> str:
         curves[f"{log.node} eval"] = {"losses": [(point.step, point.eval_loss) for point in points]}
     drawn = {name: own for name, own in curves.items() if any(loss is not None for _, loss in own["losses"])}
     return loss_curves(drawn) if drawn else ""
-
-
-class LogTail(LineTail):
-    """Reads the lines of a growing log; of a line that was overwritten its last state."""
-
-    def read(self) -> Iterator[str]:
-        """The whole lines since the last call."""
-        return (line.decode("utf-8", "replace").rpartition("\r")[2] for line in self.read_lines())
-
-    def rest(self) -> Iterator[str]:
-        """Everything that is left, also a last line without its end."""
-        while lines := list(self.read()):
-            yield from lines
-        if self.pending:
-            yield self.pending.decode("utf-8", "replace")
-            self.pending = b""
 
 
 STEP_EVERY_S = 5.0

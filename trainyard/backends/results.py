@@ -22,6 +22,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
 from trainyard.compute.events import Event, read_events
 from trainyard.compute.supervise import LOG_HEADER, DesiredState, Outcome, Status
+from trainyard.compute.tail import read_block
 from trainyard.errors import Conflict, TrainyardError, from_fields
 from trainyard.stores.artifacts import Produced, ProducedSet
 from trainyard.stores.metrics import number, read_curve
@@ -265,11 +266,7 @@ def smoothed_losses(losses: Sequence[Sequence[float]]) -> dict[str, float]:
 
 def log_head(path: Path, offset: int = 0) -> str:
     """The lines of a log from `offset` on as plain text: no colours, of a line that was overwritten the last state."""
-    if not path.is_file():
-        return ""
-    with path.open("rb") as stream:
-        stream.seek(offset)
-        text = stream.read(LOG_HEAD_BYTES).decode("utf-8", "replace")
+    text = read_block(path, offset, LOG_HEAD_BYTES).decode("utf-8", "replace")
     lines = [line.rstrip().rpartition("\r")[2] for line in ANSI.sub("", text).split("\n")]
     return "\n".join(line for line in lines if line.strip() and not line.startswith(LOG_HEADER))
 

@@ -15,56 +15,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
-from trainyard.cancellation import require_caller
+from trainyard.compute.tail import LineTail
 from trainyard.workers.trainyard_worker.contract import EventWriter
 
-__all__ = ["Event", "EventTail", "EventWriter", "LineTail", "read_events"]
+__all__ = ["Event", "EventTail", "EventWriter", "read_events"]
 
 Event = dict[str, Any]
 
 UNREADABLE = "E-EVENT"
 MAX_EVENT_BYTES = 1 << 20
 """A longer line is not an event of Trainyard; it is skipped and reported as a warning."""
-READ_BYTES = 1 << 22
-"""Events read at one poll, so that a flood of them cannot block the loop."""
-
-
-@dataclass
-class LineTail:
-    """Reads complete lines of a growing file; a half-written line waits for its rest."""
-
-    path: Path
-    offset: int = 0
-    pending: bytes = b""
-
-    @classmethod
-    def at_end(cls, path: Path, last_bytes: int = 0) -> Self:
-        """Return a reader of new lines, and of the whole lines among the last `last_bytes`."""
-        size = path.stat().st_size if path.exists() else 0
-        if not last_bytes or size <= last_bytes:
-            return cls(path, 0 if last_bytes else size)
-        with path.open("rb") as stream:
-            stream.seek(size - last_bytes)
-            stream.readline()
-            return cls(path, stream.tell())
-
-    def read_lines(self) -> list[bytes]:
-        """Return the lines that were completed since the last call, at most `READ_BYTES` of them."""
-        if not self.path.exists():
-            return []
-        if self.path.stat().st_size < self.offset:  # the file was replaced
-            self.offset, self.pending = 0, b""
-        require_caller()
-        with self.path.open("rb") as stream:
-            stream.seek(self.offset)
-            block = stream.read(READ_BYTES)
-        self.offset += len(block)
-        *lines, self.pending = (self.pending + block).split(b"\n")
-        return lines
 
 
 @dataclass
@@ -74,7 +38,7 @@ class EventTail(LineTail):
     skipping: bool = False
 
     def read(self) -> list[Event]:
-        """The events that were completed since the last call."""
+        """Return the events that were completed since the last call."""
         events = [event for line in self.read_lines() if (event := self._parse(line)) is not None]
         if len(self.pending) > MAX_EVENT_BYTES:
             self.pending, self.skipping = b"", True

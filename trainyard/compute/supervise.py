@@ -29,6 +29,7 @@ from trainyard import tracing
 from trainyard.callbacks import ignore
 from trainyard.compute import child
 from trainyard.compute.events import Event, EventTail
+from trainyard.compute.tail import read_end
 from trainyard.inherited import UMASK, child_environment
 
 TREE_REFRESH_S = 2.0
@@ -270,8 +271,4 @@ def last_line(log: Path) -> str:
 
 def read_tail(log: Path) -> str:
     """The end of a log; "" where there is none."""
-    if not log.is_file():
-        return ""
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        return stream.read().decode("utf-8", "replace")
+    return read_end(log, TAIL_BYTES)[0].decode("utf-8", "replace")

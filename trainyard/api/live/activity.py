@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from trainyard.compute.child import EVENTS_FILE
+from trainyard.compute.tail import read_end
 
 WORDS = {
     "data_source": "reading", "ai_generator": "generating", "validator": "validating", "trainer": "training",
@@ -35,11 +35,6 @@ def read_activity(folder: Path, types: dict[str, str]) -> str:
 
 def last_events(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines at the end of a file of events."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, size - TAIL_BYTES))
-        lines = stream.read().split(b"\n")
-    whole = lines[:-1] if size <= TAIL_BYTES else lines[1:-1]
-    return [orjson.loads(line) for line in whole if line]
+    data, is_whole = read_end(path, TAIL_BYTES)
+    lines = data.split(b"\n")[0 if is_whole else 1 : -1]
+    return [orjson.loads(line) for line in lines if line]

@@ -29,7 +29,7 @@ from trainyard.api.access.secrets import known_secrets, redact_lines, text_befor
 from trainyard.api.context import Context
 from trainyard.api.live.found import find_job, open_index
 from trainyard.api.live.sse import HEARTBEAT, ServerEvent
-from trainyard.api.live.tails import FileTail, LogPiece, LogPlace, hub
+from trainyard.api.live.tails import FileTail, LogPlace, hub
 from trainyard.api.live.trainings import trainings_of
 from trainyard.api.requests.jobs import JobInput, LogsInput, MetricsInput
 from trainyard.api.training_logs import TrainingLogs
@@ -37,6 +37,7 @@ from trainyard.api.verbs import jobs
 from trainyard.api.verbs.jobs import job_of
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import parse
+from trainyard.compute.tail import LineSpan
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.stores.live.job_index import ENDED, Row
 from trainyard.stores.metrics import MEASURED, number
@@ -103,13 +104,13 @@ async def follow_logs(request: LogsInput, context: Context, last_event_id: str |
                 yield turn.last(write_places(places))
 
 
-def readable_lines(path: Path, lines: Sequence[LogPiece], known: Collection[str]) -> list[str]:
+def readable_lines(path: Path, lines: Sequence[LineSpan], known: Collection[str]) -> list[str]:
     """The lines without secrets, also of a private key that began before them."""
     given = [line.data.decode("utf-8", "replace") for line in lines]
     return redact_lines(given, known, text_before(path, lines[0].start))
 
 
-async def new_lines(tail: FileTail, node: str, places: dict[str, LogPlace]) -> AsyncIterator[list[LogPiece]]:
+async def new_lines(tail: FileTail, node: str, places: dict[str, LogPlace]) -> AsyncIterator[list[LineSpan]]:
     """The lines after a client's place, block by block; the place moves with them."""
     while True:
         lines, places[node] = tail.after(places[node])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,21 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from trainyard.compute.tail import BLOCK_BYTES, LineSpan, find_last_end, read_spans
+
 LOOK_EVERY_S = 0.1
-BLOCK_BYTES = 1 << 18
-"""Read at once: a millisecond of the event loop."""
 KEPT_LINES = 2000
-MAX_LINE_BYTES = 1 << 20
-"""A longer line is given in parts."""
-
-
-class LogPiece(NamedTuple):
-    """A line of a file without its end."""
-
-    start: int
-    end: int
-    """Where the next one begins."""
-    data: bytes
 
 
 class LogPlace(NamedTuple):
@@ -56,7 +44,7 @@ class FileTail:
     """Where the last whole line that was read ends."""
     behind: bool = False
     """Whether there was more to read than a block."""
-    lines: deque[LogPiece] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    lines: deque[LineSpan] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
     def look(self) -> None:
         """Read what is new, and wake those who wait for it."""
@@ -67,19 +55,19 @@ class FileTail:
         if (there.st_ino, there.st_size) == (self.inode, self.size) and not self.behind:
             return
         if self.inode == 0:
-            self.end = last_line_end(self.path, there.st_size)  # what is before is read by those who want it
+            self.end = find_last_end(self.path, there.st_size)  # what is before is read by those who want it
         elif there.st_ino != self.inode or there.st_size < self.end:
             self.lines.clear()
             self.end = 0
         self.inode, self.size = there.st_ino, there.st_size
-        found = read_lines(self.path, self.end)
+        found = read_spans(self.path, self.end)
         self.lines.extend(found)
         self.end = found[-1].end if found else self.end
         self.behind = bool(found) and self.end + BLOCK_BYTES < self.size
         for listener in self.listeners:
             listener.set()
 
-    def after(self, place: LogPlace) -> tuple[list[LogPiece], LogPlace]:
+    def after(self, place: LogPlace) -> tuple[list[LineSpan], LogPlace]:
         """The lines from a place on, at most a block, and the place after them; of a replaced or cut file from 0."""
         if not self.inode:
             return [], place
@@ -87,64 +75,13 @@ class FileTail:
             self.look()  # a client that reads the file itself is ahead of the last look while the file grows
         if place.inode not in (0, self.inode) or place.offset > self.size:
             place = LogPlace()
-        found: list[LogPiece] = []
+        found: list[LineSpan] = []
         if self.lines and self.lines[0].start <= place.offset:
             newer = takewhile(lambda line: line.start >= place.offset, reversed(self.lines))
             found = list(newer)[::-1]
         if not found and place.offset < self.size:
-            found = read_lines(self.path, place.offset)
+            found = read_spans(self.path, place.offset)
         return found, LogPlace(found[-1].end if found else place.offset, self.inode)
-
-
-def last_line_end(path: Path, size: int) -> int:
-    """Where the last whole line of a file ends; 0 without one in its last megabyte."""
-    start = max(0, size - MAX_LINE_BYTES)
-    with path.open("rb") as file:
-        file.seek(start)
-        return start + file.read(size - start).rfind(b"\n") + 1
-
-
-def read_lines(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[LogPiece]:
-    """The whole lines from an offset on, within so many bytes; a line that is longer in parts."""
-    block = read_block(path, offset, limit)
-    *whole, rest = block.split(b"\n")
-    found = []
-    for line in whole:
-        found.append(LogPiece(offset, offset + len(line) + 1, line))
-        offset += len(line) + 1
-    if not found and len(rest) >= limit:
-        found.append(LogPiece(offset, offset + len(rest), rest))
-    return found
-
-
-def read_lines_before(path: Path, end: int, limit: int = BLOCK_BYTES, most: int | None = None) -> list[LogPiece]:
-    """The last whole lines before an offset, within so many bytes; of a line that is longer its last part."""
-    start = max(0, end - limit)
-    block = read_block(path, start, end - start)
-    if start > 0 and read_block(path, start - 1, 1) != b"\n":
-        cut = block.find(b"\n", 0, len(block) - 1) + 1  # the first line begins before the block
-        start, block = start + cut, block[cut:]
-    found = []
-    for line in re.findall(rb"[^\n]*\n|[^\n]+", block):
-        found.append(LogPiece(start, start + len(line), line.removesuffix(b"\n")))
-        start += len(line)
-    return found if most is None else found[max(0, len(found) - most) :]
-
-
-def read_rest(path: Path, offset: int, limit: int = BLOCK_BYTES) -> list[LogPiece]:
-    """The last line of a writer that has ended before it wrote the line's end."""
-    block = read_block(path, offset, limit)
-    return [LogPiece(offset, offset + len(block), block)] if block else []
-
-
-def read_block(path: Path, offset: int, limit: int) -> bytes:
-    """At most so many bytes from an offset on; none of a file that cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(limit)
-    except OSError:
-        return b""
 
 
 class TailHub:

@@ -14,7 +14,7 @@ from typing import Any
 from trainyard.api.context import Context
 from trainyard.api.requests.trainers import ProveInput
 from trainyard.api.responses import Response
-from trainyard.compute.events import LineTail
+from trainyard.compute.tail import LineTail
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.spec.axes.backends import BackendName

@@ -22,6 +22,7 @@ from trainyard.api.responses import Response
 from trainyard.backends import environments
 from trainyard.backends.external.installing import LOG_FILE, require_installable
 from trainyard.compute.services import Service, read_record, reap_launched, record_path, stop_service
+from trainyard.compute.tail import read_end
 from trainyard.errors import Conflict
 from trainyard.inherited import installer_environment
 from trainyard.settings import Settings
@@ -87,11 +88,7 @@ def pip_lines(name: BackendName, settings: Settings, record: Service) -> tuple[s
 
 def last_lines(path: Path) -> tuple[str, ...]:
     """The last lines of a log as plain text; of a line that a program writes again and again, its last form."""
-    if not path.is_file():
-        return ()
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - LAST_BYTES))
-        text = stream.read().decode("utf-8", errors="replace")
+    text = read_end(path, LAST_BYTES)[0].decode("utf-8", errors="replace")
     lines = (line.rpartition("\r")[2] for line in COLOURS.sub("", text).split("\n"))
     return tuple(line[:LINE_CHARS] for line in redact_lines([one for one in lines if one.strip()][-LAST_LINES:]))
 

@@ -13,15 +13,15 @@ from trainyard.api.access.secrets import known_secrets, redact_lines, text_befor
 from trainyard.api.context import Context
 from trainyard.api.live import found
 from trainyard.api.live.recorded import NODE, find_recorded, refuse_steering
-from trainyard.api.live.tails import LogPiece, last_line_end, read_lines, read_lines_before, read_rest
 from trainyard.api.live.trainings import trainings_of
 from trainyard.api.requests.jobs import LogsInput
 from trainyard.api.responses import Response
 from trainyard.api.runs.plain_logs import LogSource, choose_source
 from trainyard.api.stack import import_prefect_client
-from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, training_logs_of
+from trainyard.api.training_logs import LAST_BYTES, StepLog, training_logs_of
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
+from trainyard.compute.tail import LineSpan, LineTail, find_last_end, read_last_span, read_spans, read_spans_before
 from trainyard.errors import NotFound
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
@@ -92,9 +92,9 @@ def read_part(given: LogsInput, context: Context) -> JobLog:
     size, start = path.stat().st_size if path.is_file() else 0, given.offset or 0
     restarted = start > size
     start = 0 if restarted else start
-    read = read_lines(path, start, given.limit_bytes)
+    read = read_spans(path, start, given.limit_bytes)
     if has_ended and not read:
-        read = read_rest(path, start, given.limit_bytes)
+        read = read_last_span(path, start, given.limit_bytes)
     return redacted(part_of(row["id"], source, read, start, restarted=restarted), known, path)
 
 
@@ -104,12 +104,12 @@ def read_end(job: str, source: str, path: Path, given: LogsInput, *, has_ended: 
     A last line without its end is a line once nobody writes it any more.
     """
     size = path.stat().st_size if path.is_file() else 0
-    last = size if has_ended or not size else last_line_end(path, size)
+    last = size if has_ended or not size else find_last_end(path, size)
     end = last if given.before is None else min(given.before, last)
-    return part_of(job, source, read_lines_before(path, end, given.limit_bytes, given.tail), end)
+    return part_of(job, source, read_spans_before(path, end, given.limit_bytes, given.tail), end)
 
 
-def part_of(job: str, source: str, read: Sequence[LogPiece], place: int, *, restarted: bool = False) -> JobLog:
+def part_of(job: str, source: str, read: Sequence[LineSpan], place: int, *, restarted: bool = False) -> JobLog:
     """Lines of one log as a part of it; without lines it is empty at its place."""
     lines = [LogLine(source=source, text=one.data.decode("utf-8", "replace")) for one in read]
     first, end = (read[0].start, read[-1].end) if read else (place, place)
@@ -180,7 +180,7 @@ class LogReader:
         self.source = source
         self.run_id, self.folder = run_id, settings.runs / run_id
         self.num_read, self.known = 0, known_secrets(settings)
-        self.tails: dict[str, LogTail] = {}
+        self.tails: dict[str, LineTail] = {}
         self.steps: dict[str, StepLog] = {}
 
     def read(self) -> Iterator[LogLine]:
@@ -197,11 +197,11 @@ class LogReader:
         for work in training_logs_of(self.folder):
             tail = self.tails.get(work.node)
             if tail is None or tail.path != work.log:
-                tail = self.tails[work.node] = LogTail.at_end(work.log, LAST_BYTES)
+                tail = self.tails[work.node] = LineTail.at_end(work.log, LAST_BYTES)
                 self.steps[work.node] = StepLog(EventTail(work.folder / EVENTS_FILE), work.since)
-            yield from (LogLine(source=work.node, text=text) for text in tail.read())
+            yield from (LogLine(source=work.node, text=text) for text in tail.read_texts())
             yield from (LogLine(source=work.node, text=text, time=at) for at, text in self.steps[work.node].read())
 
     def last_lines(self) -> Iterator[LogLine]:
         for node, tail in self.tails.items():
-            yield from (LogLine(source=node, text=text) for text in tail.rest())
+            yield from (LogLine(source=node, text=text) for text in tail.read_last_texts())
