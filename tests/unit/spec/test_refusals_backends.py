@@ -20,7 +20,7 @@ from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.backends import BACKEND_ROW, backend_reasons, limits, refused_settings
-from trainyard.spec.compat.context import ABSENT, value_at
+from trainyard.spec.load.changes import ABSENT, read_setting
 from trainyard.spec.training import EvalSettings, RopeScaling, TrainerConfig
 
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -79,7 +79,7 @@ def test_each_value_is_supported_or_refused_by_its_setting(backend: BackendName,
     usual = TrainerConfig(backend=backend, stage=stage, method=backend.facts.methods[0])
     assert refused_settings(usual) == {}
     for setting, allowed, _ in limits(usual):
-        if value_at(usual, setting) is ABSENT:
+        if read_setting(usual, setting) is ABSENT:
             continue
         assert set(allowed) <= set(VALUES[setting]), setting
         for value in VALUES[setting]:

@@ -17,8 +17,8 @@ from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import METHOD_SETTINGS, TRAINED_METHODS, Method
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
-from trainyard.spec.compat.context import ABSENT, value_at
 from trainyard.spec.graph import resolve
+from trainyard.spec.load.changes import ABSENT, read_setting
 from trainyard.spec.migrate import in_groups, list_deprecated, trainer_words
 from trainyard.spec.training import TrainerConfig
 
@@ -228,4 +228,4 @@ def test_every_setting_that_a_backend_limits_exists(backend: BackendName) -> Non
     facts = backend.facts
     named = {*facts.settings, *facts.sharded, *facts.default_only, *facts.whole_numbers}
     configs = [TrainerConfig(method=method.settings(), stage=stage.settings()) for method in Method for stage in Stage]
-    assert all(any(value_at(config, setting) is not ABSENT for config in configs) for setting in named)
+    assert all(any(read_setting(config, setting) is not ABSENT for config in configs) for setting in named)

@@ -14,7 +14,8 @@ from trainyard.spec.axes.backends import ALONE, EXTRA_CODE, OWN_KEYS, BackendNam
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.compat.context import ABSENT, Match, NodeView, Row, answers, fill, listed, value_at
+from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, listed
+from trainyard.spec.load.changes import ABSENT, read_setting
 from trainyard.spec.training import TrainerConfig
 
 OUTPUT_LAYER = "lm_head"
@@ -47,7 +48,7 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
     unread = {"launch.launcher"} if launch.strategy is Strategy.SINGLE else set()
     unread |= {"stage.loss"} if config.stage.type is not Stage.DPO else set()
     yield from (Limit(*one) for one in {**UNLESS_NAMED, **facts.settings}.items() if one[0] not in unread)
-    yield from (Limit(setting, (value_at(USUAL, setting),)) for setting in facts.default_only)
+    yield from (Limit(setting, (read_setting(USUAL, setting),)) for setting in facts.default_only)
     if config.backend not in OWN_KEYS:
         yield Limit("extra", (None,))
     if launch.strategy in facts.strategies and launch.strategy.facts.sharded:
@@ -59,11 +60,11 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
 
 def refused_settings(config: TrainerConfig) -> dict[str, Limit]:
     """Setting -> the limit of its backend that it breaks."""
-    asked = {limit: value_at(config, limit.setting) for limit in limits(config)}
+    asked = {limit: read_setting(config, limit.setting) for limit in limits(config)}
     found = {limit.setting: limit for limit, value in asked.items() if value not in (ABSENT, *limit.allowed)}
-    facts, targets = config.backend.facts, value_at(config, "method.target_modules")
+    facts, targets = config.backend.facts, read_setting(config, "method.target_modules")
     for setting in facts.whole_numbers:
-        value = value_at(config, setting)
+        value = read_setting(config, setting)
         if value not in (ABSENT, None) and not float(value).is_integer():
             found[setting] = Limit(setting, ("a whole number",))
     if facts.is_stage("headless", config.stage.type) and isinstance(targets, tuple) and OUTPUT_LAYER in targets:
@@ -92,7 +93,7 @@ def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Match:
     """The words of each setting that the backend of a trainer does not support."""
     facts, found = config.backend.facts, []
     for setting, limit in refused_settings(config).items():
-        value, others = value_at(config, setting), supporters(config, setting)
+        value, others = read_setting(config, setting), supporters(config, setting)
         why = limit.why or facts.why.get(str(value)) or facts.why.get(setting, "")
         instead = [listed(map(in_words, limit.allowed)), f"backend {listed(others)}" if others else ""]
         instead.append("a script of your own in launch.script" if facts.runs_scripts else "")

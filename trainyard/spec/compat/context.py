@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 from trainyard.errors import Reason
-from trainyard.spec.axes.axis import Variant
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
@@ -18,8 +17,6 @@ from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.ports import Ambiguous, Missing, Wiring
 from trainyard.spec.training import TrainerConfig
 
-ABSENT = object()
-"""The value of a setting that the chosen variant does not have."""
 MessageArgs = Mapping[str, object]
 Match = bool | MessageArgs | Sequence[MessageArgs] | None
 """What a `when` returns: no, yes, yes with arguments for the message, or one set of arguments per match."""
@@ -132,19 +129,6 @@ class Row:
 
 def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
-
-
-def value_at(config: Any, setting: str) -> Any:
-    """The value of a setting that is named as it is written, such as `method.rank`; of a variant its word.
-
-    `ABSENT` where the variant that is chosen has no such setting.
-    """
-    value = config
-    for name in setting.split("."):
-        if isinstance(value, Variant) and name not in type(value).model_fields:
-            return ABSENT
-        value = getattr(value, name)
-    return value.type if isinstance(value, Variant) else value
 
 
 def apply_rows(rows: Sequence[Row], scope: str, view: View, unclear: Set[str]) -> list[Reason]:

@@ -16,7 +16,8 @@ from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.stages import DistillSettings, GrpoSettings, PpoSettings, PreferenceLoss, Stage, StageSettings
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.compat.context import Match, NodeView, Row, When, listed, value_at
+from trainyard.spec.compat.context import Match, NodeView, Row, When, listed
+from trainyard.spec.load.changes import read_setting
 from trainyard.spec.training import (
     EngineSettings,
     TrainerConfig,
@@ -145,7 +146,7 @@ def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
     return [
         {"setting": reader.setting, "by": reader.by}
         for reader in readers
-        if not reader.reads(config) and value_at(config, reader.setting) != value_at(defaults, reader.setting)
+        if not reader.reads(config) and read_setting(config, reader.setting) != read_setting(defaults, reader.setting)
     ]
 
 

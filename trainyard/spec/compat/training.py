@@ -23,8 +23,9 @@ from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import DistillSettings, DpoSettings, GrpoSettings, PpoSettings, PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.compat.context import Match, NodeView, Row, listed, value_at
+from trainyard.spec.compat.context import Match, NodeView, Row, listed
 from trainyard.spec.compat.evaluator_deployer import held_out_sets, unserved
+from trainyard.spec.load.changes import read_setting
 from trainyard.spec.training import TrainerConfig
 
 WITHOUT_SHAPE = ("type", "profile", "ratio", "init")
@@ -43,7 +44,7 @@ def other_shape(config: TrainerConfig, at: NodeView) -> Match:
     before = earlier(at)
     if before is None or config.adapter != "continue" or config.method.type is not before.method.type:
         return False
-    pairs = [(setting, value_at(config, setting), value_at(before, setting)) for setting in shape_of(config)]
+    pairs = [(setting, read_setting(config, setting), read_setting(before, setting)) for setting in shape_of(config)]
     return [
         {"setting": setting, "name": setting.rpartition(".")[2], "old": old}
         for setting, new, old in pairs

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.drafts.palette import starting_config
 from trainyard.spec.graph import in_order, place
+from trainyard.spec.load.changes import drop_defaults
 from trainyard.spec.load.parse import ParsedNode, number, parse_nodes
 from trainyard.spec.nodes import NODE_CONFIGS, NODE_MODELS
 from trainyard.spec.ports import PortNode, Wiring, wire
@@ -55,35 +56,10 @@ def read_nodes(body: Mapping[str, Any]) -> list[DraftNode]:
         given = raw.get("config")
         config = dict(given) if isinstance(given, Mapping) else {}
         if one.node is not None:
-            config = shorten(one.node.config)  # type: ignore[attr-defined]
+            config = drop_defaults(one.node.config)  # type: ignore[attr-defined]
         needs = before if one.needs is None else one.needs
         found.append(DraftNode(node_id, one.type, tuple(needs), config, one.node is not None))
     return found
-
-
-def shorten(config: BaseModel) -> dict[str, Any]:
-    """The settings of a config that differ from their defaults, as JSON; a variant keeps its `type`."""
-    return differing(config, config.model_dump(mode="json"))
-
-
-def differing(model: BaseModel, dumped: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        if name not in dumped or (name != "type" and value == field.get_default(call_default_factory=True)):
-            continue
-        found[name] = differing_value(value, dumped[name])
-    return found
-
-
-def differing_value(value: Any, dumped: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return differing(value, dumped)
-    if isinstance(value, Mapping):
-        return {str(key): differing_value(one, dumped[str(key)]) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [differing_value(one, dumped[at]) for at, one in enumerate(value)]
-    return dumped
 
 
 # Links

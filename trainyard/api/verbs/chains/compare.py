@@ -23,7 +23,7 @@ from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.statistics import bootstrap, count_flips, improvements
 from trainyard.spec.axes.data import Port
-from trainyard.spec.load.changes import list_changes
+from trainyard.spec.load.changes import list_node_changes
 from trainyard.stores.metrics import Point
 
 METRICS = ("steps", "loss_at_start", "loss_at_end", "eval_loss", "seconds", "device", "precision")
@@ -158,7 +158,7 @@ def compare_trainings(words: tuple[str, str], context: Context, *, plot: bool) -
             code="E-NODE",
         )
     before, after = first.report(), second.report()
-    changes = sorted(list_setting_changes(first.settings(), second.settings()), key=lambda change: change[0])
+    changes = sorted(list_node_changes(first.settings(), second.settings()), key=lambda change: change[0])
     return Comparison(
         jobs=tuple(one.result.id or one.result.run_id for one in (first, second)),
         sides=(first.side(), second.side()),
@@ -193,14 +193,6 @@ def find_trained_node(name: str, context: Context) -> TrainedNode:
         raise NotFound(f"The run {run} has no trainer.", do="Compare runs that train.", code="E-NODE")
     problem = f"no trainer {wanted!r}" if wanted else f"{len(found)} trainers"
     raise NotFound(f"The run {run} has {problem}.", do=f"Name one of {names}.", code="E-NODE")
-
-
-def list_setting_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, first value, second value) of what differs; a node that only one has is one entry."""
-    for name in first.keys() ^ second.keys():
-        yield name, "a node" if name in first else None, "a node" if name in second else None
-    for name in first.keys() & second.keys():
-        yield from list_changes({name: first[name]}, {name: second[name]})
 
 
 def compare_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Compared]:

@@ -14,11 +14,11 @@ from trainyard.api.context import Context
 from trainyard.api.live import found
 from trainyard.api.requests import jobs as requests
 from trainyard.api.stack import import_prefect_client
-from trainyard.api.verbs.chains.compare import Comparison, DifferingSetting, compare_trainings, list_setting_changes
+from trainyard.api.verbs.chains.compare import Comparison, DifferingSetting, compare_trainings
 from trainyard.api.verbs.monitoring.retrying import asked_by
 from trainyard.api.verbs.records.contents import damaged
 from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
-from trainyard.spec.load.changes import flatten_settings
+from trainyard.spec.load.changes import list_node_changes, read_change
 from trainyard.stores.live.job_index import Row
 
 PAIR = 2
@@ -66,8 +66,8 @@ def compare_settings(words: tuple[str, ...], context: Context) -> Comparison:
         )
     nodes = [resolved_settings(row, context) for row in rows]
     first, *others = nodes
-    names = sorted({name for other in others for name, _, _ in list_setting_changes(first, other)})
-    settings = (DifferingSetting(name=name, values=tuple(value_of(one, name) for one in nodes)) for name in names)
+    names = sorted({name for other in others for name, _, _ in list_node_changes(first, other)})
+    settings = (DifferingSetting(name=name, values=tuple(read_change(one, name) for one in nodes)) for name in names)
     return Comparison(jobs=tuple(ids), settings=tuple(settings))
 
 
@@ -94,11 +94,3 @@ def resolved_settings(row: Row, context: Context) -> Nodes:
             code="E-PARAMETER",
         ) from error
     return {node.id: node.config.model_dump(mode="json") for node in chain.nodes}
-
-
-def value_of(nodes: Nodes, name: str) -> Any:
-    """The value of a differing setting: of a node that only some have, whether it is one."""
-    if name in nodes:
-        return "a node"
-    flat = flatten_settings(nodes)
-    return flat.get(name, flat.get(f"{name}.type"))
