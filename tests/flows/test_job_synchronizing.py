@@ -14,7 +14,7 @@ from prefect.states import Cancelled, Completed, Running
 from test_without_trainer import context, copy_data  # noqa: F401  (a server that knows `training-job/local`)
 
 from trainyard.api.context import Caller, Context
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.records import RunRecord, RunResult
 from trainyard.api.runs import listing
 from trainyard.api.runs.live.synchronizing import Synchronizer
@@ -62,7 +62,8 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def refuse(*_given: object) -> Any:
             raise Unavailable("The Prefect server does not answer.", code="E-SERVER-UNREACHABLE")
 
-        monkeypatch.setattr("trainyard.api.live.found.import_prefect_client", refuse)
+        monkeypatch.setattr("trainyard.api.live.jobs.import_prefect_client", refuse)
+        monkeypatch.setattr("trainyard.api.names.import_prefect_client", refuse)
 
     return go
 

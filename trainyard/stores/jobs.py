@@ -24,8 +24,8 @@ from trainyard.stores.files import DISK, Files, make_folders
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 
-JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-JOB_FILE = re.compile(rf"{JOB_ID.pattern}\.json")
+RECORD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+JOB_FILE = re.compile(rf"{RECORD_ID.pattern}\.json")
 
 
 class SubmittingProcess(BaseModel):
@@ -73,7 +73,7 @@ class JobStore:
 
     def path(self, job_id: str) -> Path:
         """Where a record is. Raises `InvalidInput` for an id that would leave the folder."""
-        if not JOB_ID.fullmatch(job_id):
+        if not RECORD_ID.fullmatch(job_id):
             raise InvalidInput(f"{job_id!r} is not the id of a job.", do="Copy the id from the list.", code="E-NAME")
         return self.folder / f"{job_id}.json"
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import InvalidInput
 from trainyard.stores.files import DISK, Files, make_folders
-from trainyard.stores.jobs import JOB_ID
+from trainyard.stores.jobs import RECORD_ID
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 
@@ -36,7 +36,7 @@ class NoteStore:
 
     def path(self, run_id: str) -> Path:
         """Where a note is. Raises `InvalidInput` (`E-NAME`) for an id that would leave the folder."""
-        if not JOB_ID.fullmatch(run_id):
+        if not RECORD_ID.fullmatch(run_id):
             raise InvalidInput(f"{run_id!r} is not the id of a run.", do="Copy the id from the list.", code="E-NAME")
         return self.folder / f"{run_id}.json"
 

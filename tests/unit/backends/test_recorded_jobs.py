@@ -9,7 +9,7 @@ import pytest
 
 from tests.small_jobs import Jobs
 from trainyard.api.context import Context
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.requests.jobs import JobInput, JobsInput, LogsInput, MetricsInput, StopInput
 from trainyard.api.verbs.jobs import cancel_job, list_jobs, show_job, show_metrics
 from trainyard.api.verbs.monitoring.logs import show_logs

@@ -27,10 +27,11 @@ import orjson
 
 from trainyard.api.access.secrets import known_secrets, redact_lines, text_before
 from trainyard.api.context import Context
-from trainyard.api.live.found import find_job, open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.live.sse import HEARTBEAT, ServerEvent
 from trainyard.api.live.tails import FileTail, LogPlace, hub
 from trainyard.api.live.trainings import trainings_of
+from trainyard.api.names import find_job
 from trainyard.api.requests.jobs import JobInput, LogsInput, MetricsInput
 from trainyard.api.training_logs import TrainingLogs
 from trainyard.api.verbs import jobs

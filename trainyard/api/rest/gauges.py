@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.live.speeds import TrainingSpeed, read_speeds
 from trainyard.api.verbs.monitoring.gpus import MONITOR
 from trainyard.settings import Settings

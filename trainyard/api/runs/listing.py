@@ -15,8 +15,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.exceptions import ObjectNotFound
 
-from trainyard.api.live.found import the_only
 from trainyard.api.live.trainings import with_chain_facts
+from trainyard.api.names import require_single
 from trainyard.api.runs.operating import process_of
 from trainyard.api.runs.plain_logs import PLANNED, text_of
 from trainyard.api.runs.server import client
@@ -24,12 +24,11 @@ from trainyard.api.runs.states import run_state, waits_for_trainer
 from trainyard.api.runs.watching import run_url
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_facts import read_facts
-from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, is_meant, name_run
+from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, RUN_ID, name_run, select_meant
 from trainyard.stores.live.job_index import JobPage, JobQuery, page_of, place_of
 
 PAGE = 200
 """Rows that the server gives at once, at most."""
-UUID_LENGTH = 36
 SLACK_S = 3600.0
 """By how much a run may be due before it was created: clocks differ, and a client may name an earlier time."""
 
@@ -92,7 +91,7 @@ def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[dic
 
 def select_ended(run_ids: Iterable[str]) -> set[str]:
     """Those of these runs that the server knows to have ended: neither waiting, running nor paused."""
-    ids = [UUID(one) for one in run_ids if is_id(one)]
+    ids = [UUID(run_id) for run_id in run_ids if RUN_ID.fullmatch(run_id.lower())]
     ended: set[str] = set()
     with client() as prefect:
         for start in range(0, len(ids), PAGE):
@@ -109,7 +108,7 @@ def find_job(name: str, tenant: str = "") -> dict[str, Any]:
     """
     with client() as prefect:
         found = [row for run in candidates(prefect, name) if belongs(row := row_of(run, str(prefect.api_url)), tenant)]
-    return the_only(found, name)
+    return require_single(found, name)
 
 
 def deployment_of(run_id: str) -> str:
@@ -133,21 +132,12 @@ def belongs(row: dict[str, Any], tenant: str) -> bool:
 
 def candidates(prefect: SyncPrefectClient, name: str) -> Iterator[FlowRun]:
     """The runs that a user may mean by a word."""
-    if is_id(name):
+    if RUN_ID.fullmatch(name.lower()):
         yield from prefect.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [name]}}))
     elif JOB_ID.fullmatch(name) and (tagged := list(jobs_of(prefect, name))):
         yield from tagged
     else:
-        runs = list(jobs_of(prefect))
-        meant = [run for run in runs if is_meant(name, str(run.id), run.name, run.tags)]
-        yield from meant or [run for run in runs if run.name.startswith(name)]
-
-
-def is_id(text: str) -> bool:
-    try:
-        return len(text) == UUID_LENGTH and bool(UUID(text))
-    except ValueError:
-        return False
+        yield from select_meant(name, list(jobs_of(prefect)), lambda run: (str(run.id), run.name, run.tags))
 
 
 def row_of(run: FlowRun, api_url: str) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import httpx
 import psutil
 
-from trainyard.api.live.found import the_only
+from trainyard.api.names import require_single
 from trainyard.api.stack import import_prefect_client, is_own, known_api_url, locked_out, unreachable
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.auth_string import auth_header, read_auth
-from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, RUN_ID, is_meant, name_run, tenant_of
+from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, RUN_ID, name_run, select_meant, tenant_of
 
 PAGE = 200
 """Rows that the server gives at once, at most."""
@@ -67,7 +67,7 @@ class OwnServer:
         Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
         """
         rows = (run for run in self.candidates(name) if tenant in ("", tenant_of(run["tags"])))
-        return the_only([row_of_log(run) for run in rows], name)
+        return require_single([row_of_log(run) for run in rows], name)
 
     def candidates(self, word: str) -> Iterator[dict[str, Any]]:
         """The runs that a user may mean by a word."""
@@ -77,8 +77,7 @@ class OwnServer:
         tags = [JOB_TAG, word] if JOB_ID.fullmatch(word) else [JOB_TAG]
         found = self.pages("flow_runs", {"tags": {"all_": tags}}, sort="EXPECTED_START_TIME_DESC")
         runs = [run for run in found if not is_upcoming(run)]
-        meant = [run for run in runs if is_meant(word, run["id"], run["name"], run["tags"])]
-        yield from meant or [run for run in runs if run["name"].startswith(word)]
+        yield from select_meant(word, runs, lambda run: (run["id"], run["name"], run["tags"]))
 
     def read_log(self, run_id: str, offset: int = 0) -> list[dict[str, Any]]:
         """Return the run's lines from an offset on, in order: {time, level, text}."""

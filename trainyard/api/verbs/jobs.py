@@ -13,10 +13,11 @@ from typing import Any, Literal
 from pydantic import Field, TypeAdapter
 
 from trainyard.api.context import Context
-from trainyard.api.live import found
+from trainyard.api.live.jobs import list_job_rows, note_change, with_labels
 from trainyard.api.live.recorded import refuse_steering
 from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.api.live.waits import DeviceWait
+from trainyard.api.names import find_job
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import ClosedGate, NodeResult, RunResult, read_events, read_result
 from trainyard.api.requests import jobs as requests
@@ -196,13 +197,13 @@ def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
         backend=given.backend or "", stage=given.stage or "", group=given.group or "", limit=given.limit,
         after=read_cursor(given.cursor) if given.cursor else None,
     )  # fmt: skip
-    (rows, cursor), as_of = found.list_jobs(query, context)
+    (rows, cursor), as_of = list_job_rows(query, context)
     return JobList(jobs=JOBS.validate_python(rows, extra="ignore"), next=cursor or None, as_of=as_of)
 
 
 def show_job(given: requests.JobInput, context: Context) -> JobDetail:
     """One job with its trainers, its nodes and what it was started with."""
-    row, as_of = found.find_job(given.job, context)
+    row, as_of = find_job(given.job, context)
     result = read_result(context.settings.runs / row["run_id"])
     trainings = tuple(
         Training(**{**progress_of(known), "checkpoints": tuple(work.checkpoints())})
@@ -244,7 +245,7 @@ def progress_of(training: dict[str, Any]) -> dict[str, Any]:
 
 def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
-    row, _ = found.find_job(given.job, context)
+    row, _ = find_job(given.job, context)
     works = [work for work in trainings_of(row) if given.node in (None, work.node)]
     curves = [curve_of(work, given, context.settings) for work in works]
     if not any(one.points for one in curves):
@@ -265,9 +266,9 @@ def curve_of(work: TrainingLogs, given: requests.MetricsInput, settings: Setting
 
 def note_job(given: requests.NoteInput, context: Context) -> Job:
     """Replace the note of a job; an empty text removes it."""
-    row, _ = found.find_job(given.job, context)
+    row, _ = find_job(given.job, context)
     NoteStore(context.settings.notes).write(row["run_id"], given.text, context.caller.name)
-    return job_of(found.with_labels(row, context.settings))
+    return job_of(with_labels(row, context.settings))
 
 
 def pause_job(given: requests.StopInput, context: Context) -> Job:
@@ -288,7 +289,7 @@ def resume_job(given: requests.ResumeInput, context: Context) -> Resumed:
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
     import_prefect_client(settings, "operating").resume_run(row["run_id"])
-    job = job_of(found.note_change(listing.find_job(row["run_id"]), context))
+    job = job_of(note_change(listing.find_job(row["run_id"]), context))
     if not given.watch:
         return job
     watching = import_prefect_client(settings, "watching")
@@ -328,7 +329,7 @@ def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause",
     while given.wait and not gone(row) and time.monotonic() < deadline:
         time.sleep(STOP_POLL_S)
         row = listing.find_job(run_id)
-    return job_of(found.note_change(row, context))
+    return job_of(note_change(row, context))
 
 
 def job_of(row: dict[str, Any]) -> Job:

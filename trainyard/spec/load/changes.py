@@ -68,7 +68,8 @@ def read_change(nodes: Mapping[str, Any], name: str) -> Any:
 
 def drop_defaults(config: BaseModel) -> dict[str, Any]:
     """Return the settings of a config that differ from their defaults, as JSON; a variant keeps its `type`."""
-    return drop_default_fields(config, config.model_dump(mode="json"))
+    settings: dict[str, Any] = drop_default_fields(config, config.model_dump(mode="json"))
+    return settings
 
 
 def drop_default_fields(value: Any, dumped: Any) -> Any:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import TypeVar
+
+Run = TypeVar("Run")
 
 JOB_TAG = "job"
 """Runs with a trainer have this tag: they are the jobs of `trainyard jobs`."""
@@ -95,6 +98,12 @@ def is_meant(word: str, run_id: str, name: str, tags: Iterable[str]) -> bool:
     """Return whether a word names a run: by the beginning of one of its ids, or by its name."""
     ids = (run_id, job_id_of(run_id, tags))
     return is_named(word, name) or (bool(word) and any(one.startswith(word.lower()) for one in ids))
+
+
+def select_meant(word: str, runs: Sequence[Run], facts: Callable[[Run], tuple[str, str, Iterable[str]]]) -> list[Run]:
+    """Return the runs that a word names, else those whose name begins with it. `facts` gives id, name and tags."""
+    meant = [run for run in runs if is_meant(word, *facts(run))]
+    return meant or [run for run in runs if facts(run)[1].startswith(word)]
 
 
 def is_reserved(tag: str) -> bool:

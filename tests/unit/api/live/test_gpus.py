@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trainyard.api.context import Caller, Context
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.terminal.trainers import gpus_text
 from trainyard.api.verbs.monitoring.gpus import list_gpus
 from trainyard.compute.monitor.nvidia import read_nvidia

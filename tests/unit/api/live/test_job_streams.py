@@ -14,7 +14,7 @@ import pytest
 
 from trainyard.api.context import Context
 from trainyard.api.live import streams
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.live.sse import HEARTBEAT, ServerEvent
 from trainyard.api.live.tails import FileTail, LogPlace, hub
 from trainyard.api.requests.jobs import JobInput, LogsInput, MetricsInput
@@ -291,7 +291,7 @@ def test_a_job_that_is_not_there_is_refused_before_the_first_event(
     def nothing(*_given: object) -> Any:
         raise NotFound("There is no job.", code="E-JOB-NOT-FOUND")
 
-    monkeypatch.setattr("trainyard.api.live.found.import_prefect_client", nothing)
+    monkeypatch.setattr("trainyard.api.names.import_prefect_client", nothing)
 
     async def test() -> None:
         with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):

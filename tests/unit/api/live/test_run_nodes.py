@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainyard.api.context import Caller, Context
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.records import NodeResult, RunRecord, RunResult
 from trainyard.api.requests.jobs import JobInput, NodeInput
 from trainyard.api.verbs.monitoring.nodes import list_nodes, show_node

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.live.speeds import speed_of
 from trainyard.api.rest import gauges
 from trainyard.api.rest.gauges import read_gpus, read_jobs, read_trainings

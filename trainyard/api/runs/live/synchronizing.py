@@ -19,7 +19,7 @@ import httpx
 from prefect.client.schemas.objects import FlowRun
 from pydantic import TypeAdapter, ValidationError
 
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.live.trainings import with_files
 from trainyard.api.runs.control import asker
 from trainyard.api.runs.listing import PAGE, is_upcoming, row_of

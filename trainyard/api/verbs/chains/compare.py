@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from trainyard.api.context import Context
+from trainyard.api.names import find_ended_run
 from trainyard.api.records import NodeResult, RunResult
 from trainyard.api.responses import Response
 from trainyard.api.training_logs import training_logs_of
-from trainyard.api.verbs.records.trained import find_ended
 from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.statistics import bootstrap, count_flips, improvements
@@ -173,7 +173,7 @@ def compare_trainings(words: tuple[str, str], context: Context, *, plot: bool) -
 def find_trained_node(name: str, context: Context) -> TrainedNode:
     """The trainer of `JOB/TRAINER`; a job's name alone will do if all but one are controls."""
     run, _, wanted = name.partition("/")
-    found_run, result = find_ended(run, context)
+    found_run, result = find_ended_run(run, context)
     folder = found_run.path
     nodes = {node["id"]: node for node in json.loads((folder / "chain.json").read_bytes())["nodes"]}
     trainers = [node for node in result.nodes if node.type == "trainer"]

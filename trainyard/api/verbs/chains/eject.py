@@ -10,10 +10,11 @@ from pathlib import Path
 
 from trainyard.api import planning
 from trainyard.api.context import Context
+from trainyard.api.names import find_run
 from trainyard.api.records import RunResult, read_result
 from trainyard.api.requests.chains import EjectInput
 from trainyard.api.responses import Response
-from trainyard.api.verbs.records.finding import CHAIN_FILE, find_run_folder
+from trainyard.api.verbs.records.finding import CHAIN_FILE
 from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.script import files
 from trainyard.backends.script.backend import BACKEND as SCRIPT
@@ -71,7 +72,7 @@ def chain_of(target: str, context: Context) -> tuple[ResolvedChain, RunResult | 
     settings = context.settings
     if target not in planning.NAMES and not Path(target).is_file():
         with suppress(NotFound, Unavailable):  # then the error says what else it could have been
-            folder = find_run_folder(target, context).path
+            folder = find_run(target, context).path
             return ResolvedChain.model_validate_json((folder / CHAIN_FILE).read_bytes()), read_result(folder)
     return planning.resolved(planning.asked(target).spec, settings), None
 

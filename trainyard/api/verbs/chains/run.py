@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -10,7 +9,8 @@ from collections.abc import Sequence
 from trainyard.api import planning
 from trainyard.api.access.reaching import refuse_whole_chain, require_template
 from trainyard.api.context import Context, key_of
-from trainyard.api.live.found import note_started
+from trainyard.api.live.jobs import note_started
+from trainyard.api.names import is_run_or_job_id
 from trainyard.api.records import FEW_ROWS_TAG, REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.stack import import_prefect_client
@@ -21,25 +21,18 @@ from trainyard.errors import InvalidInput, NotFound, Reason
 from trainyard.spec.chain import ResolvedChain
 from trainyard.stores.live.job_ids import DIGEST_LENGTH, GROUP_TAG, JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
 
-RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
 
 def run(given: RunInput, context: Context) -> RunResult:
-    if context.caller.remote and not is_earlier(given.target):
+    if context.caller.remote and not is_run_or_job_id(given.target):
         refuse_whole_chain(given.target)
         require_template(given.target, planning.NAMES)
     return start(given, context)
 
 
-def is_earlier(target: object) -> bool:
-    """Whether a target is the id of a run or a job."""
-    return isinstance(target, str) and bool(RUN_ID.fullmatch(target) or JOB_ID.fullmatch(target))
-
-
 def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> RunResult:
     """Start a run, or continue one. `own_tags` are Trainyard's own, which users cannot give."""
     settings, since = context.settings, time.time()
-    started = continued(given, context) if is_earlier(given.target) else begun(given, context, own_tags)
+    started = continued(given, context) if is_run_or_job_id(given.target) else begun(given, context, own_tags)
     if JOB_ID.fullmatch(started.id):
         note_started(started, context)
     context.say(f"run {started.name}: {started.url}")

@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 from trainyard.api import planning
 from trainyard.api.acceptance import reason_of
 from trainyard.api.context import Context
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.records import RunResult
 from trainyard.api.requests import chains as requests
 from trainyard.api.responses import Response

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.api.context import Context
-from trainyard.api.live import found
 from trainyard.api.live.trainings import trainings_of
+from trainyard.api.names import find_job
 from trainyard.api.requests import jobs as requests
 from trainyard.api.responses import Response
 from trainyard.backends.job import TrainingJob, mirror_folder
@@ -65,7 +65,7 @@ class VerifiedCheckpoints(Response):
 
 def list_checkpoints(given: requests.CheckpointsInput, context: Context) -> CheckpointList:
     """The checkpoints that are there now."""
-    row, _ = found.find_job(given.job, context)
+    row, _ = find_job(given.job, context)
     described = (describe_checkpoint(node, path, step) for node, path, step in folders_of(row, given.node))
     return CheckpointList(id=row["id"], checkpoints=tuple(one for one in described if one is not None))
 
@@ -76,7 +76,7 @@ def verify_checkpoints(given: requests.VerifyInput, context: Context) -> Verifie
     Raises `NotFound` (`E-NOT-FOUND`) for a checkpoint that is not there. One that a running training replaces meanwhile
     is left out.
     """
-    row, _ = found.find_job(given.job, context)
+    row, _ = find_job(given.job, context)
     wanted = [one for one in folders_of(row, given.node) if given.checkpoint in (None, one[1].name)]
     verified = [
         VerifiedCheckpoint(node=node, name=path.name, step=step, damage=damage)

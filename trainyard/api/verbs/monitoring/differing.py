@@ -11,7 +11,7 @@ import orjson
 
 from trainyard.api import planning
 from trainyard.api.context import Context
-from trainyard.api.live import found
+from trainyard.api.names import find_job
 from trainyard.api.requests import jobs as requests
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.chains.compare import Comparison, DifferingSetting, compare_trainings
@@ -58,7 +58,7 @@ def compare(given: requests.CompareInput, context: Context) -> Comparison:
 
 def compare_settings(words: tuple[str, ...], context: Context) -> Comparison:
     """Compare all settings of jobs, whatever their states are."""
-    rows = [found.find_job(one, context).row for one in words]
+    rows = [find_job(one, context).row for one in words]
     ids = [row["id"] for row in rows]
     if len(set(ids)) != len(ids):
         raise InvalidInput(

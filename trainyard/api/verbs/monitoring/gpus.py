@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 from trainyard.api.context import Context
-from trainyard.api.live.found import list_jobs
+from trainyard.api.live.jobs import list_job_rows
 from trainyard.api.live.waits import DeviceState, read_devices
 from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
@@ -116,7 +116,7 @@ def running_jobs(context: Context) -> list[Row]:
     """The jobs that have a process here; none where nobody knows them now."""
     query = JobQuery(tenant=context.caller.tenant, state=JobState.RUNNING, limit=MOST_RUNNING)
     try:
-        return [row for row in list_jobs(query, context).page.rows if row["pid"]]
+        return [row for row in list_job_rows(query, context).page.rows if row["pid"]]
     except Unavailable:
         return []
 

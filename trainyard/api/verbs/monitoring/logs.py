@@ -11,9 +11,9 @@ from pydantic import Field
 
 from trainyard.api.access.secrets import known_secrets, redact_lines, text_before
 from trainyard.api.context import Context
-from trainyard.api.live import found
 from trainyard.api.live.recorded import NODE, find_recorded, refuse_steering
 from trainyard.api.live.trainings import trainings_of
+from trainyard.api.names import find_job
 from trainyard.api.requests.jobs import LogsInput
 from trainyard.api.responses import Response
 from trainyard.api.runs.plain_logs import LogSource, choose_source
@@ -74,7 +74,7 @@ def read_part(given: LogsInput, context: Context) -> JobLog:
     From `offset` on; or before `before`, or with `tail` at its end, so that a large log is read from its end.
     Raises `NotFound` (`E-NOT-FOUND`) for a trainer that the job does not have.
     """
-    row, _ = found.find_job(given.job, context)
+    row, _ = find_job(given.job, context)
     source, known = given.source or RUN_LOG, known_secrets(context.settings)
     if source == RUN_LOG and "is_recorded" not in row:
         return read_run_log(row, given, import_prefect_client(context.settings, "listing"), known)

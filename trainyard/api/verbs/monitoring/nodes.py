@@ -10,7 +10,7 @@ from pydantic import Field
 
 from trainyard.api.access.secrets import known_secrets, redact_lines
 from trainyard.api.context import Context
-from trainyard.api.live import found
+from trainyard.api.names import find_job
 from trainyard.api.records import NodeResult, NodeState, read_chain, read_events, read_result
 from trainyard.api.requests import jobs as requests
 from trainyard.api.responses import Response
@@ -88,7 +88,7 @@ class NodeDetail(RunNode):
 
 def list_nodes(given: requests.JobInput, context: Context) -> RunNodes:
     """Every node of a run and its state. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
-    row, _ = found.find_job(given.job, context)
+    row, _ = find_job(given.job, context)
     folder = context.settings.runs / row["run_id"]
     chain = read_chain(folder)
     own = {name: row.get(name, "") for name in ("id", "run_id", "name", "state", "detail", "message", "url")}
@@ -103,7 +103,7 @@ def list_nodes(given: requests.JobInput, context: Context) -> RunNodes:
 
 def show_node(given: requests.NodeInput, context: Context) -> NodeDetail:
     """One node with its config, its lines and what it left. Raises `NotFound` (`E-NOT-FOUND`)."""
-    row, _ = found.find_job(given.job, context)
+    row, _ = find_job(given.job, context)
     folder = context.settings.runs / row["run_id"]
     chain = read_chain(folder)
     if chain is None or given.node not in chain.by_id:

@@ -13,8 +13,8 @@ import orjson
 from pydantic import Field
 
 from trainyard.api.context import Context
-from trainyard.api.live import found
 from trainyard.api.live.trainings import trainings_of
+from trainyard.api.names import find_job, find_run
 from trainyard.api.records import data_sources
 from trainyard.api.requests import jobs as requests
 from trainyard.api.responses import Response
@@ -115,11 +115,11 @@ def show_provenance(given: requests.JobInput, context: Context) -> Provenance:
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`), and `Corrupt` (`E-CORRUPT`) for a record that cannot be read.
     """
-    row, _ = found.find_job(given.job, context)
+    row, _ = find_job(given.job, context)
     path = context.settings.runs / row["run_id"]
     if not (path / finding.CHAIN_FILE).is_file():
         return Provenance(id=row["id"], run_id=row["run_id"], tenant=row["tenant"])
-    run, store = finding.find_run_folder(row["run_id"], context), finding.open_store(context)
+    run, store = find_run(row["run_id"], context), finding.open_store(context)
     kept = list(finding.artifacts_of(run, store))
     try:
         data = tuple(ReadSource(**plain(one)) for one in data_sources(path, context.settings.artifacts))

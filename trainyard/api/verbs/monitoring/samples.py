@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.api.context import Context
-from trainyard.api.live import found
 from trainyard.api.live.trainings import trainings_of
+from trainyard.api.names import find_job
 from trainyard.api.requests import jobs as requests
 from trainyard.api.responses import Response
 from trainyard.api.training_logs import TrainingLogs
@@ -44,7 +44,7 @@ class JobSamples(Response):
 
 def show_samples(given: requests.SamplesInput, context: Context) -> JobSamples:
     """The answers of the newest evaluations, or of one step."""
-    row, _ = found.find_job(given.job, context)
+    row, _ = find_job(given.job, context)
     rounds = [one for work in trainings_of(row) if given.node in (None, work.node) for one in read_rounds(work)]
     rounds.sort(key=lambda one: one.step)
     shown = [one for one in reversed(rounds) if given.step in (None, one.step)]

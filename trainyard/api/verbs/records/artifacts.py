@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.api.context import Context
+from trainyard.api.names import find_artifact, find_run
 from trainyard.api.requests.records.artifacts import ArtifactInput, ArtifactRowsInput, ArtifactsInput, EvaluationsInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.records import contents, finding
@@ -107,7 +108,7 @@ class ArtifactRows(Response):
 
 
 def list_artifacts(given: ArtifactsInput, context: Context) -> ArtifactList:
-    """A page of results, of the newest run first. Raises what `find_run_folder` and `read_cursor` raise."""
+    """A page of results, of the newest run first. Raises what `find_run` and `read_cursor` raise."""
     found, cursor = select_artifacts(given, context, given.port, given.sha256)
     return ArtifactList(artifacts=tuple(Artifact(**words_of(one)) for one in found), next=cursor)
 
@@ -119,7 +120,7 @@ def select_artifacts(
     own = finding.own_tenant(given.tenant, context)
     if own is None:
         return [], None
-    runs = [finding.find_run_folder(given.run, context)] if given.run else finding.run_folders(context)
+    runs = [find_run(given.run, context)] if given.run else finding.run_folders(context)
     began, (last_run, passed) = (0.0, ("", -1))
     if given.cursor:
         began, text = read_cursor(given.cursor)
@@ -183,7 +184,7 @@ def show_artifact(given: ArtifactInput, context: Context) -> ArtifactDetail:
 def locate(given: ArtifactInput, context: Context) -> tuple[FoundArtifact, Path]:
     """A result that is stored, and the folder of its files. Raises `NotFound`, `Corrupt`."""
     store = finding.open_store(context)
-    one = finding.find_artifact(finding.find_run_folder(given.run, context), given.node, given.port, store)
+    one = find_artifact(find_run(given.run, context), given.node, given.port, store)
     return one, one.folder(store)
 
 

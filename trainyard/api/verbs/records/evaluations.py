@@ -10,6 +10,7 @@ import orjson
 from pydantic import ValidationError
 
 from trainyard.api.context import Context
+from trainyard.api.names import find_artifact, find_run
 from trainyard.api.requests.records.artifacts import EvaluationInput, EvaluationsInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.records import finding
@@ -160,7 +161,7 @@ def verdict_words(one: FoundArtifact) -> dict[str, Any]:
 def show_evaluation(given: EvaluationInput, context: Context) -> Evaluation:
     """Raises what `find_artifact` raises, and `Corrupt` (`E-CORRUPT`) for a report that cannot be read."""
     store = finding.open_store(context)
-    one = finding.find_artifact(finding.find_run_folder(given.run, context), given.node, Port.REPORT, store)
+    one = find_artifact(find_run(given.run, context), given.node, Port.REPORT, store)
     path = one.folder(store) / REPORT_JSON
     report = read_report(path)
     kept = {

@@ -7,7 +7,6 @@ that reused it. Nothing but the runs' folders is read: no server has to run.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,6 @@ from typing import Any
 import orjson
 
 from trainyard.api.context import Context
-from trainyard.api.live import found
 from trainyard.api.records import read_events
 from trainyard.cancellation import while_caller_waits
 from trainyard.data.paths import resolve_inside
@@ -27,8 +25,6 @@ from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
 from trainyard.stores.schema import read_versioned
 from trainyard.stores.whole import MANIFEST
 
-RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-RUN_START = re.compile(r"[0-9a-f][0-9a-f-]{3,35}")
 CHAIN_FILE = "chain.json"
 ENDED = ("finished", "reused")
 
@@ -129,34 +125,6 @@ def own_tenant(given: str | None, context: Context) -> str | None:
     return None if own and given not in (None, own) else own or given or ""
 
 
-def find_run_folder(word: str, context: Context) -> RunFolder:
-    """The one run that a word names.
-
-    Raises `NotFound` (`E-JOB-NOT-FOUND`), also for another tenant's, and what `find_job` raises.
-    """
-    folders, lower = context.settings.runs, word.lower()
-    names = [lower] if RUN_ID.fullmatch(lower) else starting_with(folders, lower)
-    if len(names) != 1 or not (folders / names[0] / CHAIN_FILE).is_file():
-        names = [found.find_job(word, context).row["run_id"]]
-    path = folders / names[0]
-    try:
-        run = RunFolder(path, (path / CHAIN_FILE).stat().st_mtime)
-    except OSError:
-        run = None
-    if run is None or context.caller.tenant not in ("", run.tenant):
-        raise NotFound(
-            f"There is no run {word!r} that has begun.", do="Look at `trainyard jobs list`.", code="E-JOB-NOT-FOUND"
-        )
-    return run
-
-
-def starting_with(folders: Path, word: str) -> list[str]:
-    """The names of the runs' folders that begin with a word; no part of the word becomes a path."""
-    if not RUN_START.fullmatch(word) or not folders.is_dir():
-        return []
-    return [entry.name for entry in os.scandir(folders) if entry.name.startswith(word)]
-
-
 def artifacts_of(run: RunFolder, store: ArtifactStore) -> Iterator[FoundArtifact]:
     """Every port that the nodes of a run have filled so far, in the order in which the nodes ended."""
     ended: dict[str, dict[str, Any]] = {}
@@ -216,23 +184,3 @@ def unreadable_result(key: str, why: str) -> Corrupt:
         do=f"Move the folder {key} away and run the chain again.",
         code="E-CORRUPT",
     )
-
-
-def find_artifact(run: RunFolder, node: str, port: Port, store: ArtifactStore) -> FoundArtifact:
-    """One result of a run. Raises `NotFound` (`E-NODE`, `E-NOT-FOUND`) naming what there is."""
-    of_run = list(artifacts_of(run, store))
-    known = [one for one in of_run if one.node == node]
-    for one in known:
-        if one.port is port:
-            return one
-    if known:
-        has = ", ".join(one.port.value for one in known)
-        raise NotFound(
-            f"The node {node!r} of the run {run.id} has no {port.value}.", why=f"It left {has}.",
-            do="Name one of those.", code="E-NOT-FOUND",
-        )  # fmt: skip
-    nodes = ", ".join(dict.fromkeys(one.node for one in of_run)) or "none"
-    raise NotFound(
-        f"The run {run.id} has no finished node {node!r}.", why=f"Finished nodes: {nodes}.",
-        do="Name one of those, or wait until it has ended.", code="E-NODE",
-    )  # fmt: skip

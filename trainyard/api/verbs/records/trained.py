@@ -13,20 +13,17 @@ from typing import Any
 
 from trainyard.api.context import Context
 from trainyard.api.live.recorded import find_recorded
-from trainyard.api.records import RunResult, read_result
+from trainyard.api.names import find_ended_run, require_single
 from trainyard.api.verbs.monitoring.next_commands import list_ancestors
-from trainyard.api.verbs.records.finding import FoundArtifact, RunFolder, artifacts_of, gone, open_store, run_folders
-from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
+from trainyard.api.verbs.records.finding import FoundArtifact, RunFolder, artifacts_of, gone, open_store
+from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.serve.bases.origins import NamedAdapter, find_adapter, full_name
 from trainyard.serve.version_facts import base_facts
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest, parse_name
 from trainyard.stores.artifacts import Reference, open_reference
 from trainyard.stores.jobs import JobStore
-from trainyard.stores.live.job_ids import is_named
 from trainyard.stores.whole import describe_files
-
-SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def find_trained(word: str, context: Context) -> TrainedAdapter:
     name, _, node = word.partition("/")
     if recorded := find_recorded(name, context.settings, context.caller.tenant):
         return recorded_adapter(name, recorded, context)
-    run, result = find_ended(name, context)
+    run, result = find_ended_run(name, context)
     store = open_store(context)
     made = [one for one in artifacts_of(run, store) if one.port in (Port.ADAPTER, Port.MODEL)]
     trained = [one for one in made if run.node_type(one.node) == "trainer"]
@@ -89,36 +86,6 @@ def find_trained(word: str, context: Context) -> TrainedAdapter:
         node=chosen.node, reference=reference, report=report,
         sources=tuple(reference.facts.get("sources") or ()),
     )  # fmt: skip
-
-
-def find_ended(word: str, context: Context) -> tuple[RunFolder, RunResult]:
-    """The one ended run that a word names. Raises `NotFound` and `Conflict` (`E-JOB-NOT-FOUND`)."""
-    own, lower = context.caller.tenant, word.lower()
-    meant, running = [], False
-    for run in run_folders(context):
-        if own not in ("", run.tenant):
-            continue
-        result = read_result(run.path)
-        if result is None:
-            running = running or (bool(word) and (run.id.startswith(lower) or run.name == word))
-        elif word and (run.id.startswith(lower) or result.id.startswith(lower) or is_named(word, result.name)):
-            meant.append((run, result))
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
-        ids = ", ".join(result.id or run.id for run, result in meant[:SHOWN]) + (" …" if len(meant) > SHOWN else "")
-        raise Conflict(
-            f"{word!r} means several jobs: {ids}.",
-            why="It is the beginning of several ids, or a name that several runs were given; the newest is the first.",
-            do="Give the id, or enough of its beginning.",
-            code="E-JOB-NOT-FOUND",
-        )
-    raise NotFound(
-        f"There is no ended job {word!r}.",
-        why="It has not ended yet." if running else "",
-        do="List them by `trainyard jobs list`.",
-        code="E-JOB-NOT-FOUND",
-    )
 
 
 def choose_trainer(trained: list[FoundArtifact], run: RunFolder, node: str, word: str) -> FoundArtifact:
@@ -157,13 +124,7 @@ def is_report_on(one: FoundArtifact, sha256: str) -> bool:
 
 def recorded_adapter(word: str, rows: list[dict[str, Any]], context: Context) -> TrainedAdapter:
     """The result of a job of a `TrainingManager`. Raises as `find_trained`."""
-    if len(rows) > 1:
-        ids = ", ".join(row["id"] for row in rows[:SHOWN])
-        raise Conflict(
-            f"{word!r} means several jobs: {ids}.", do="Give the id, or enough of its beginning.",
-            code="E-JOB-NOT-FOUND",
-        )  # fmt: skip
-    record = JobStore(context.settings.home / "jobs").get(rows[0]["run_id"])
+    record = JobStore(context.settings.home / "jobs").get(require_single(rows, word)["run_id"])
     folder = Path(record.result)
     if not record.result or not folder.is_dir():
         raise NotFound(
