@@ -48,7 +48,7 @@ class PipedChild:
         errors: int | None = subprocess.DEVNULL,
         grace_s: float = 0.0,
     ) -> None:
-        """`errors` is its standard error, None for that of this process; `grace_s` its time to end by itself."""
+        """`errors` is its standard error, None for that of this process; `grace_s` its time to end before it is killed."""
         self.command, self.environment = command, environment
         self.folder, self.errors, self.grace_s = folder, errors, grace_s
         self.process: subprocess.Popen[bytes] | None = None
@@ -85,7 +85,7 @@ class PipedChild:
 
 
 def end_process(process: subprocess.Popen[bytes], owner: int, grace_s: float) -> None:
-    """Close a child's pipes, and kill it if it does not end by itself; another process's child is left alone."""
+    """Close a child's pipes, and kill it if it does not end in time; another process's child is left alone."""
     if owner != os.getpid():
         return
     assert process.stdin is not None
