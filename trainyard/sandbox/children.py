@@ -48,7 +48,7 @@ class PipedChild:
         errors: int | None = subprocess.DEVNULL,
         grace_s: float = 0.0,
     ) -> None:
-        """`errors` is its standard error, None for that of this process; `grace_s` its time to end before it is killed."""
+        """`errors` is its standard error, None for that of this process; `grace_s` its time to end before a kill."""
         self.command, self.environment = command, environment
         self.folder, self.errors, self.grace_s = folder, errors, grace_s
         self.process: subprocess.Popen[bytes] | None = None
