@@ -72,7 +72,8 @@ class AwaitedSteps:
 
     async def run_step(self, step: Step) -> Heard:
         if isinstance(step, Pause):
-            return await anyio.sleep(step.seconds)
+            await anyio.sleep(step.seconds)
+            return None
         if isinstance(step, NextLine):
             try:
                 return await anext(self.lines, None) if self.lines is not None else None

@@ -44,7 +44,8 @@ class ReadEvent:
 
 def media_type(response: httpx.Response) -> str:
     """Return the media type of a response without its parameters, in lower case."""
-    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    header: str = response.headers.get("content-type", "")
+    return header.partition(";")[0].strip().lower()
 
 
 def is_event_stream(response: httpx.Response) -> bool:

@@ -82,7 +82,8 @@ class BlockingSteps:
 
     def run_step(self, step: Step) -> Heard:
         if isinstance(step, Pause):
-            return time.sleep(step.seconds)
+            time.sleep(step.seconds)
+            return None
         if isinstance(step, NextLine):
             try:
                 return next(self.lines, None)

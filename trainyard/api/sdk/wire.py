@@ -93,8 +93,14 @@ def conversation(name: str, fields: Mapping[str, Any], note: Callable[[Any], Non
 
 
 def ask(name: str, fields: Mapping[str, Any]) -> Talk:
-    response = yield exchange_of(name, checked_request(name, dict(fields)))
+    response = yield from send(exchange_of(name, checked_request(name, dict(fields))))
     return response_of(name, response)
+
+
+def send(exchange: HttpExchange) -> Generator[Step, Heard, httpx.Response]:
+    response = yield exchange
+    assert isinstance(response, httpx.Response), "the result of an exchange"
+    return response
 
 
 # Retries: what starts something carries an Idempotency-Key, so every exchange may be sent again
@@ -369,7 +375,7 @@ def wait_for_end(name: str, note: Callable[[Any], None]) -> Talk:
     while True:
         headers = {"accept": EVENTS_TYPE, **({"last-event-id": last_id} if last_id else {})}
         path = PARAMETER.sub(quote(name, safe=""), route_of("jobs show")[1])
-        response = yield HttpExchange("GET", path, headers=headers, is_stream=True, most_tries=AWAY_TRIES)
+        response = yield from send(HttpExchange("GET", path, headers=headers, is_stream=True, most_tries=AWAY_TRIES))
         if not is_event_stream(response):
             raise error_of(response)
         while (event := (yield from next_event())) is not None:
