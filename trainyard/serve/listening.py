@@ -4,6 +4,7 @@ uvicorn waits for ever for a client that sends half a request, and keeps all of 
 head ten seconds and 64 KiB and its body a minute, a client that reads nothing of its answer two minutes, and keeps at
 most 512 connections: beyond them the oldest that has sent no whole head, or has its answer already, gives way. Trailers
 are dropped: the checks of the headers ran before a field behind the body arrived (RFC 9110, 6.5.1).
+uvicorn runs it on uvloop where that is installed.
 """
 
 from __future__ import annotations
