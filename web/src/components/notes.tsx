@@ -28,9 +28,9 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
 }
 
 /** Reasons of a refusal, each once: of those that a form shows at their field, only the field is named. */
-export function ReasonList({ reasons, isMarked }: { reasons: readonly ProblemReason[]; isMarked?: IsMarked }) {
-  const marked = [...new Set(reasons.filter((one) => isMarked?.(one)).map((one) => one.field))];
-  const others = reasons.filter((one) => !isMarked?.(one));
+export function ReasonList({ reasons, fieldOf }: { reasons: readonly ProblemReason[]; fieldOf?: FieldOf }) {
+  const marked = [...new Set(reasons.flatMap((one) => fieldOf?.(one) || []))];
+  const others = reasons.filter((one) => !fieldOf?.(one));
   return (
     <ul>
       {marked.length > 0 && (
@@ -54,17 +54,17 @@ export function ReasonList({ reasons, isMarked }: { reasons: readonly ProblemRea
   );
 }
 
-/** Whether a reason is shown at the field that it is about. */
-export type IsMarked = (reason: ProblemReason) => boolean;
+/** The path of the field of a form that shows a reason; empty for none. */
+export type FieldOf = (reason: ProblemReason) => string;
 
 interface ProblemNoteProps {
   error: unknown;
   onRetry?: () => void;
-  isMarked?: IsMarked;
+  fieldOf?: FieldOf;
 }
 
 /** An error: what was given, why it is refused, what to do, its code and its trace. */
-export function ProblemNote({ error, onRetry, isMarked }: ProblemNoteProps) {
+export function ProblemNote({ error, onRetry, fieldOf }: ProblemNoteProps) {
   const problem = error instanceof Problem ? error : new Problem(0, "", String((error as Error)?.message ?? error));
   // The reasons say the same, each with its field.
   const isListed = problem.errors.length > 0 && problem.errors.every((one) => problem.why.includes(one.because));
@@ -82,7 +82,7 @@ export function ProblemNote({ error, onRetry, isMarked }: ProblemNoteProps) {
           <Prose text={problem.remedy} />
         </p>
       )}
-      {problem.errors.length > 0 && <ReasonList reasons={problem.errors} isMarked={isMarked} />}
+      {problem.errors.length > 0 && <ReasonList reasons={problem.errors} fieldOf={fieldOf} />}
       <p className="quiet">
         {problem.code && <code>{problem.code}</code>} {problem.trace && <>trace {problem.trace}</>}
       </p>

@@ -13,7 +13,7 @@ import { SchemaForm } from "../../components/form";
 import { GroupField } from "../../components/group";
 import { labelOf } from "../../components/format";
 import { ChainGraph, type GraphNode } from "../../components/graph";
-import { ReasonList, type IsMarked } from "../../components/notes";
+import { ReasonList, type FieldOf } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { hasField, resolveSchema, type JsonSchema } from "../../components/schema";
 import { Upload } from "../../components/upload";
@@ -101,10 +101,10 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   const reasons = reasonsOf(expanded.data);
   const empty = reasons.filter((one) => isEmpty(one, schema)).map((one) => one.field.slice(PREFIX.length + 1));
   const wrong = reasons.filter((one) => !isEmpty(one, schema));
-  const isMarked = (one: ProblemReason) =>
-    one.field.startsWith(`${PREFIX}.`) &&
-    !one.field.startsWith(`${PREFIX}.columns`) &&
-    hasField(schema, schema, one.field.split(".").slice(1));
+  const fieldOf = ({ field }: ProblemReason) => {
+    const [first, ...path] = field.split(".");
+    return first === PREFIX && path[0] !== "columns" && hasField(schema, schema, path) ? path.join(".") : "";
+  };
   const edit = `/chains/new?template=${template}&parameters=${encodeURIComponent(JSON.stringify(parameters))}`;
   return (
     <div className="stack">
@@ -155,7 +155,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
               found={found}
               wrong={wrong}
               empty={empty}
-              isMarked={isMarked}
+              fieldOf={fieldOf}
               isChecked={settled === parameters && !expanded.isPlaceholderData}
             />
           )}
@@ -207,7 +207,7 @@ interface PreviewProps {
   found: ExpandedChain;
   wrong: readonly CheckReason[];
   empty: readonly string[];
-  isMarked: IsMarked;
+  fieldOf: FieldOf;
   /** Whether what was found is about the parameters as they are now. */
   isChecked: boolean;
 }
@@ -220,7 +220,7 @@ function statusOf({ found, wrong, empty, isChecked }: PreviewProps) {
 }
 
 function Preview(props: PreviewProps) {
-  const { template, found, wrong, isMarked, isChecked } = props;
+  const { template, found, wrong, fieldOf, isChecked } = props;
   const listed = (found.spec.nodes ?? []) as { id: string; needs: string[] }[];
   const needs = new Map(listed.map((one) => [one.id, one.needs]));
   const nodes: GraphNode[] = found.nodes.map((one) => ({ ...one, needs: needs.get(one.id) ?? [] }));
@@ -229,7 +229,7 @@ function Preview(props: PreviewProps) {
       <p role="status" className={found.check.ok && isChecked ? "state-completed" : undefined}>
         {statusOf(props)}
       </p>
-      {wrong.length > 0 && <ReasonList reasons={wrong as unknown as ProblemReason[]} isMarked={isMarked} />}
+      {wrong.length > 0 && <ReasonList reasons={wrong as unknown as ProblemReason[]} fieldOf={fieldOf} />}
       <CheckNotes notes={found.check.notes} />
       {nodes.length > 0 && <ChainGraph nodes={nodes} label={`Nodes of ${template}`} />}
     </>

@@ -4,7 +4,7 @@ import { client, dataOf, type ProblemReason } from "../../api/client";
 import type { ChainPlan } from "../../api/schema";
 import { useCancelable, type Cancelable } from "../../components/cancelable";
 import { formatBytes, formatDuration, formatNumber } from "../../components/format";
-import { Loading, ProblemNote, ReasonList, type IsMarked } from "../../components/notes";
+import { Loading, ProblemNote, ReasonList, type FieldOf } from "../../components/notes";
 import { Section } from "../../components/page";
 import { Table } from "../../components/table";
 
@@ -16,7 +16,7 @@ export const usePlan = (): Planning =>
     dataOf(client.POST("/api/v1/plan", { body: { target: "training-job", parameters: draft } as never, signal })),
   );
 
-export function Estimate({ draft, plan, isMarked }: { draft: Values; plan: Planning; isMarked: IsMarked }) {
+export function Estimate({ draft, plan, fieldOf }: { draft: Values; plan: Planning; fieldOf: FieldOf }) {
   return (
     <Section
       title="Estimate"
@@ -34,9 +34,9 @@ export function Estimate({ draft, plan, isMarked }: { draft: Values; plan: Plann
       {plan.isPending ? (
         <Loading what="Planning" onCancel={plan.cancel} />
       ) : plan.error ? (
-        <ProblemNote error={plan.error} isMarked={isMarked} />
+        <ProblemNote error={plan.error} fieldOf={fieldOf} />
       ) : plan.data ? (
-        <PlannedNodes plan={plan.data} isMarked={isMarked} />
+        <PlannedNodes plan={plan.data} fieldOf={fieldOf} />
       ) : (
         <p className="quiet">Steps, memory and time of the job, and whether this machine would refuse it.</p>
       )}
@@ -45,7 +45,7 @@ export function Estimate({ draft, plan, isMarked }: { draft: Values; plan: Plann
 }
 
 /** What a run would do, node by node. */
-export function PlannedNodes({ plan, isMarked }: { plan: ChainPlan; isMarked?: IsMarked }) {
+export function PlannedNodes({ plan, fieldOf }: { plan: ChainPlan; fieldOf?: FieldOf }) {
   const refusals = plan.refusals as unknown as (ProblemReason & { line: string })[];
   const refused = new Set(refusals.map((one) => one.line));
   return (
@@ -55,7 +55,7 @@ export function PlannedNodes({ plan, isMarked }: { plan: ChainPlan; isMarked?: I
           <p>
             <strong>This machine would refuse it.</strong>
           </p>
-          <ReasonList reasons={refusals} isMarked={isMarked} />
+          <ReasonList reasons={refusals} fieldOf={fieldOf} />
         </div>
       ) : (
         <p>This machine would accept it.</p>

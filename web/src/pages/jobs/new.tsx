@@ -100,9 +100,10 @@ function JobForm({ schema }: { schema: JsonSchema }) {
     ...((plan.data?.refusals ?? []) as unknown as ProblemReason[]),
   ].map(problemOfJob);
   const shown = new Map(problems.map((one) => [`${one.field} ${one.because}`, one])); // of the start and the estimate
-  const isMarked = (reason: ProblemReason) => {
+  const fieldOf = (reason: ProblemReason) => {
     const { field } = problemOfJob(reason);
-    return !field.startsWith("dataset.columns") && hasField(schema, schema, field.split("."));
+    const isShown = !field.startsWith("dataset.columns") && hasField(schema, schema, field.split("."));
+    return isShown ? field : "";
   };
   const defaults = useDefaults(draft);
   const dataset = (draft.dataset ?? {}) as Values;
@@ -143,7 +144,7 @@ function JobForm({ schema }: { schema: JsonSchema }) {
         </details>
       </Section>
       <DataPreview draft={draft} />
-      <Estimate draft={draft} plan={plan} isMarked={isMarked} />
+      <Estimate draft={draft} plan={plan} fieldOf={fieldOf} />
       <GroupField value={group} onChange={setGroup} />
       <div className="actions">
         <button className="primary" disabled={start.isPending} aria-busy={start.isPending}>
@@ -153,7 +154,7 @@ function JobForm({ schema }: { schema: JsonSchema }) {
           Clear
         </button>
       </div>
-      {start.error && <ProblemNote error={start.error} isMarked={isMarked} />}
+      {start.error && <ProblemNote error={start.error} fieldOf={fieldOf} />}
     </form>
   );
 }
