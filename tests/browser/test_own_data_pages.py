@@ -27,6 +27,7 @@ from tests.flows.real_stack import until
 from trainyard.api.live.found import open_index
 from trainyard.settings import load_settings
 from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.adapters import AdapterRegistry
 
 pytestmark = [pytest.mark.browser]
 
@@ -99,6 +100,7 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneService]:
     rows = [{**row, "tenant": "default"} for row in fill(settings, JOBS)]
     for row in rows[-2:]:
         row["tags"] = (*row["tags"], f"group:{GROUP}")
+    register_careful(home)
     index = open_index(settings)
     index.put(rows, 2.0)
     with pytest.MonkeyPatch.context() as patch, ExitStack() as running:
@@ -109,6 +111,16 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneService]:
         patch.chdir(home.parent)
         running.enter_context(keep_in_step(index))
         yield LoneService(f"http://127.0.0.1:{running.enter_context(serving())}", home, rows)
+
+
+def register_careful(home: Path) -> None:
+    """Register a version whose evaluator said that it is better, and why somebody should be careful with that."""
+    folder = home.parent / "weights"
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    gate = {"better": True, "reasons": [], "cautions": ["12 rows are few."]}
+    facts = {"gate": gate, "report": {"baseline": "base", "benchmarks": {}}, "base_model": "starter"}
+    AdapterRegistry(home / "adapters").register("default", "desk", folder, facts=facts)
 
 
 @pytest.fixture
@@ -315,3 +327,8 @@ def test_a_reason_against_a_form_is_said_once(own_page: Page) -> None:
         "There is no file or folder 'nowhere.jsonl'."
     )
     expect(own_page.get_by_label("Path", exact=True)).to_have_attribute("aria-invalid", "true")
+
+
+def test_a_careful_verdict_names_the_baseline_before_the_caution(own_page: Page) -> None:
+    open_page(own_page, "/adapters/default/desk/v1", "default/desk/v1")
+    expect(own_page.locator(".verdict")).to_have_text("▲ better than base, on few rows")
