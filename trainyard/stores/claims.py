@@ -1,6 +1,6 @@
-"""Hidden files and folders that a process works on, told from those that a killed process has left.
+"""Hidden files and folders with the lock of the process that writes them; without it, a killed process left them.
 
-A writer holds the kernel's lock (flock(2)) on what it creates, from its creation until the context ends. The kernel
+A writer locks (flock(2)) what it creates, from its creation until the context ends. The kernel
 releases the lock when the writer dies, also by SIGKILL: a temporary name that nobody has locked has no writer.
 """
 
