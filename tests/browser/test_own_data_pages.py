@@ -264,6 +264,9 @@ def test_jobs_of_a_group_are_together_and_compared(own_page: Page, lone: LoneSer
     field = own_page.get_by_label("Group", exact=True)
     expect(field).to_have_value(GROUP)
     assert field.evaluate("(input) => [...input.list.options].map((one) => one.value)") == [GROUP]
+    with own_page.expect_request(f"**/api/v1/jobs?group={GROUP}") as started:
+        own_page.get_by_role("button", name="Start the job").click()
+    assert started.value.method == "POST"
     field.fill("My Group")
     expect(own_page.get_by_text("Small letters, digits, dots, dashes and underscores")).to_be_visible()
 
@@ -282,11 +285,12 @@ def test_a_busy_service_is_asked_again(own_page: Page, lone: LoneService, token:
         for _ in range(5):
             own_page.get_by_role("link", name="Chains", exact=True).first.click()
             own_page.wait_for_timeout(300)
-            if any(url.endswith("/api/v1/chains/templates") for url in refused):
+            if any("/api/v1/chains" in url for url in refused):  # of the two that this page asks
                 break
             own_page.get_by_role("link", name="Jobs", exact=True).first.click()
-    assert any(url.endswith("/api/v1/chains/templates") for url in refused), refused
-    expect(own_page.get_by_role("link", name="qa-pipeline").first).to_be_visible(timeout=SLOW_MS)
+    assert any("/api/v1/chains" in url for url in refused), refused
+    expect(own_page.locator(".loading")).to_have_count(0, timeout=SLOW_MS)
+    expect(own_page.get_by_role("link", name="qa-pipeline").first).to_be_visible()
     expect(own_page.get_by_role("alert")).to_have_count(0)
 
 
