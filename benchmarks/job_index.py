@@ -25,7 +25,7 @@ from uuid import UUID
 import orjson
 
 from trainyard.api.context import Caller, Context
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.requests.jobs import JobInput, JobsInput
 from trainyard.api.verbs.jobs import list_jobs, show_job
 from trainyard.settings import Settings, load_settings

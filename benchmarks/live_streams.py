@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.api.context import Context
-from trainyard.api.live.found import open_index
+from trainyard.api.live.jobs import open_index
 from trainyard.api.live.streams import follow_logs, follow_metrics
 from trainyard.api.requests.jobs import LogsInput, MetricsInput
 from trainyard.settings import load_settings

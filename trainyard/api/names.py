@@ -23,10 +23,10 @@ from trainyard.api.live.waits import with_waits
 from trainyard.api.records import RunResult, read_result
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.records.finding import CHAIN_FILE, FoundArtifact, RunFolder, artifacts_of, run_folders
-from trainyard.errors import Conflict, NotFound, Unavailable
+from trainyard.errors import Conflict, NotFound, TrainyardError, Unavailable
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import ArtifactStore
-from trainyard.stores.live.job_ids import JOB_ID, RUN_ID, is_named
+from trainyard.stores.live.job_ids import JOB_ID, RUN_ID, given_name, is_named
 from trainyard.stores.live.job_index import Row
 
 RUN_START = re.compile(r"[0-9a-f][0-9a-f-]{3,35}")
@@ -77,6 +77,16 @@ def look_up_job(word: str, context: Context) -> FoundJob:
             raise
         return FoundJob(require_single(rows, word), fresh.as_of(now))
     return FoundJob(with_files(row, settings), None)
+
+
+def shortest_name(run_id: str, name: str, context: Context) -> str:
+    """Return the shortest name of a run that names no other one: without its digest, else `name`."""
+    short = given_name(name)
+    try:
+        is_alone = short != name and look_up_job(short, context).row["run_id"] == run_id
+    except TrainyardError:  # of several runs, or nobody can say
+        is_alone = False
+    return short if is_alone else name
 
 
 def require_single(rows: Sequence[dict[str, Any]], word: str) -> dict[str, Any]:

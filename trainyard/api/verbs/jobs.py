@@ -17,7 +17,7 @@ from trainyard.api.live.jobs import list_job_rows, note_change, with_labels
 from trainyard.api.live.recorded import refuse_steering
 from trainyard.api.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.api.live.waits import DeviceWait
-from trainyard.api.names import find_job
+from trainyard.api.names import find_job, shortest_name
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import ClosedGate, NodeResult, RunResult, read_events, read_result
 from trainyard.api.requests import jobs as requests
@@ -221,7 +221,9 @@ def list_next(row: dict[str, Any], result: RunResult | None, context: Context) -
     """The commands for what comes after a job, in the state that it has now."""
     now = {name: row[name] for name in ("id", "run_id", "name", "state")}
     nodes = {"nodes": result.nodes, "chain": result.chain} if result else {}
-    return next_commands(RunResult(message="", **now, **nodes), context.settings.runs / row["run_id"])
+    folder = context.settings.runs / row["run_id"]
+    known_as = shortest_name(row["run_id"], row["name"], context)
+    return next_commands(RunResult(message="", **now, **nodes), folder, known_as)
 
 
 def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDivergence, ...]:

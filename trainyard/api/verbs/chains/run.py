@@ -10,7 +10,7 @@ from trainyard.api import planning
 from trainyard.api.access.reaching import refuse_whole_chain, require_template
 from trainyard.api.context import Context, key_of
 from trainyard.api.live.jobs import note_started
-from trainyard.api.names import is_run_or_job_id
+from trainyard.api.names import is_run_or_job_id, shortest_name
 from trainyard.api.records import FEW_ROWS_TAG, REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.stack import import_prefect_client
@@ -46,7 +46,8 @@ def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> 
 def with_next(result: RunResult, context: Context) -> RunResult:
     """The same with the commands for what comes after it."""
     folder = context.settings.runs / result.run_id
-    return result.model_copy(update={"next": next_commands(result, folder)})
+    known_as = shortest_name(result.run_id, result.name, context)
+    return result.model_copy(update={"next": next_commands(result, folder, known_as)})
 
 
 def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunResult:
