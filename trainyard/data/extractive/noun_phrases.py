@@ -27,6 +27,8 @@ GENERIC = lexicon.word_set("en_generic")
 GENERIC_DE = lexicon.word_set("en_generic_de")
 MOST_WORDS = 6
 KEPT_ARTICLES = ("the", "a", "an", "your")
+OWN = ("our", "its", "their", "his", "her", "each", "every", "any")
+"""Words before a noun in place of which a question has "the"."""
 TIME = re.compile(
     r"(?:January|February|March|April|May|June|July|August|September|October|November|December|Monday|Tuesday|"
     r"Wednesday|Thursday|Friday|Saturday|Sunday|today|tomorrow|(?:\w+ )?(?:seconds?|minutes?|hours?|days?|weeks?|"
@@ -102,6 +104,8 @@ def phrase_at(
         end, head_end = whole, end
     else:
         head_end = end
+    if language == ENGLISH and is_cut_before_verb(tokens, end, verb):
+        return None
     if language == GERMAN and end - start > 1:
         start = end - 1  # "die Schaltfläche Original": the name stands last
     joined = is_joined(tokens, start, end, language)
@@ -111,7 +115,7 @@ def phrase_at(
     pointing = [token.text.lower() for token in tokens[before + 1 : start]]
     if language == ENGLISH and any(word in ("this", "these", "those", "such", "another", "no") for word in pointing):
         return None
-    if before >= 0 and re.match(r"[\"“„(\[‘]", tokens[before].text):
+    if before >= 0 and (re.match(r"[\"“„(\[‘]", tokens[before].text) or belongs_to_noun(tokens, before, language)):
         return None
     if end < len(tokens) and re.match(r"[)\]\"”“/*:]", tokens[end].text):
         return None
@@ -119,6 +123,8 @@ def phrase_at(
     if language == ENGLISH and pointing and pointing[-1] in KEPT_ARTICLES:
         first = start - 1
     text = sentence[tokens[first].start : tokens[end - 1].end]
+    if language == ENGLISH and first == start and pointing and pointing[-1] in OWN and tokens[head_end - 1].tag == "NN1":
+        text = f"the {text}"
     head = tokens[head_end - 1].text
     bare = sentence[tokens[start].start : tokens[end - 1].end]
     if len(bare.split()) > MOST_WORDS or re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare):
@@ -147,6 +153,25 @@ def extended(tokens: Sequence[Token], of: int) -> int | None:
     if end == place or (end < len(tokens) and tokens[end].tag in ("PRF", "CJC")):
         return None
     return end
+
+
+def is_cut_before_verb(tokens: Sequence[Token], end: int, verb: int) -> bool:
+    """Whether the word after a phrase, or its last one, may be a noun and a verb: "free phone calls", "features work"."""
+    following = tokens[end] if end < len(tokens) else None
+    if following and end > verb and following.tag in ("VVB", "VVZ", "VVI", "VVN"):
+        tags = {tag for tag, _ in load_tagger(ENGLISH).tag_word(following.text)}
+        if following.tag != "VVN" and tags & {"NN1", "NN2"}:
+            return True
+    if end < 2 or tokens[end - 2].tag != "NN2":
+        return False
+    return bool({"VVB", "VVI"} & {tag for tag, _ in load_tagger(ENGLISH).tag_word(tokens[end - 1].text)})
+
+
+def belongs_to_noun(tokens: Sequence[Token], before: int, language: str) -> bool:
+    """Whether a phrase follows a noun that it completes: "Office of American Innovation", "Erstellung der Vorlage"."""
+    if language == GERMAN:
+        return tokens[before].tag in NOUNS[GERMAN]
+    return tokens[before].tag == "PRF" and before > 0 and tokens[before - 1].tag in NOUNS[ENGLISH]
 
 
 def is_joined(tokens: Sequence[Token], start: int, end: int, language: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 from trainyard.data.extractive import sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, spoken
@@ -34,8 +35,14 @@ REPEATED, NAMED, LONG, FIRST = 1.5, 1.5, 1.0, 0.5
 LEAST_POINTS = 3.0
 WORDS_PER_TOPIC = 16
 MOST_TOPICS = 3
+LEAST_TOGETHER = 4.0
+"""Points of two phrases that are named together."""
+LONG_WORD = 18
 COMPOUND = 11
 """Letters of a German noun that says enough alone."""
+UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*|Dein\w*)$")
+"""Endings of German words that the tagger may take for nouns."""
+VAGUE = re.compile(r"(?:a |an |the )?(?:certain|several|many|various|necessary|immediate|additional|multiple|some|other)\b")
 
 
 @dataclass(frozen=True)
@@ -82,16 +89,18 @@ def finished(taken: list[str]) -> Iterator[Passage]:
 
 @dataclass
 class Candidate:
+    """A phrase that a passage may be about."""
+
     phrase: NounPhrase
     points: float
-    sentences: set[int]
+
+    def is_in(self, text: str) -> bool:
+        """Whether a text, as `plain_text`, has the phrase."""
+        return f" {stemmed(self.phrase.text)}" in f" {text}"
 
 
-def topics_of(passage: Passage, language: str, others: Collection[str]) -> Iterator[str]:
-    """Yield the noun phrases that a passage is about, the surest first.
-
-    `others` are the other sentences of its place as `plain_text`; none of them has the phrase.
-    """
+def candidates(passage: Passage, language: str) -> list[Candidate]:
+    """Return the noun phrases that a passage may be about, the surest first."""
     found: dict[str, Candidate] = {}
     for number, sentence in enumerate(passage.sentences):
         for phrase in noun_phrases(sentence, language):
@@ -100,34 +109,62 @@ def topics_of(passage: Passage, language: str, others: Collection[str]) -> Itera
             key = stemmed(phrase.text)
             points = PART_POINTS[phrase.part] + FIRST * (number == 0)
             if key not in found:
-                points += NAMED * phrase.is_name + LONG * (phrase.words > 1 or len(phrase.text) >= 18)
-                found[key] = Candidate(phrase, points, {number})
+                points += NAMED * phrase.is_name + LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
+                found[key] = Candidate(phrase, points)
                 continue
-            candidate = found[key]
-            candidate.points = max(candidate.points, points) + REPEATED
-    best = sorted(found.values(), key=lambda candidate: -candidate.points)
-    for candidate in best:
-        if candidate.points < LEAST_POINTS:
+            found[key].points = max(found[key].points, points) + REPEATED
+    return sorted(found.values(), key=lambda candidate: -candidate.points)
+
+
+def choose_topics(
+    found: list[Candidate], most: int, others: Collection[str], is_new: Callable[[str], bool]
+) -> Iterator[tuple[Candidate, ...]]:
+    """Yield up to `most` topics: phrases that no other sentence has, then two phrases that none has together.
+
+    `others` are the other sentences of the place as `plain_text`; `is_new` is false for the words of its headings.
+    """
+    used: list[Candidate] = []
+    for candidate in found:
+        if len(used) < most and candidate.points >= LEAST_POINTS and is_new(candidate.phrase.text):
+            if not any(candidate.is_in(other) for other in others):
+                used.append(candidate)
+                yield (candidate,)
+    count = len(used)
+    for first, second in combinations(found, 2):
+        if count >= most:
             return
-        shown = stemmed(candidate.phrase.text)
-        if not any(f" {shown}" in f" {other}" for other in others):
-            yield candidate.phrase.text
+        new = is_new(first.phrase.text) or is_new(second.phrase.text)
+        if first in used or second in used or not new or first.points + second.points < LEAST_TOGETHER:
+            continue
+        if any(first.is_in(other) and second.is_in(other) for other in others):
+            continue
+        if words_of(first) & words_of(second):
+            continue
+        used += [first, second]
+        count += 1
+        yield (first, second)
+
+
+def words_of(candidate: Candidate) -> set[str]:
+    return {word[:5] for word in re.findall(r"\w+", candidate.phrase.text.lower())}
 
 
 def names_something(phrase: NounPhrase, language: str) -> bool:
     """Whether a phrase says alone what is meant."""
     if language == GERMAN:
         noun = phrase.text
-        if noun in GENERIC_DE or noun.endswith("-") or not noun[0].isupper() and noun[0] != "`":
+        if noun in GENERIC_DE or noun.endswith("-") or UNSURE_DE.search(noun) or not re.match(r"[A-ZÄÖÜ`]", noun):
             return False
-        return phrase.is_name or len(noun) >= COMPOUND or "-" in noun
+        return phrase.is_name or len(noun) >= COMPOUND or "-" in noun or phrase.part in (SUBJECT, FRONT)
     head = phrase.head.lower()
     if head in GENERIC or head.removesuffix("s") in GENERIC:
-        return phrase.words > 2
+        return phrase.words > 2 and " of " not in phrase.text
+    if VAGUE.match(phrase.text):
+        return False
     return phrase.is_name or phrase.words > 1 or len(phrase.head) >= 6
 
 
 def stemmed(text: str) -> str:
-    """The words of a text in small letters without articles and the plural of the last one."""
-    words = [word for word in re.findall(r"\w+", text.lower()) if word not in ("the", "a", "an", "your")]
-    return re.sub(r"(?:es|s)$", "", " ".join(words))
+    """The words of a text in small letters, without the article before them and the plural of the last one."""
+    words = " ".join(re.findall(r"\w+", text.lower()))
+    return re.sub(r"^(?:the|an?|your) |(?<=\w\w\w)(?:es|s)$", "", words)

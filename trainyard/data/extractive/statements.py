@@ -101,6 +101,8 @@ CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
 PLACE_WORDS = 9
 """Longest page and section that a question names."""
+LEAST_PLACE = 3
+"""Words of a heading that names its section without the page."""
 IN_SECTION = 3
 """Times as many sentences of a page may have a topic whose section is named."""
 SUBJECT_SENTENCES, NAME_SENTENCES = 4, 2
@@ -190,23 +192,25 @@ class Reader:
         """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
         known = soundness.stems(f"{self.title} {topic}")
         pointer = POINTERS[self.language]
-        near = topic and num_words(f"{self.title} {topic}") <= PLACE_WORDS
+        near = topic and place_of(self.title, topic, ": ") != self.title
         own = {plain_text(sentence) for sentence in passage.sentences}
         others = [text for text in (self.section_sentences if near else self.sentences) if text not in own]
         taken = set(CONTENT[self.language](besides))
         chosen: list[str] = []
-        for phrase in passages.topics_of(passage, self.language, others):
-            content = set(CONTENT[self.language](phrase))
-            bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", phrase)
-            if not content or taken & content or (topic, phrase.lower()) in self.used_phrases or pointer.search(bare):
-                continue
-            if not soundness.stems(phrase) - known:
-                continue
-            self.used_phrases.add((topic, phrase.lower()))
-            taken |= content
-            chosen.append(phrase)
-            if len(chosen) == most:
-                break
+
+        def is_new(phrase: str) -> bool:
+            return bool(soundness.stems(phrase) - known) and (topic, phrase.lower()) not in self.used_phrases
+
+        found = []
+        for candidate in passages.candidates(passage, self.language):
+            content = set(CONTENT[self.language](candidate.phrase.text))
+            bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.phrase.text)
+            if content and not taken & content and not pointer.search(bare):
+                found.append(candidate)
+        for parts in passages.choose_topics(found, most, others, is_new):
+            phrases = sorted((part.phrase.text for part in parts), key=passage.text.find)
+            chosen.append((" and " if self.language == ENGLISH else "“ und „").join(phrases))
+            self.used_phrases |= {(topic, phrase.lower()) for phrase in (chosen[-1], *phrases[:1][: len(phrases) == 1])}
         return chosen
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
@@ -524,6 +528,13 @@ def doing_of(clause: clauses.Clause) -> str:
     if words[-1].lower() in (*clauses.PREPOSITIONS, *clauses.DETERMINERS, "and", "or", "to") or "to" in words:
         return ""
     return f"{GERUND_OF[verb]} {obj}"
+
+
+def place_of(title: str, topic: str, colon: str, *, repeated: bool = False) -> str:
+    """Return how a question names a section: with its page, alone where that is long, or only the page."""
+    if num_words(f"{title} {topic}") <= PLACE_WORDS:
+        return f"{title}{colon}{topic}"
+    return topic if LEAST_PLACE <= num_words(topic) <= PLACE_WORDS and not repeated else title
 
 
 def code_spans(sentence: str) -> list[str]:
