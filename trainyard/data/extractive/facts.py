@@ -24,7 +24,8 @@ ALSO = re.compile(r"(?:\w+ ){1,3}(?:also|auch)\b")
 """A first sentence that adds something to the text above it."""
 QUESTION_SENTENCES = 3
 """Sentences that may answer a heading that asks."""
-LEAST_FRESH, MOST_FRESH = 2, 3
+LEAST_FRESH = 2
+FRESH = {"statement": 5, "section": 3, "purpose": 3}
 """Words of an answer that its question does not have; more where the question only names a topic."""
 MEASURE = re.compile(
     r"\d[\d.,:/–-]*(?: ?(?:%|min\w*|stund\w*|hours?|days?|tage?n?|sek\w*|sec\w*|weeks?|wochen?|months?|monate?n?|"
@@ -125,7 +126,7 @@ def is_sound(fact: Fact, language: str) -> bool:
     if additions and soundness.ADDS.search(first):
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
-    least = MOST_FRESH if fact.rule in ("statement", "section", "purpose") else LEAST_FRESH
+    least = FRESH.get(fact.rule, LEAST_FRESH)
     closed = re.match(r"(?:Is|Are|Was|Were|Can|Could|Do|Does|Did|Has|Have|Must|Should|Will|May) ", fact.topic)
     return bool(fact.rule in ("condition_do", "avoid") or closed) or soundness.is_fresh(fact.answer, question, least)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from trainyard.data.extractive import lexicon
@@ -23,8 +24,11 @@ DETERMINERS = {ENGLISH: ("AT0", "DPS", "DT0", "CRD", "ORD"), GERMAN: ("ART", "PP
 PREPOSITIONS = {ENGLISH: ("PRP", "PRF"), GERMAN: ("APPR", "APPRART", "KOKOM")}
 JOINING = {ENGLISH: "CJC", GERMAN: "KON"}
 POINTING = lexicon.word_set("en_pointing_adjectives")
-GENERIC = lexicon.word_set("en_generic")
-GENERIC_DE = lexicon.word_set("en_generic_de")
+SUBORDINATE = {
+    ENGLISH: ("CJS", "CJT", "DTQ", "PNQ", "AVQ"),
+    GERMAN: ("KOUS", "KOUI", "PRELS", "PRELAT", "PWS", "PWAV", "PWAT"),
+}
+"""Tags of words that begin a clause of lower rank, which ends at a comma."""
 MOST_WORDS = 6
 KEPT_ARTICLES = ("the", "a", "an", "your")
 OWN = ("our", "its", "their", "his", "her", "each", "every", "any")
@@ -36,6 +40,46 @@ TIME = re.compile(
 )  # fmt: skip
 NAME = re.compile(r"`[^`]+`|[A-ZÄÖÜ][A-Z0-9.]+s?|[A-Z]\w*[a-z]\w*[A-Z]\w*|\w+[.-]\w*[A-Z]\w*")
 """Code, an acronym, or a word with a capital inside."""
+
+
+@lru_cache(maxsize=65_536)
+def possible_tags(word: str, language: str) -> dict[str, float]:
+    """Return the tags that a word may have, with the logarithms of their probabilities."""
+    return {str(tag): float(weight) for tag, weight in load_tagger(language).tag_word(word)}
+
+
+def commonness(word: str, language: str) -> float:
+    """Return how common a word is as the logarithm of a probability: -8 for "time", -12 for "password" and rarer."""
+    forms = (word, word.lower()) if language == ENGLISH else (word,)
+    return max((weight for form in forms for weight in possible_tags(form, language).values()), default=-99.0)
+
+
+def may_be_verb(word: str) -> bool:
+    """Whether an English word may be a verb in the present tense."""
+    return bool({"VVB", "VVI", "VVZ"} & possible_tags(word, ENGLISH).keys())
+
+
+def is_sentence(text: str, language: str) -> bool:
+    """Whether a text has a verb of its own, and begins with its subject, or commands."""
+    tokens = tag_sentence(text, language)
+    if not tokens:
+        return False
+    if language == ENGLISH and tokens[0].tag != "NP0" and {"VVB", "VVI"} & possible_tags(tokens[0].text, ENGLISH).keys():
+        following = tokens[1].tag if len(tokens) > 1 else ""
+        if tokens[0].tag.startswith("VV") or following in ("AT0", "DPS", "DT0", "AVP", "NP0", "PRP"):
+            return tokens[0].tag != "VVZ"
+    below = False
+    finite = []
+    for place, token in enumerate(tokens):
+        if token.tag in SUBORDINATE[language]:
+            below = True
+        elif token.text in ",;:–-":
+            below = False
+        elif is_finite(token, language) and not below:
+            finite.append(place)
+    if language == GERMAN:
+        return bool(finite) and (finite[0] < len(tokens) - 2 or len(tokens) < 6)
+    return bool(finite) and finite[0] > 0
 
 
 class NounPhrase(NamedTuple):
@@ -80,7 +124,7 @@ def is_inside(tokens: Sequence[Token], place: int, language: str) -> bool:
 
 def is_verb_first(tokens: Sequence[Token], place: int) -> bool:
     """Whether the first word of an English sentence may be its verb: "Review access logs"."""
-    return place == 0 and any(tag in ("VVB", "VVI") for tag, _ in load_tagger(ENGLISH).tag_word(tokens[0].text))
+    return place == 0 and may_be_verb(tokens[0].text)
 
 
 def phrase_at(
@@ -104,7 +148,7 @@ def phrase_at(
         end, head_end = whole, end
     else:
         head_end = end
-    if language == ENGLISH and is_cut_before_verb(tokens, end, verb):
+    if language == ENGLISH and is_cut_before_verb(tokens, start, end, verb):
         return None
     if language == GERMAN and end - start > 1:
         start = end - 1  # "die Schaltfläche Original": the name stands last
@@ -155,16 +199,14 @@ def extended(tokens: Sequence[Token], of: int) -> int | None:
     return end
 
 
-def is_cut_before_verb(tokens: Sequence[Token], end: int, verb: int) -> bool:
+def is_cut_before_verb(tokens: Sequence[Token], start: int, end: int, verb: int) -> bool:
     """Whether the word after a phrase, or its last one, may be a noun and a verb: "free phone calls", "features work"."""
-    following = tokens[end] if end < len(tokens) else None
-    if following and end > verb and following.tag in ("VVB", "VVZ", "VVI", "VVN"):
-        tags = {tag for tag, _ in load_tagger(ENGLISH).tag_word(following.text)}
-        if following.tag != "VVN" and tags & {"NN1", "NN2"}:
-            return True
-    if end < 2 or tokens[end - 2].tag != "NN2":
+    following = tokens[end].tag if end < len(tokens) else ""
+    if end > verb and following in ("VVB", "VVZ", "VVI"):
+        return bool({"NN1", "NN2"} & possible_tags(tokens[end].text, ENGLISH).keys())
+    if end - start < 2 or not may_be_verb(tokens[end - 1].text):
         return False
-    return bool({"VVB", "VVI"} & {tag for tag, _ in load_tagger(ENGLISH).tag_word(tokens[end - 1].text)})
+    return tokens[end - 2].tag == "NN2" or (start < verb and end < verb and following not in ("AV0", "PRP", "DTQ", "CJT", "XX0"))
 
 
 def belongs_to_noun(tokens: Sequence[Token], before: int, language: str) -> bool:

@@ -15,13 +15,12 @@ from trainyard.data.extractive import sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, spoken
 from trainyard.data.extractive.noun_phrases import (
     FRONT,
-    GENERIC,
-    GENERIC_DE,
     INNER,
     OBJECT,
     OTHER,
     SUBJECT,
     NounPhrase,
+    commonness,
     noun_phrases,
 )
 from trainyard.data.extractive.sentences import num_words
@@ -38,11 +37,14 @@ MOST_TOPICS = 3
 LEAST_TOGETHER = 4.0
 """Points of two phrases that are named together."""
 LONG_WORD = 18
-COMPOUND = 11
-"""Letters of a German noun that says enough alone."""
+"""Letters of a word that counts as two."""
+COMMON = {ENGLISH: -11.3, GERMAN: -12.0}
+"""The rarest word of a phrase is no more common: "snapshot", not "decision"."""
+LEAST_LETTERS = 5
+SMALL = ("the", "a", "an", "your", "of")
 UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*|Dein\w*)$")
 """Endings of German words that the tagger may take for nouns."""
-VAGUE = re.compile(r"(?:a |an |the )?(?:certain|several|many|various|necessary|immediate|additional|multiple|some|other)\b")
+VAGUE = re.compile(r"(?:a |an |the )?(?:certain|several|said|own|complex|many|various|necessary|immediate|additional|multiple|some|other)\b")
 
 
 @dataclass(frozen=True)
@@ -151,17 +153,16 @@ def words_of(candidate: Candidate) -> set[str]:
 
 def names_something(phrase: NounPhrase, language: str) -> bool:
     """Whether a phrase says alone what is meant."""
-    if language == GERMAN:
-        noun = phrase.text
-        if noun in GENERIC_DE or noun.endswith("-") or UNSURE_DE.search(noun) or not re.match(r"[A-ZÄÖÜ`]", noun):
-            return False
-        return phrase.is_name or len(noun) >= COMPOUND or "-" in noun or phrase.part in (SUBJECT, FRONT)
-    head = phrase.head.lower()
-    if head in GENERIC or head.removesuffix("s") in GENERIC:
-        return phrase.words > 2 and " of " not in phrase.text
-    if VAGUE.match(phrase.text):
+    text = phrase.text
+    if phrase.is_name:
+        return language == ENGLISH or text[-1] != "-"
+    if language == GERMAN and (not re.match(r"[A-ZÄÖÜ]", text) or text[-1] == "-" or UNSURE_DE.search(text)):
         return False
-    return phrase.is_name or phrase.words > 1 or len(phrase.head) >= 6
+    if VAGUE.match(text):
+        return False
+    words = [word for word in re.findall(r"[\w'’-]+", text) if word.lower() not in SMALL]
+    rare = min((commonness(word, language) for word in words), default=0.0)
+    return len(text) >= LEAST_LETTERS and rare <= COMMON[language]
 
 
 def stemmed(text: str) -> str:

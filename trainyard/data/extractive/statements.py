@@ -19,6 +19,7 @@ from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
 from trainyard.data.extractive.leads import ask_lead
 from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
@@ -79,6 +80,14 @@ ELSEWHERE = re.compile(
     re.I,
 )
 """What makes a sentence point to another place."""
+REFERS = re.compile(
+    r"\b(?:please (?:see|refer|visit|read|check)|take a look at|(?:can|may|could) be (?:found|read|seen) (?:in|at|on|here|under)|"
+    r"for (?:an? )?(?:more|further) [\w -]+|learn more|more (?:information|details)|documented (?:in|at|on|here))\b"
+    r"|^(?:Visit|See|Read|Check out|Refer to|Consult|Explore) "
+    r"|\b(?:weitere|mehr|genauere) (?:Informationen|Infos|Details|Hinweise)\b|\b(?:findet|finden) (?:sich|Sie|du) \w*\s?(?:hier|unter|auf)\b",
+    re.I,
+)
+"""What makes a sentence say only where something is."""
 LATEX = re.compile(r"\\(?:ref|label|cite)\{|\[\s*\]")
 CONNECTIVE = re.compile(
     r"(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
@@ -171,6 +180,8 @@ class Reader:
                 runs.append([])
         for run in runs:
             for passage in passages.passages(run, self.follows, self.is_usable):
+                if not is_sentence(passage.sentences[0], self.language):
+                    continue
                 most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
                 for phrase in self.topics(passage, topic, most):
                     yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
@@ -183,6 +194,8 @@ class Reader:
     def is_usable(self, sentence: str) -> bool:
         """Whether a sentence may be a part of a passage."""
         if sentence.rstrip(sentences.CLOSERS + " ")[-1:] not in ".!?…" or not acceptable_part(sentence):
+            return False
+        if sentence[:1] in "([→" or REFERS.search(sentence):
             return False
         refers = ELSEWHERE.search(sentence) or ABOVE.search(sentence) or only_refers(sentence)
         asks = sentence.rstrip()[-1:] == "?"
@@ -328,7 +341,7 @@ class Reader:
             return
         if count == 1 and DEICTIC[self.language].search(sentence):
             return
-        if sentence[:1].islower() or not alone:
+        if sentence[:1].islower() or not alone or not is_sentence(sentence, self.language) or REFERS.search(sentence):
             return
         besides = " ".join(ask.topic for ask in asks)
         for phrase in self.topics(passages.Passage((answer,)), topic, 1, besides):
