@@ -61,25 +61,20 @@ def may_be_verb(word: str) -> bool:
 
 def is_sentence(text: str, language: str) -> bool:
     """Whether a text has a verb of its own, and begins with its subject, or commands."""
-    tokens = tag_sentence(text, language)
-    if not tokens:
-        return False
-    if language == ENGLISH and tokens[0].tag != "NP0" and {"VVB", "VVI"} & possible_tags(tokens[0].text, ENGLISH).keys():
-        following = tokens[1].tag if len(tokens) > 1 else ""
-        if tokens[0].tag.startswith("VV") or following in ("AT0", "DPS", "DT0", "AVP", "NP0", "PRP"):
-            return tokens[0].tag != "VVZ"
-    below = False
-    finite = []
-    for place, token in enumerate(tokens):
-        if token.tag in SUBORDINATE[language]:
-            below = True
-        elif token.text in ",;:–-":
-            below = False
-        elif is_finite(token, language) and not below:
-            finite.append(place)
+    tokens = tag_sentence(re.sub(r"^Please ", "", text), language)
+    finite = [place for place, token in enumerate(tokens) if is_finite(token, language)]
+    below = sum(token.tag in SUBORDINATE[language] for token in tokens)
     if language == GERMAN:
-        return bool(finite) and (finite[0] < len(tokens) - 2 or len(tokens) < 6)
-    return bool(finite) and finite[0] > 0
+        last = finite and finite[0] >= len(tokens) - 2 and len(tokens) > 6
+        return len(finite) > below and not last
+    following = tokens[1].tag if len(tokens) > 1 else ""
+    if tokens and may_be_verb(tokens[0].text) and "VVZ" not in possible_tags(tokens[0].text, ENGLISH):
+        command = following in ("AT0", "DPS", "DT0", "AVP", "NP0", "PRP") or tokens[0].tag.startswith("VV")
+        if command or (not finite and text[-1:] in ".!"):
+            return True
+    if not finite and text[-1:] == ".":
+        return any("VVZ" in possible_tags(token.text, ENGLISH) for token in tokens[1:-1])
+    return len(finite) > below and finite[0] > 0
 
 
 class NounPhrase(NamedTuple):
@@ -112,12 +107,12 @@ def noun_phrases(sentence: str, language: str) -> Iterator[NounPhrase]:
 def is_finite(token: Token, language: str) -> bool:
     if language == GERMAN:
         return "FIN" in token.tag or "IMP" in token.tag
-    return token.tag in ("VM0", "VVZ", "VVD", "VVB") or token.tag in (f"V{verb}{form}" for verb in "BHD" for form in "ZBD")
+    return token.text == "cannot" or token.tag in ("VM0", "VVZ", "VVD", "VVB") or token.tag in (f"V{verb}{form}" for verb in "BHD" for form in "ZBD")
 
 
 def is_inside(tokens: Sequence[Token], place: int, language: str) -> bool:
     token = tokens[place]
-    if token.tag not in INSIDE[language]:
+    if token.tag not in INSIDE[language] or token.text == "cannot":
         return False
     return bool(re.match(r"[\w`'’]", token.text))
 
@@ -202,6 +197,12 @@ def extended(tokens: Sequence[Token], of: int) -> int | None:
 def is_cut_before_verb(tokens: Sequence[Token], start: int, end: int, verb: int) -> bool:
     """Whether the word after a phrase, or its last one, may be a noun and a verb: "free phone calls", "features work"."""
     following = tokens[end].tag if end < len(tokens) else ""
+    if end < len(tokens) and following.startswith("V") and tokens[end].text[0].isupper():
+        return True  # "the Docker Compose files", where "Compose" is taken for a verb
+    if verb == len(tokens) and any("VVZ" in possible_tags(token.text, ENGLISH) for token in tokens[start + 1 : end]):
+        return True
+    if start and tokens[start - 1].text == "," and may_be_verb(tokens[end - 1].text) and end - start > 1:
+        return True
     if end > verb and following in ("VVB", "VVZ", "VVI"):
         return bool({"NN1", "NN2"} & possible_tags(tokens[end].text, ENGLISH).keys())
     if end - start < 2 or not may_be_verb(tokens[end - 1].text):

@@ -40,6 +40,10 @@ LONG_WORD = 18
 """Letters of a word that counts as two."""
 COMMON = {ENGLISH: -11.3, GERMAN: -12.0}
 """The rarest word of a phrase is no more common: "snapshot", not "decision"."""
+COMMON_TOGETHER = -21.0
+"""The same for two words of a phrase together."""
+COMMONEST = {ENGLISH: -10.0, GERMAN: -10.5}
+"""A phrase beside another may be as common."""
 LEAST_LETTERS = 5
 SMALL = ("the", "a", "an", "your", "of")
 UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*|Dein\w*)$")
@@ -95,6 +99,8 @@ class Candidate:
 
     phrase: NounPhrase
     points: float
+    strength: int
+    """2 for a phrase that may be a topic alone, 1 for one beside another."""
 
     def is_in(self, text: str) -> bool:
         """Whether a text, as `plain_text`, has the phrase."""
@@ -106,13 +112,14 @@ def candidates(passage: Passage, language: str) -> list[Candidate]:
     found: dict[str, Candidate] = {}
     for number, sentence in enumerate(passage.sentences):
         for phrase in noun_phrases(sentence, language):
-            if not names_something(phrase, language):
+            strength = strength_of(phrase, language)
+            if not strength:
                 continue
             key = stemmed(phrase.text)
             points = PART_POINTS[phrase.part] + FIRST * (number == 0)
             if key not in found:
                 points += NAMED * phrase.is_name + LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
-                found[key] = Candidate(phrase, points)
+                found[key] = Candidate(phrase, points, strength)
                 continue
             found[key].points = max(found[key].points, points) + REPEATED
     return sorted(found.values(), key=lambda candidate: -candidate.points)
@@ -127,7 +134,7 @@ def choose_topics(
     """
     used: list[Candidate] = []
     for candidate in found:
-        if len(used) < most and candidate.points >= LEAST_POINTS and is_new(candidate.phrase.text):
+        if len(used) < most and candidate.strength > 1 and candidate.points >= LEAST_POINTS and is_new(candidate.phrase.text):
             if not any(candidate.is_in(other) for other in others):
                 used.append(candidate)
                 yield (candidate,)
@@ -136,7 +143,9 @@ def choose_topics(
         if count >= most:
             return
         new = is_new(first.phrase.text) or is_new(second.phrase.text)
-        if first in used or second in used or not new or first.points + second.points < LEAST_TOGETHER:
+        if first in used or second in used or not new or first.strength + second.strength < 3:
+            continue
+        if first.points + second.points < LEAST_TOGETHER:
             continue
         if any(first.is_in(other) and second.is_in(other) for other in others):
             continue
@@ -151,18 +160,20 @@ def words_of(candidate: Candidate) -> set[str]:
     return {word[:5] for word in re.findall(r"\w+", candidate.phrase.text.lower())}
 
 
-def names_something(phrase: NounPhrase, language: str) -> bool:
-    """Whether a phrase says alone what is meant."""
+def strength_of(phrase: NounPhrase, language: str) -> int:
+    """Return 2 for a phrase that says alone what is meant, 1 for one that does so beside another, else 0."""
     text = phrase.text
     if phrase.is_name:
-        return language == ENGLISH or text[-1] != "-"
+        return 2 if language == ENGLISH or text[-1] != "-" else 0
     if language == GERMAN and (not re.match(r"[A-ZÄÖÜ]", text) or text[-1] == "-" or UNSURE_DE.search(text)):
-        return False
-    if VAGUE.match(text):
-        return False
+        return 0
+    if VAGUE.match(text) or len(text) < LEAST_LETTERS:
+        return 0
     words = [word for word in re.findall(r"[\w'’-]+", text) if word.lower() not in SMALL]
-    rare = min((commonness(word, language) for word in words), default=0.0)
-    return len(text) >= LEAST_LETTERS and rare <= COMMON[language]
+    weights = sorted(commonness(word, language) for word in words)
+    if weights and (weights[0] <= COMMON[language] or sum(weights[:2]) <= COMMON_TOGETHER):
+        return 2
+    return int(bool(weights) and weights[0] <= COMMONEST[language] and phrase.part in (SUBJECT, FRONT, OBJECT))
 
 
 def stemmed(text: str) -> str:

@@ -168,23 +168,26 @@ class Reader:
                     yield from self.read_paragraph(block.text, topic)
                 elif block.label and not only_refers(block.text):
                     yield from self.read_note(block, topic)
-            texts = [block.text for block in blocks if not block.label and not only_refers(block.text)]
-            yield from self.read_passages(texts, {before for before, _ in section.code}, topic)
+        for passage in self.passages(section):
+            most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
+            for phrase in self.topics(passage, topic, most):
+                yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
 
-    def read_passages(self, texts: Iterable[str], before_code: Collection[str], topic: str) -> Iterator[Statement]:
-        """Yield the passages of paragraphs, each with what it is about; code between two paragraphs parts them."""
+    def passages(self, section: Section) -> Iterator[passages.Passage]:
+        """Yield the passages of the paragraphs; a list, or code after one, parts those around it."""
+        before_code = {before for before, _ in section.code}
         runs: list[list[str]] = [[]]
-        for text in texts:
-            runs[-1].append(without_label(text))
-            if text in before_code:
+        for block in section.blocks:
+            if block.list_id or block.label or only_refers(block.text):
+                runs.append([])
+                continue
+            runs[-1].append(without_label(block.text))
+            if block.text in before_code:
                 runs.append([])
         for run in runs:
             for passage in passages.passages(run, self.follows, self.is_usable):
-                if not is_sentence(passage.sentences[0], self.language):
-                    continue
-                most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
-                for phrase in self.topics(passage, topic, most):
-                    yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
+                if is_sentence(passage.sentences[0], self.language):
+                    yield passage
 
     def follows(self, sentence: str) -> bool:
         """Whether a sentence points back to the one before."""
