@@ -16,7 +16,7 @@ from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken,
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, PLACE_WORDS, Reader, acceptable_part, ended
+from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, Reader, acceptable_part, ended, place_of
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 LISTS = ("listing", "steps")
@@ -159,9 +159,8 @@ def shares_word(topic: str, sentence: str) -> bool:
 def section_facts(section: Section, topic: str, title: str, language: str, reader: Reader) -> Iterator[Fact]:
     # A long place would be most of the question, and questions about neighbours would pass for copies of each other.
     named = topic and topic != title and not BARE.fullmatch(topic)
-    near = named and num_words(f"{title} {topic}") <= PLACE_WORDS
     colon = COLONS.get(language, ": ")
-    where = f"{title}{colon}{topic}" if near else title
+    where = place_of(title, topic, colon) if named else title
     question = grammar.as_question(topic, language) if named else None
     opening = short_answer(section.paragraphs[0]) if section.paragraphs else None
     if opening and language in ASKERS and section.paragraphs[0].rstrip(CLOSERS + " ")[-1:] not in ".!?…":

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from trainyard.data.extractive import clauses, english, german, sentences, soundness
-from trainyard.data.extractive.cleaning import only_refers
+from trainyard.data.extractive import clauses, english, german, passages, sentences, soundness
+from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
-from trainyard.data.extractive.english_topics import english_topics
 from trainyard.data.extractive.grammar import BARE, POINTERS
 from trainyard.data.extractive.leads import ask_lead
 from trainyard.data.extractive.lexicon import word_set
@@ -92,6 +91,8 @@ CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
 PLACE_WORDS = 9
 """Longest page and section that a question names."""
+LEAST_PLACE = 3
+"""Words of a heading that names its section without the page."""
 IN_SECTION = 3
 """Times as many sentences of a page may have a topic whose section is named."""
 SUBJECT_SENTENCES, NAME_SENTENCES = 4, 2
@@ -148,6 +149,59 @@ class Reader:
                     yield from self.read_paragraph(block.text, topic)
                 elif block.label and not only_refers(block.text):
                     yield from self.read_note(block, topic)
+            texts = [block.text for block in blocks if not block.label and not only_refers(block.text)]
+            yield from self.read_passages(texts, {before for before, _ in section.code}, topic)
+
+    def read_passages(self, texts: Iterable[str], before_code: Collection[str], topic: str) -> Iterator[Statement]:
+        """Yield the passages of paragraphs, each with what it is about; code between two paragraphs parts them."""
+        runs: list[list[str]] = [[]]
+        for text in texts:
+            runs[-1].append(without_label(text))
+            if text in before_code:
+                runs.append([])
+        for run in runs:
+            for passage in passages.passages(run, self.follows, self.is_usable):
+                most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
+                for phrase in self.topics(passage, topic, most):
+                    yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
+
+    def follows(self, sentence: str) -> bool:
+        """Whether a sentence points back to the one before."""
+        bare = sentence.lstrip(sentences.OPENERS)
+        return bool(FOLLOWS[self.language].match(bare)) or soundness.leans(sentence, self.language)
+
+    def is_usable(self, sentence: str) -> bool:
+        """Whether a sentence may be a part of a passage."""
+        if sentence.rstrip(sentences.CLOSERS + " ")[-1:] not in ".!?…" or not acceptable_part(sentence):
+            return False
+        refers = ELSEWHERE.search(sentence) or ABOVE.search(sentence) or only_refers(sentence)
+        asks = sentence.rstrip()[-1:] == "?"
+        return not (refers or soundness.EXAMPLE.search(sentence) or (not asks and sentences.INCOMPLETE.search(sentence)))
+
+    def topics(self, passage: passages.Passage, topic: str, most: int, besides: str = "") -> list[str]:
+        """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
+        known = soundness.stems(f"{self.title} {topic}")
+        pointer = POINTERS[self.language]
+        near = topic and place_of(self.title, topic, ": ") != self.title
+        own = {plain_text(sentence) for sentence in passage.sentences}
+        others = [text for text in (self.section_sentences if near else self.sentences) if text not in own]
+        taken = set(CONTENT[self.language](besides))
+        chosen: list[str] = []
+
+        def is_new(phrase: str) -> bool:
+            return bool(soundness.stems(phrase) - known) and (topic, phrase.lower()) not in self.used_phrases
+
+        found = []
+        for candidate in passages.candidates(passage, self.language):
+            content = set(CONTENT[self.language](candidate.phrase.text))
+            bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.phrase.text)
+            if content and not taken & content and not pointer.search(bare):
+                found.append(candidate)
+        for parts in passages.choose_topics(found, most, others, is_new):
+            phrases = sorted((part.phrase.text for part in parts), key=passage.text.find)
+            chosen.append((" and " if self.language == ENGLISH else "“ und „").join(phrases))
+            self.used_phrases |= {(topic, phrase.lower()) for phrase in (chosen[-1], *phrases[:1][: len(phrases) == 1])}
+        return chosen
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """A further paragraph of a labelled list item."""
@@ -164,11 +218,11 @@ class Reader:
     def read_paragraph(self, text: str, topic: str) -> Iterator[Statement]:
         for first, answer, count in self.units(text):
             head, *others = sentences.sentences(answer) if count > 1 else [first]
-            yield from self.ask(head, answer, topic, count)
+            yield from self.ask(head, answer, topic, count, alone=False)
             subject = self.subject_of(head)
             for other in others:
                 if num_words(other) >= FOLLOWING_WORDS and not POINTS_ONLY.match(other):
-                    yield from self.ask(other, answer, topic, count, subject)
+                    yield from self.ask(other, answer, topic, count, subject, alone=False)
 
     def subject_of(self, sentence: str) -> str:
         """Return what a pronoun after an English sentence means; empty where that is not certain."""
@@ -240,7 +294,9 @@ class Reader:
                 taken = []
         return found
 
-    def ask(self, sentence: str, answer: str, topic: str, count: int = 1, subject: str = "") -> Iterator[Statement]:
+    def ask(
+        self, sentence: str, answer: str, topic: str, count: int = 1, subject: str = "", *, alone: bool = True
+    ) -> Iterator[Statement]:
         """Yield the statements of a sentence, with questions of its own or one about its subject."""
         if sentence[:1] == "(" and (inner := re.fullmatch(r"\(([^()]+[.!])\)", sentence.strip())):
             answer = inner[1] if answer == sentence.strip() else answer
@@ -262,14 +318,11 @@ class Reader:
             return
         if count == 1 and DEICTIC[self.language].search(sentence):
             return
-        length = len(sentence.split())
-        besides = " ".join(ask.topic for ask in asks)
-        if sentence[:1].islower() or (asks and length < english.TWO_FACTS):
+        if sentence[:1].islower() or not alone:
             return
-        for _ in range(2 if length >= TWO_TOPICS else 1):
-            if phrase := self.phrase_of(sentence, topic, besides=besides or None):
-                yield Statement("statement", phrase, answer, 2, sentences=count)
-                besides = f"{besides} {phrase}"
+        besides = " ".join(ask.topic for ask in asks)
+        for phrase in self.topics(passages.Passage((answer,)), topic, 1, besides):
+            yield Statement("statement", phrase, answer, 2, sentences=count)
 
     def is_vague(self, ask: Ask) -> bool:
         """Whether a question needs the name of its page."""
@@ -278,42 +331,9 @@ class Reader:
         names = re.search(r"`|(?<=[a-z] )[A-Z]", ask.topic) if self.language == ENGLISH else "`" in ask.topic
         return not (any(word[:5] in title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
 
-    def phrase_of(self, sentence: str, topic: str, *, besides: str | None = None) -> str | None:
-        """Return what a sentence is about, in words that few sentences of the page have.
-
-        With `besides`, a question of the same sentence, the phrase has other words than it.
-        """
-        taken = set(CONTENT[self.language](besides or ""))
-        known = soundness.stems(f"{self.title} {topic}")
-        pointer = POINTERS.get(self.language)
-        for phrase, most in self.phrases(sentence):
-            plain = phrase.lower()
-            content = CONTENT[self.language](phrase)
-            if not content or taken & set(content) or (topic, plain) in self.used_phrases or len(phrase.split()) > 7:
-                continue
-            bare = phrase
-            if self.language == ENGLISH and len(content) > 1 and content[0] not in english.POINTING_ADJECTIVES:
-                bare = re.sub(r"\b(?:the|all|each) ", "", phrase)
-            if pointer and pointer.search(re.sub(r"`[^`]*`", "", bare)):
-                continue
-            if re.search(r"[\"“”„()\[\]<>|={}]", phrase.strip("`")) or phrase.count("`") % 2 or only_refers(phrase):
-                continue
-            if self.language == ENGLISH and len(content) < 3 and content[0] in english.POINTING_ADJECTIVES:
-                continue
-            shown = plain_text(phrase)
-            texts = sum(f" {shown} " in f" {text} " for text in self.sentences)
-            if topic and num_words(f"{self.title} {topic}") <= PLACE_WORDS and texts <= most * IN_SECTION:
-                texts = sum(f" {shown} " in f" {text} " for text in self.section_sentences)
-                most -= 1
-            if not shown or texts > most or not soundness.stems(phrase) - known:
-                continue
-            self.used_phrases.add((topic, plain))
-            return phrase
-        return None
-
     def phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
         """Yield what a sentence may be about with the sentences of the page that may have it, the surest first."""
-        yield from self.german_phrases(sentence) if self.language == GERMAN else english_topics(sentence, self.vocabulary)
+        yield from self.german_phrases(sentence)
 
     def german_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
         parts = german.cut_at_verb(sentence)
@@ -425,6 +445,13 @@ class Reader:
             step = ORDER[self.language].format(number=block.number)
             if num_words(text) <= MOST_ANSWER_WORDS:
                 yield Statement("step", step, ended(text), 1, context="")
+
+
+def place_of(title: str, topic: str, colon: str, *, repeated: bool = False) -> str:
+    """Return how a question names a section: with its page, alone where that is long, or only the page."""
+    if num_words(f"{title} {topic}") <= PLACE_WORDS:
+        return f"{title}{colon}{topic}"
+    return topic if LEAST_PLACE <= num_words(topic) <= PLACE_WORDS and not repeated else title
 
 
 def code_spans(sentence: str) -> list[str]:

@@ -1,0 +1,212 @@
+"""Noun phrases of a sentence with the part that each plays in it, from the tags of its words. English and German.
+
+A phrase is what a question may name: a noun with the adjectives and nouns before it, a name, a code span. Persons,
+pronouns and phrases with pointing words are none; nor is half of "security and compliance".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from trainyard.data.extractive import lexicon
+from trainyard.data.extractive.tagging import Token, load_tagger, tag_sentence
+from trainyard.data.language import ENGLISH, GERMAN
+
+SUBJECT, FRONT, OBJECT, OTHER, INNER = "subject", "front", "object", "other", "inner"
+"""Parts: before the verb, in a phrase before the subject, after the verb, elsewhere, after a preposition."""
+NOUNS = {ENGLISH: ("NN0", "NN1", "NN2", "NP0", "UNC"), GERMAN: ("NN", "NE", "NNA", "NNI", "FM")}
+INSIDE = {ENGLISH: (*NOUNS[ENGLISH], "AJ0", "POS"), GERMAN: NOUNS[GERMAN]}
+"""Tags inside a phrase."""
+DETERMINERS = {ENGLISH: ("AT0", "DPS", "DT0", "CRD", "ORD"), GERMAN: ("ART", "PPOSAT", "PIAT", "PDAT", "CARD", "ADJ(A)")}
+PREPOSITIONS = {ENGLISH: ("PRP", "PRF"), GERMAN: ("APPR", "APPRART", "KOKOM")}
+JOINING = {ENGLISH: "CJC", GERMAN: "KON"}
+POINTING = lexicon.word_set("en_pointing_adjectives")
+GENERIC = lexicon.word_set("en_generic")
+GENERIC_DE = lexicon.word_set("en_generic_de")
+MOST_WORDS = 6
+KEPT_ARTICLES = ("the", "a", "an", "your")
+OWN = ("our", "its", "their", "his", "her", "each", "every", "any")
+"""Words before a noun in place of which a question has "the"."""
+TIME = re.compile(
+    r"(?:January|February|March|April|May|June|July|August|September|October|November|December|Monday|Tuesday|"
+    r"Wednesday|Thursday|Friday|Saturday|Sunday|today|tomorrow|(?:\w+ )?(?:seconds?|minutes?|hours?|days?|weeks?|"
+    r"months?|years?|times?|moments?))", re.I
+)  # fmt: skip
+NAME = re.compile(r"`[^`]+`|[A-ZÄÖÜ][A-Z0-9.]+s?|[A-Z]\w*[a-z]\w*[A-Z]\w*|\w+[.-]\w*[A-Z]\w*")
+"""Code, an acronym, or a word with a capital inside."""
+
+
+class NounPhrase(NamedTuple):
+    text: str
+    head: str
+    part: str
+    is_name: bool
+    """Whether it is code or a name in capitals."""
+    words: int
+    """Words without the article."""
+
+
+def noun_phrases(sentence: str, language: str) -> Iterator[NounPhrase]:
+    """Yield the noun phrases of a sentence in its order."""
+    tokens = tag_sentence(sentence, language)
+    verb = next((place for place, token in enumerate(tokens) if is_finite(token, language)), len(tokens))
+    place = 0
+    while place < len(tokens):
+        end = place
+        while end < len(tokens) and is_inside(tokens, end, language):
+            end += 1
+        if end == place:
+            place += 1
+            continue
+        if phrase := phrase_at(sentence, tokens, place, end, verb, language):
+            yield phrase
+        place = end
+
+
+def is_finite(token: Token, language: str) -> bool:
+    if language == GERMAN:
+        return "FIN" in token.tag or "IMP" in token.tag
+    return token.tag in ("VM0", "VVZ", "VVD", "VVB") or token.tag in (f"V{verb}{form}" for verb in "BHD" for form in "ZBD")
+
+
+def is_inside(tokens: Sequence[Token], place: int, language: str) -> bool:
+    token = tokens[place]
+    if token.tag not in INSIDE[language]:
+        return False
+    return bool(re.match(r"[\w`'’]", token.text))
+
+
+def is_verb_first(tokens: Sequence[Token], place: int) -> bool:
+    """Whether the first word of an English sentence may be its verb: "Review access logs"."""
+    return place == 0 and any(tag in ("VVB", "VVI") for tag, _ in load_tagger(ENGLISH).tag_word(tokens[0].text))
+
+
+def phrase_at(
+    sentence: str, tokens: Sequence[Token], start: int, end: int, verb: int, language: str
+) -> NounPhrase | None:
+    nouns = NOUNS[language]
+    if language == ENGLISH:
+        if is_verb_first(tokens, start):
+            start += 1
+        while start < end and (tokens[start].text.lower() in POINTING or tokens[start].tag == "POS"):
+            start += 1
+        while start < end and tokens[end - 1].tag not in nouns:
+            end -= 1
+    if start >= end:
+        return None
+    following = tokens[end] if end < len(tokens) else None
+    if language == ENGLISH and following and following.tag == "PRF":
+        whole = extended(tokens, end)
+        if whole is None:
+            return None
+        end, head_end = whole, end
+    else:
+        head_end = end
+    if language == ENGLISH and is_cut_before_verb(tokens, end, verb):
+        return None
+    if language == GERMAN and end - start > 1:
+        start = end - 1  # "die Schaltfläche Original": the name stands last
+    joined = is_joined(tokens, start, end, language)
+    before = start - 1
+    while before >= 0 and tokens[before].tag in DETERMINERS[language]:
+        before -= 1
+    pointing = [token.text.lower() for token in tokens[before + 1 : start]]
+    if language == ENGLISH and any(word in ("this", "these", "those", "such", "another", "no") for word in pointing):
+        return None
+    if before >= 0 and (re.match(r"[\"“„(\[‘]", tokens[before].text) or belongs_to_noun(tokens, before, language)):
+        return None
+    if end < len(tokens) and re.match(r"[)\]\"”“/*:]", tokens[end].text):
+        return None
+    first = start
+    if language == ENGLISH and pointing and pointing[-1] in KEPT_ARTICLES:
+        first = start - 1
+    text = sentence[tokens[first].start : tokens[end - 1].end]
+    if language == ENGLISH and first == start and pointing and pointing[-1] in OWN and tokens[head_end - 1].tag == "NN1":
+        text = f"the {text}"
+    head = tokens[head_end - 1].text
+    bare = sentence[tokens[start].start : tokens[end - 1].end]
+    if len(bare.split()) > MOST_WORDS or re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare):
+        return None
+    if first == 0 and language == ENGLISH:
+        text = lower_first(text, tokens[0])
+    part = part_of(tokens, before, start, verb, language)
+    is_name = bool(NAME.fullmatch(bare)) or (start and bare.count(" ") and all(w[0].isupper() for w in bare.split()))
+    if joined and not (" " in bare or is_name):
+        return None
+    return NounPhrase(text, head, OTHER if joined and part != SUBJECT else part, bool(is_name), len(bare.split()))
+
+
+def extended(tokens: Sequence[Token], of: int) -> int | None:
+    """Return the end of a phrase with "of", as in "the security of your account"."""
+    place = of + 1
+    while place < len(tokens) and tokens[place].tag in DETERMINERS[ENGLISH]:
+        if tokens[place].text.lower() in ("this", "these", "those", "their", "its", "that", "such", "our"):
+            return None
+        place += 1
+    end = place
+    while end < len(tokens) and is_inside(tokens, end, ENGLISH):
+        end += 1
+    while end > place and tokens[end - 1].tag not in NOUNS[ENGLISH]:
+        end -= 1
+    if end == place or (end < len(tokens) and tokens[end].tag in ("PRF", "CJC")):
+        return None
+    return end
+
+
+def is_cut_before_verb(tokens: Sequence[Token], end: int, verb: int) -> bool:
+    """Whether the word after a phrase, or its last one, may be a noun and a verb: "free phone calls", "features work"."""
+    following = tokens[end] if end < len(tokens) else None
+    if following and end > verb and following.tag in ("VVB", "VVZ", "VVI", "VVN"):
+        tags = {tag for tag, _ in load_tagger(ENGLISH).tag_word(following.text)}
+        if following.tag != "VVN" and tags & {"NN1", "NN2"}:
+            return True
+    if end < 2 or tokens[end - 2].tag != "NN2":
+        return False
+    return bool({"VVB", "VVI"} & {tag for tag, _ in load_tagger(ENGLISH).tag_word(tokens[end - 1].text)})
+
+
+def belongs_to_noun(tokens: Sequence[Token], before: int, language: str) -> bool:
+    """Whether a phrase follows a noun that it completes: "Office of American Innovation", "Erstellung der Vorlage"."""
+    if language == GERMAN:
+        return tokens[before].tag in NOUNS[GERMAN]
+    return tokens[before].tag == "PRF" and before > 0 and tokens[before - 1].tag in NOUNS[ENGLISH]
+
+
+def is_joined(tokens: Sequence[Token], start: int, end: int, language: str) -> bool:
+    """Whether a phrase is a part of "A, B and C"."""
+    joining = JOINING[language]
+    before, after = tokens[start - 1] if start else None, tokens[end] if end < len(tokens) else None
+    if before and (before.tag == joining or before.text in "/&"):
+        return True
+    if after and (after.tag == joining or after.text in "/&") and not is_clause_after(tokens, end, language):
+        return True
+    return bool(before and before.text == "," and after and after.text == ",")
+
+
+def is_clause_after(tokens: Sequence[Token], joint: int, language: str) -> bool:
+    """Whether a verb follows "and", so that it joins clauses."""
+    return any(is_finite(token, language) or token.tag == "VVI" for token in tokens[joint + 1 : joint + 3])
+
+
+def part_of(tokens: Sequence[Token], before: int, start: int, verb: int, language: str) -> str:
+    if before >= 0 and tokens[before].tag in PREPOSITIONS[language]:
+        return FRONT if before == 0 else INNER
+    if start < verb:
+        return SUBJECT if before < 0 or tokens[before].text in ",;" else OTHER
+    while before >= 0 and tokens[before].tag in ("AV0", "ADV", "PRF", "XX0", "PTKNEG"):
+        before -= 1
+    if before >= 0 and tokens[before].tag.startswith("V"):
+        return OBJECT
+    return OTHER
+
+
+def lower_first(text: str, token: Token) -> str:
+    """The text with a small first letter, where its first word is no name."""
+    if token.tag == "NP0" or not re.fullmatch(r"[A-Z][a-z'’-]*", token.text):
+        return text
+    following = text.split()[1:2]
+    if token.tag != "AT0" and following and following[0][:1].isupper():
+        return text
+    return text[0].lower() + text[1:]

@@ -1,0 +1,169 @@
+"""Passages of a section: runs of whole sentences that can be read alone, and what each is about.
+
+A passage is a paragraph, or a part of a long one, of up to 60 words; a paragraph that points back continues the one
+before it. Its topics are noun phrases that the rest of the section does not have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from trainyard.data.extractive import sentences
+from trainyard.data.extractive.noun_phrases import (
+    FRONT,
+    GENERIC,
+    GENERIC_DE,
+    INNER,
+    OBJECT,
+    OTHER,
+    SUBJECT,
+    NounPhrase,
+    noun_phrases,
+)
+from trainyard.data.extractive.sentences import num_words
+from trainyard.data.language import GERMAN
+
+MOST_WORDS = 60
+LEAST_WORDS = 8
+PART_POINTS = {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 2.0, OTHER: 0.5, INNER: 0.5}
+REPEATED, NAMED, LONG, FIRST = 1.5, 1.5, 1.0, 0.5
+"""Points of a phrase that occurs again, is a name, has two words, or is in the first sentence."""
+LEAST_POINTS = 3.0
+WORDS_PER_TOPIC = 16
+MOST_TOPICS = 3
+LEAST_TOGETHER = 4.0
+"""Points of two phrases that are named together."""
+LONG_WORD = 18
+COMPOUND = 11
+"""Letters of a German noun that says enough alone."""
+UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*|Dein\w*)$")
+"""Endings of German words that the tagger may take for nouns."""
+VAGUE = re.compile(r"(?:a |an |the )?(?:certain|several|many|various|necessary|immediate|additional|multiple|some|other)\b")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Sentences in page order."""
+
+    sentences: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.sentences)
+
+    @property
+    def words(self) -> int:
+        return num_words(self.text)
+
+
+def passages(texts: Iterable[str], follows: Callable[[str], bool], usable: Callable[[str], bool]) -> Iterator[Passage]:
+    """Yield the passages of paragraphs that stand one after the other."""
+    taken: list[str] = []
+    for text in texts:
+        for place, sentence in enumerate(sentences.sentences(text)):
+            if not usable(sentence):
+                yield from finished(taken)
+                taken = []
+                continue
+            leaning = follows(sentence)
+            fits = num_words(" ".join([*taken, sentence])) <= MOST_WORDS
+            if taken and (leaning or place) and fits:
+                taken.append(sentence)
+                continue
+            yield from finished(taken)
+            taken = [] if leaning or sentence.rstrip()[-1:] in "?？" else [sentence]
+    yield from finished(taken)
+
+
+def finished(taken: list[str]) -> Iterator[Passage]:
+    """Yield a passage of these sentences, without questions at its end."""
+    while taken and taken[-1].rstrip()[-1:] in "?？":
+        taken = taken[:-1]
+    if taken and num_words(" ".join(taken)) >= LEAST_WORDS:
+        yield Passage(tuple(taken))
+
+
+@dataclass
+class Candidate:
+    """A phrase that a passage may be about."""
+
+    phrase: NounPhrase
+    points: float
+
+    def is_in(self, text: str) -> bool:
+        """Whether a text, as `plain_text`, has the phrase."""
+        return f" {stemmed(self.phrase.text)}" in f" {text}"
+
+
+def candidates(passage: Passage, language: str) -> list[Candidate]:
+    """Return the noun phrases that a passage may be about, the surest first."""
+    found: dict[str, Candidate] = {}
+    for number, sentence in enumerate(passage.sentences):
+        for phrase in noun_phrases(sentence, language):
+            if not names_something(phrase, language):
+                continue
+            key = stemmed(phrase.text)
+            points = PART_POINTS[phrase.part] + FIRST * (number == 0)
+            if key not in found:
+                points += NAMED * phrase.is_name + LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
+                found[key] = Candidate(phrase, points)
+                continue
+            found[key].points = max(found[key].points, points) + REPEATED
+    return sorted(found.values(), key=lambda candidate: -candidate.points)
+
+
+def choose_topics(
+    found: list[Candidate], most: int, others: Collection[str], is_new: Callable[[str], bool]
+) -> Iterator[tuple[Candidate, ...]]:
+    """Yield up to `most` topics: phrases that no other sentence has, then two phrases that none has together.
+
+    `others` are the other sentences of the place as `plain_text`; `is_new` is false for the words of its headings.
+    """
+    used: list[Candidate] = []
+    for candidate in found:
+        if len(used) < most and candidate.points >= LEAST_POINTS and is_new(candidate.phrase.text):
+            if not any(candidate.is_in(other) for other in others):
+                used.append(candidate)
+                yield (candidate,)
+    count = len(used)
+    for first, second in combinations(found, 2):
+        if count >= most:
+            return
+        new = is_new(first.phrase.text) or is_new(second.phrase.text)
+        if first in used or second in used or not new or first.points + second.points < LEAST_TOGETHER:
+            continue
+        if any(first.is_in(other) and second.is_in(other) for other in others):
+            continue
+        if words_of(first) & words_of(second):
+            continue
+        used += [first, second]
+        count += 1
+        yield (first, second)
+
+
+def words_of(candidate: Candidate) -> set[str]:
+    return {word[:5] for word in re.findall(r"\w+", candidate.phrase.text.lower())}
+
+
+def names_something(phrase: NounPhrase, language: str) -> bool:
+    """Whether a phrase says alone what is meant."""
+    if language == GERMAN:
+        noun = phrase.text
+        if noun in GENERIC_DE or noun.endswith("-") or UNSURE_DE.search(noun) or not re.match(r"[A-ZÄÖÜ`]", noun):
+            return False
+        return phrase.is_name or len(noun) >= COMPOUND or "-" in noun or phrase.part in (SUBJECT, FRONT)
+    head = phrase.head.lower()
+    if head in GENERIC or head.removesuffix("s") in GENERIC:
+        return phrase.words > 2 and " of " not in phrase.text
+    if VAGUE.match(phrase.text):
+        return False
+    return phrase.is_name or phrase.words > 1 or len(phrase.head) >= 6
+
+
+def stemmed(text: str) -> str:
+    """The words of a text in small letters, without the article before them and the plural of the last one."""
+    words = " ".join(re.findall(r"\w+", text.lower()))
+    return re.sub(r"^(?:the|an?|your) |(?<=\w\w\w)(?:es|s)$", "", words)
