@@ -214,7 +214,7 @@ def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
             continue
         if pointer and pointer.fullmatch(term):
             continue
-        if language == ENGLISH and term.split()[0].lower() in clauses.PREPOSITIONS:
+        if language == ENGLISH and clauses.begins_with_preposition(term):
             continue
         meaning = short_answer(match["meaning"])
         answer = meaning if not meaning or begins_with(term, meaning) else short_answer(item.text)

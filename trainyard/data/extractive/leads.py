@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from trainyard.data.extractive import clauses, english, german, lexicon, sentences
+from trainyard.data.extractive import clauses, english, fronts, german, sentences
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.lexicon import word_set
 from trainyard.data.language import GERMAN
@@ -29,26 +29,17 @@ def ask_english_lead(text: str, vocabulary: Collection[str]) -> Ask | None:
     match = re.fullmatch(r"(?:In order to|To) (?P<goal>.*?),? you (?:should|can|must|need to|have to|may)", text)
     if match:
         return Ask("purpose", match["goal"])
-    opening = english.OPENING.match(text)
-    if opening:
-        text = text[opening.end() :][:1].upper() + text[opening.end() :][1:]
+    text = fronts.without_adverbs(text)
     if ask := ask_predicate(text, vocabulary):
         return ask
-    words, found = text.split(), None
-    if len(words) > 3 and words[-1] in LEAD_VERBS:
-        subject = clauses.decapitalise(" ".join(words[:-1]), vocabulary)
-        plain = not english.DANGLING.search(subject) and words[0].lower() not in clauses.PREPOSITIONS
-        if plain and words[-1] in ("are", "is"):
-            found = Ask("named", f"What {words[-1]} {subject}?", f"what {subject} {words[-1]}")
-        elif plain:
-            base = lexicon.THIRD.get(words[-1])
-            question = f"What {'does' if base else 'do'} {subject} {base or words[-1]}?"
-            found = Ask("named", question, f"what {subject} {words[-1]}")
-    elif re.fullmatch(r"(?:If|When) .{8,100}", (clause := text.partition(",")[0])) and not english.HANGING.match(
-        clause
-    ):
-        found = Ask("condition_do", clause[0].lower() + clause[1:])
-    return found
+    clause = clauses.parse_clause(text, vocabulary)
+    if clause and not clause.phrases and not clause.negative and clause.lemma in LEAD_VERBS:
+        plain = not english.pointing(clause) and len(text.split()) > 3
+        return english.ask_with("What", clause) if plain else None
+    condition = text.partition(",")[0]
+    if re.fullmatch(r"(?:If|When) .{8,100}", condition) and not english.HANGING.match(condition):
+        return Ask("condition_do", condition[0].lower() + condition[1:])
+    return None
 
 
 def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:

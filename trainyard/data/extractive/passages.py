@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from trainyard.data.extractive import sentences, soundness
-from trainyard.data.extractive.cleaning import only_refers, spoken
+from trainyard.data.extractive import sentences
 from trainyard.data.extractive.noun_phrases import (
     FRONT,
     INNER,
@@ -24,7 +23,7 @@ from trainyard.data.extractive.noun_phrases import (
     noun_phrases,
 )
 from trainyard.data.extractive.sentences import num_words
-from trainyard.data.language import ENGLISH, GERMAN
+from trainyard.data.language import GERMAN
 
 MOST_WORDS = 60
 LEAST_WORDS = 8

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from trainyard.data.extractive import clauses, english, german, lexicon, passages, sentences, soundness
+from trainyard.data.extractive import clauses, english, german, passages, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
@@ -25,9 +25,7 @@ from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
-LEAST_LETTERS, LEAST_NAME = 6, 5
-NAME = re.compile(r"`[^`]+`|[A-Z][A-Z0-9.]+|[A-Z][a-z]+[A-Z]\w*")
-"""A short phrase that is a name all the same."""
+LEAST_LETTERS = 6
 GENERIC_DE = word_set("en_generic_de")
 COMPOUND = 12
 """Letters of a German compound that says enough alone."""
@@ -94,17 +92,9 @@ CONNECTIVE = re.compile(
     r"Außerdem|Zudem|Allerdings|Daher|Deshalb)(?:,)? (?=\w)"
 )
 ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
-PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (?:[A-Z][\w-]+)(?: [A-Z][\w-]+)*)?")
-TIME_OR_PATH = re.compile(rf"^(?:{english.DAYS}|{english.MONTHS}|I)\b|[>→/]")
-GERUND_OF = {verb: gerund for gerund, verb in lexicon.GERUNDS.items()}
-LONGEST_OBJECT = 6
 TWO_TOPICS = 10
 """Words of a sentence that two questions may name a topic of."""
-ADJECTIVES = ("al", "ive", "able", "ible", "ful", "less", "ous", "ic")
 
-GENERIC = word_set("en_generic")
-"""Nouns that a question cannot be about."""
-QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
 OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
 CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
@@ -338,7 +328,7 @@ class Reader:
             and (num_words(sentence) < MOST_VAGUE or sentence.split()[2] in ("also", "auch"))
         ):
             return
-        if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.first_word(sentence) in lexicon.BASE:
+        if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.begins_with_command(sentence):
             return
         if (count == 1 and "://" in sentence) or ABOVE.search(sentence):
             return
@@ -359,7 +349,7 @@ class Reader:
 
     def phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
         """Yield what a sentence may be about with the sentences of the page that may have it, the surest first."""
-        yield from self.german_phrases(sentence) if self.language == GERMAN else self.english_phrases(sentence)
+        yield from self.german_phrases(sentence)
 
     def german_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
         parts = german.cut_at_verb(sentence)
@@ -388,67 +378,11 @@ class Reader:
             if is_german_topic(name, least=COMPOUND) or ("-" in name and is_german_topic(name, least=9)):
                 yield name, NAME_SENTENCES
 
-    def english_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
-        clause = clauses.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
-        if clause and clause.subject.lower() not in clauses.PRONOUNS and clause.kind != "command":
-            words = clause.subject.split()
-            vague = english.VAGUE_SUBJECT.search(clause.subject) or not re.match(r"[\w`]", clause.subject)
-            content = english.content_words(clause.subject)
-            is_topic = NAME.fullmatch(clause.subject) or (
-                len(content) > 1 or (content and len(content[0]) >= LEAST_LETTERS)
-            )
-            vague = vague or (len(content) == 1 and words[-1].lower() in english.PERSON_NOUNS)
-            vague = vague or (len(words) == 1 and words[0].lower() in lexicon.BASE)
-            if not vague and is_topic and words[-1].lower().removesuffix("s") not in GENERIC:
-                yield clause.subject, SUBJECT_SENTENCES
-        if clause and (doing := doing_of(clause)):
-            yield doing, SUBJECT_SENTENCES
-        yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
-        for match in PHRASE_EN.finditer(sentence):
-            name = match[0].rstrip(".")
-            if TIME_OR_PATH.search(f"{name}{sentence[match.end() : match.end() + 3]}"):
-                continue
-            known = " " in name or (re.search(r"\w[A-Z\d]", name) and len(name) >= LEAST_NAME)
-            if re.search(r"(?:,|\b(?:and|or)) $", sentence[: match.start()]) or name.endswith("ed"):
-                continue
-            if known and self.is_whole_name(match, sentence) and " and " not in name:
-                yield name, NAME_SENTENCES
-        if clause and clause.kind != "be" and clause.verb != "be":
-            obj, _ = clauses.split_object(clauses.cut(clause.rest))
-            obj = re.sub(r"^(?:any|some|more|every|each) ", "", obj)
-            words = obj.split()
-            whole = (
-                obj
-                and not obj.endswith("ed")
-                and clauses.noun_start(obj)
-                and 2 <= len(english.content_words(obj)) <= 4
-                and words[0] not in lexicon.BASE
-                and words[0] not in ("a", "an")
-                and (words[0] in ("the", "your") or words[-1].endswith("s"))
-                and not re.search(r"\b(?:and|or)\b", obj)
-            )
-            if whole and not (
-                obj.endswith(ADJECTIVES) or words[-1].removesuffix("s") in GENERIC or words[0] in QUANTITIES
-            ):
-                yield obj, 1
-
-    def is_whole_name(self, match: re.Match[str], sentence: str) -> bool:
-        """Whether a name in capitals is not part of a longer name or of a compound such as "the DC fridge"."""
-        before = sentence[: match.start()].split()[-1:]
-        after = re.match(r" ([a-z][\w-]+)", sentence[match.end() :])
-        if before and before[0].lstrip("\"'“(")[:1].isupper() and before[0].lower() not in clauses.DETERMINERS:
-            return False
-        word = after[1] if after else ""
-        verbal = (
-            word in english.STOP_WORDS or word in clauses.PREPOSITIONS or word in lexicon.THIRD or word in lexicon.BASE
-        )
-        return " " in match[0] or not word or verbal or word.endswith("ed")
-
     def has_verb(self, sentence: str) -> bool:
         """Whether a list item is a sentence, and not only a name."""
         if self.language == GERMAN:
             return german.cut_at_verb(sentence) is not None or bool(re.match(r"\w+en Sie\b", sentence))
-        return clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary) is not None
+        return clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary, partly=True) is not None
 
     def read_list(self, blocks: list[TextBlock], topic: str) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
@@ -522,28 +456,11 @@ class Reader:
             for other, its_answer, its_count in units[1:]:
                 yield from self.ask(other, its_answer, topic, its_count)
             return
-        name = self.language == ENGLISH and not (self.has_verb(first) or clauses.first_word(first) in lexicon.BASE)
+        name = self.language == ENGLISH and not (self.has_verb(first) or clauses.begins_with_command(first))
         if block.number and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
             if num_words(text) <= MOST_ANSWER_WORDS:
                 yield Statement("step", step, ended(text), 1, context="")
-
-
-def doing_of(clause: clauses.Clause) -> str:
-    """Return "using a proxy" of "You can use a proxy …"; empty where there is no such phrase."""
-    advises = clause.kind == "command" or (clause.subject.lower() in ("you", "we") and clause.kind in ("modal", "verb"))
-    verb = clause.verb.lower()
-    if not advises or clause.negative or verb not in GERUND_OF or verb in english.WEAK_VERBS:
-        return ""
-    obj, _ = clauses.split_object(clauses.cut(clause.rest))
-    words = obj.split()
-    if not 1 <= len(words) <= LONGEST_OBJECT or not clauses.noun_start(obj) or words[0].lower() in english.PERSONS:
-        return ""
-    if len(english.content_words(obj)) < 2 and not re.search(r"[`A-Z]", obj):
-        return ""
-    if words[-1].lower() in (*clauses.PREPOSITIONS, *clauses.DETERMINERS, "and", "or", "to") or "to" in words:
-        return ""
-    return f"{GERUND_OF[verb]} {obj}"
 
 
 def place_of(title: str, topic: str, colon: str, *, repeated: bool = False) -> str:
@@ -600,4 +517,4 @@ def commands(texts: Collection[str], language: str) -> bool:
     """Whether most items of a list are instructions."""
     if language != ENGLISH:
         return sum(bool(re.match(r"\w+en Sie\b", text)) for text in texts) * 2 > len(texts)
-    return sum(clauses.first_word(text) in lexicon.BASE for text in texts) * 2 > len(texts)
+    return sum(map(clauses.begins_with_command, texts)) * 2 > len(texts)
