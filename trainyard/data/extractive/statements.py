@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from trainyard.data.extractive import clauses, english, german, lexicon, sentences, soundness
+from trainyard.data.extractive import clauses, english, german, german_topics, lexicon, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
@@ -27,13 +27,6 @@ MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
 LEAST_LETTERS, LEAST_NAME = 6, 5
 NAME = re.compile(r"`[^`]+`|[A-Z][A-Z0-9.]+|[A-Z][a-z]+[A-Z]\w*")
 """A short phrase that is a name all the same."""
-GENERIC_DE = word_set("en_generic_de")
-COMPOUND = 12
-"""Letters of a German compound that says enough alone."""
-ABSTRACT_DE = re.compile(
-    r"(?:Unter|Ver|Vor|Be|Ent|Er|Über|Aus|An|Ein|Ab|Zu|Um|Auf|Her|Heraus|Zusammen|Mit)[a-zäöüß]{3,12}(?:ung|ungen|heit|keit|keiten)"
-)
-"""A noun made of a verb, which names no thing of a page."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
 ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
@@ -277,7 +270,8 @@ class Reader:
             return
         for _ in range(2 if length >= TWO_TOPICS else 1):
             if phrase := self.phrase_of(sentence, topic, besides=besides or None):
-                yield Statement("statement", phrase, answer, 2, sentences=count)
+                shown = german_topics.in_question(phrase, sentence) if self.language == GERMAN else phrase
+                yield Statement("statement", shown, answer, 2, sentences=count)
                 besides = f"{besides} {phrase}"
 
     def is_vague(self, ask: Ask) -> bool:
@@ -330,34 +324,7 @@ class Reader:
 
     def phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
         """Yield what a sentence may be about with the sentences of the page that may have it, the surest first."""
-        yield from self.german_phrases(sentence) if self.language == GERMAN else self.english_phrases(sentence)
-
-    def german_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
-        parts = german.cut_at_verb(sentence)
-        placed = parts and re.match(german.PREPOSITION, parts[0])
-        if parts and not placed and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
-            subject = re.sub(r"^(?:Der|Die|Das|Ein|Eine|Jede[rs]?|Alle) ", "", parts[0])
-            if re.fullmatch(r"[A-ZÄÖÜ][\w-]{3,}(?: (?:de[rs]|von|für) [A-ZÄÖÜ][\w-]+)?", subject):
-                if is_german_topic(subject.split()[0], least=LEAST_LETTERS) or " " in subject:
-                    yield subject, SUBJECT_SENTENCES
-            elif is_german_topic(subject.split()[-1], least=COMPOUND):
-                yield subject.split()[-1], SUBJECT_SENTENCES
-        yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
-        words = re.finditer(r"(?<![\w„\"-])[A-ZÄÖÜ][\w-]+(?!\w)(?![-*:/]\w)", sentences.outside_code(sentence))
-        names = [
-            match[0]
-            for match in words
-            if match.start()
-            and not re.search(
-                r"(?:,|\b(?:und|oder|sowie|bzw\.|[Nn]eben|[Ss]tatt|[Oo]hne))(?: \w+en)? $", sentence[: match.start()]
-            )
-            and not (match[0].endswith("s") and re.search(r"\b\w*es (?:\w+n )?$", sentence[: match.start()]))
-        ]
-        for name in sorted(names, key=len, reverse=True):
-            if ABSTRACT_DE.fullmatch(name):
-                continue
-            if is_german_topic(name, least=COMPOUND) or ("-" in name and is_german_topic(name, least=9)):
-                yield name, NAME_SENTENCES
+        yield from german_topics.topics(sentence) if self.language == GERMAN else self.english_phrases(sentence)
 
     def english_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
         clause = clauses.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
@@ -418,7 +385,7 @@ class Reader:
     def has_verb(self, sentence: str) -> bool:
         """Whether a list item is a sentence, and not only a name."""
         if self.language == GERMAN:
-            return german.cut_at_verb(sentence) is not None or bool(re.match(r"\w+en Sie\b", sentence))
+            return german.is_sentence(sentence)
         return clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary) is not None
 
     def read_list(self, blocks: list[TextBlock], topic: str) -> Iterator[Statement]:
@@ -522,13 +489,6 @@ def code_spans(sentence: str) -> list[str]:
     return [part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 4 < len(part) < 42]
 
 
-def is_german_topic(word: str, *, least: int) -> bool:
-    """Whether a noun says alone what a German sentence is about."""
-    if len(word) < least or not word[0].isupper() or word in GENERIC_DE or word.endswith("-"):
-        return False
-    return not re.search(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*)$", word)
-
-
 def without_opening(text: str) -> str:
     rest = CONNECTIVE.sub("", text)
     return rest[:1].upper() + rest[1:]
@@ -563,5 +523,5 @@ def ended(text: str) -> str:
 def commands(texts: Collection[str], language: str) -> bool:
     """Whether most items of a list are instructions."""
     if language != ENGLISH:
-        return sum(bool(re.match(r"\w+en Sie\b", text)) for text in texts) * 2 > len(texts)
+        return language == GERMAN and sum(map(german.is_instruction, texts)) * 2 > len(texts)
     return sum(clauses.first_word(text) in lexicon.BASE for text in texts) * 2 > len(texts)
