@@ -496,7 +496,8 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
             plain
             and following
             and (
-                (following.kind == "means" and following.first == "by") or following.first in ("using", "via", "through")
+                (following.kind == "means" and following.first == "by")
+                or following.first in ("using", "via", "through")
             )
         ):
             yield Ask("purpose", f"{clause.verb} {obj.text}")

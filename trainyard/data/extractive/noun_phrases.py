@@ -20,7 +20,10 @@ SUBJECT, FRONT, OBJECT, OTHER, INNER = "subject", "front", "object", "other", "i
 NOUNS = {ENGLISH: ("NN0", "NN1", "NN2", "NP0", "UNC"), GERMAN: ("NN", "NE", "NNA", "NNI", "FM")}
 INSIDE = {ENGLISH: (*NOUNS[ENGLISH], "AJ0", "POS"), GERMAN: NOUNS[GERMAN]}
 """Tags inside a phrase."""
-DETERMINERS = {ENGLISH: ("AT0", "DPS", "DT0", "CRD", "ORD"), GERMAN: ("ART", "PPOSAT", "PIAT", "PDAT", "CARD", "ADJ(A)")}
+DETERMINERS = {
+    ENGLISH: ("AT0", "DPS", "DT0", "CRD", "ORD"),
+    GERMAN: ("ART", "PPOSAT", "PIAT", "PDAT", "CARD", "ADJ(A)"),
+}
 PREPOSITIONS = {ENGLISH: ("PRP", "PRF"), GERMAN: ("APPR", "APPRART", "KOKOM")}
 JOINING = {ENGLISH: "CJC", GERMAN: "KON"}
 POINTING = lexicon.word_set("en_pointing_adjectives")
@@ -107,7 +110,11 @@ def noun_phrases(sentence: str, language: str) -> Iterator[NounPhrase]:
 def is_finite(token: Token, language: str) -> bool:
     if language == GERMAN:
         return "FIN" in token.tag or "IMP" in token.tag
-    return token.text == "cannot" or token.tag in ("VM0", "VVZ", "VVD", "VVB") or token.tag in (f"V{verb}{form}" for verb in "BHD" for form in "ZBD")
+    return (
+        token.text == "cannot"
+        or token.tag in ("VM0", "VVZ", "VVD", "VVB")
+        or token.tag in (f"V{verb}{form}" for verb in "BHD" for form in "ZBD")
+    )
 
 
 def is_inside(tokens: Sequence[Token], place: int, language: str) -> bool:
@@ -162,7 +169,13 @@ def phrase_at(
     if language == ENGLISH and pointing and pointing[-1] in KEPT_ARTICLES:
         first = start - 1
     text = sentence[tokens[first].start : tokens[end - 1].end]
-    if language == ENGLISH and first == start and pointing and pointing[-1] in OWN and tokens[head_end - 1].tag == "NN1":
+    if (
+        language == ENGLISH
+        and first == start
+        and pointing
+        and pointing[-1] in OWN
+        and tokens[head_end - 1].tag == "NN1"
+    ):
         text = f"the {text}"
     head = tokens[head_end - 1].text
     bare = sentence[tokens[start].start : tokens[end - 1].end]
@@ -207,7 +220,9 @@ def is_cut_before_verb(tokens: Sequence[Token], start: int, end: int, verb: int)
         return bool({"NN1", "NN2"} & possible_tags(tokens[end].text, ENGLISH).keys())
     if end - start < 2 or not may_be_verb(tokens[end - 1].text):
         return False
-    return tokens[end - 2].tag == "NN2" or (start < verb and end < verb and following not in ("AV0", "PRP", "DTQ", "CJT", "XX0"))
+    return tokens[end - 2].tag == "NN2" or (
+        start < verb and end < verb and following not in ("AV0", "PRP", "DTQ", "CJT", "XX0")
+    )
 
 
 def belongs_to_noun(tokens: Sequence[Token], before: int, language: str) -> bool:

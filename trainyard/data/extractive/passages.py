@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from trainyard.data.extractive import sentences
+from trainyard.data.extractive import german_topics, sentences
 from trainyard.data.extractive.noun_phrases import (
     FRONT,
     INNER,
@@ -23,7 +23,7 @@ from trainyard.data.extractive.noun_phrases import (
     noun_phrases,
 )
 from trainyard.data.extractive.sentences import num_words
-from trainyard.data.language import GERMAN
+from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_WORDS = 60
 LEAST_WORDS = 8
@@ -47,7 +47,9 @@ LEAST_LETTERS = 5
 SMALL = ("the", "a", "an", "your", "of")
 UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*|Dein\w*)$")
 """Endings of German words that the tagger may take for nouns."""
-VAGUE = re.compile(r"(?:a |an |the )?(?:certain|several|said|own|complex|many|various|necessary|immediate|additional|multiple|some|other)\b")
+VAGUE = re.compile(
+    r"(?:a |an |the )?(?:certain|several|said|own|complex|many|various|necessary|immediate|additional|multiple|some|other)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -96,32 +98,45 @@ def finished(taken: list[str]) -> Iterator[Passage]:
 class Candidate:
     """A phrase that a passage may be about."""
 
-    phrase: NounPhrase
+    text: str
+    shown: str
+    """The phrase as a question has it."""
     points: float
     strength: int
     """2 for a phrase that may be a topic alone, 1 for one beside another."""
 
     def is_in(self, text: str) -> bool:
         """Whether a text, as `plain_text`, has the phrase."""
-        return f" {stemmed(self.phrase.text)}" in f" {text}"
+        return f" {stemmed(self.text)}" in f" {text}"
 
 
 def candidates(passage: Passage, language: str) -> list[Candidate]:
     """Return the noun phrases that a passage may be about, the surest first."""
     found: dict[str, Candidate] = {}
     for number, sentence in enumerate(passage.sentences):
-        for phrase in noun_phrases(sentence, language):
-            strength = strength_of(phrase, language)
-            if not strength:
-                continue
-            key = stemmed(phrase.text)
-            points = PART_POINTS[phrase.part] + FIRST * (number == 0)
-            if key not in found:
-                points += NAMED * phrase.is_name + LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
-                found[key] = Candidate(phrase, points, strength)
-                continue
-            found[key].points = max(found[key].points, points) + REPEATED
+        for candidate in candidates_of(sentence, language):
+            candidate.points += FIRST * (number == 0)
+            before = found.setdefault(stemmed(candidate.text), candidate)
+            if before is not candidate:
+                before.points = max(before.points, candidate.points) + REPEATED
+                before.strength = max(before.strength, candidate.strength)
     return sorted(found.values(), key=lambda candidate: -candidate.points)
+
+
+def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
+    certain: list[str] = []
+    if language == GERMAN:
+        for text, most in german_topics.topics(sentence):
+            points = PART_POINTS[SUBJECT if most == german_topics.SUBJECT_SENTENCES else OBJECT]
+            certain.append(text)
+            yield Candidate(text, german_topics.in_question(text, sentence), points + LONG * (" " in text), 2)
+    for phrase in noun_phrases(sentence, language):
+        strength = strength_of(phrase, language)
+        if strength and not any(phrase.text in text for text in certain):
+            quoted = language == GERMAN and "`" not in phrase.text
+            points = PART_POINTS[phrase.part] + NAMED * phrase.is_name
+            points += LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
+            yield Candidate(phrase.text, f"„{phrase.text}“" if quoted else phrase.text, points, strength)
 
 
 def choose_topics(
@@ -133,7 +148,7 @@ def choose_topics(
     """
     used: list[Candidate] = []
     for candidate in found:
-        if len(used) < most and candidate.strength > 1 and candidate.points >= LEAST_POINTS and is_new(candidate.phrase.text):
+        if len(used) < most and candidate.strength > 1 and candidate.points >= LEAST_POINTS and is_new(candidate.text):
             if not any(candidate.is_in(other) for other in others):
                 used.append(candidate)
                 yield (candidate,)
@@ -141,7 +156,7 @@ def choose_topics(
     for first, second in combinations(found, 2):
         if count >= most:
             return
-        new = is_new(first.phrase.text) or is_new(second.phrase.text)
+        new = is_new(first.text) or is_new(second.text)
         if first in used or second in used or not new or first.strength + second.strength < 3:
             continue
         if first.points + second.points < LEAST_TOGETHER:
@@ -156,7 +171,7 @@ def choose_topics(
 
 
 def words_of(candidate: Candidate) -> set[str]:
-    return {word[:5] for word in re.findall(r"\w+", candidate.phrase.text.lower())}
+    return {word[:5] for word in re.findall(r"\w+", candidate.text.lower())}
 
 
 def strength_of(phrase: NounPhrase, language: str) -> int:

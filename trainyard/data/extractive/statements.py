@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -18,21 +18,12 @@ from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
 from trainyard.data.extractive.leads import ask_lead
-from trainyard.data.extractive.lexicon import word_set
 from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
-LEAST_LETTERS = 6
-GENERIC_DE = word_set("en_generic_de")
-COMPOUND = 12
-"""Letters of a German compound that says enough alone."""
-ABSTRACT_DE = re.compile(
-    r"(?:Unter|Ver|Vor|Be|Ent|Er|Über|Aus|An|Ein|Ab|Zu|Um|Auf|Her|Heraus|Zusammen|Mit)[a-zäöüß]{3,12}(?:ung|ungen|heit|keit|keiten)"
-)
-"""A noun made of a verb, which names no thing of a page."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
 ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
@@ -192,7 +183,9 @@ class Reader:
             return False
         refers = ELSEWHERE.search(sentence) or ABOVE.search(sentence) or only_refers(sentence)
         asks = sentence.rstrip()[-1:] == "?"
-        return not (refers or soundness.EXAMPLE.search(sentence) or (not asks and sentences.INCOMPLETE.search(sentence)))
+        return not (
+            refers or soundness.EXAMPLE.search(sentence) or (not asks and sentences.INCOMPLETE.search(sentence))
+        )
 
     def topics(self, passage: passages.Passage, topic: str, most: int, besides: str = "") -> list[str]:
         """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
@@ -209,14 +202,14 @@ class Reader:
 
         found = []
         for candidate in passages.candidates(passage, self.language):
-            content = set(CONTENT[self.language](candidate.phrase.text))
-            bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.phrase.text)
-            if content and not taken & content and not pointer.search(bare):
+            content = set(CONTENT[self.language](candidate.text))
+            bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
+            if content and not taken & content and not (self.language == ENGLISH and pointer.search(bare)):
                 found.append(candidate)
         for parts in passages.choose_topics(found, most, others, is_new):
-            phrases = sorted((part.phrase.text for part in parts), key=passage.text.find)
-            chosen.append((" and " if self.language == ENGLISH else "“ und „").join(phrases))
-            self.used_phrases |= {(topic, phrase.lower()) for phrase in (chosen[-1], *phrases[:1][: len(phrases) == 1])}
+            phrases = [part.shown for part in sorted(parts, key=lambda part: passage.text.find(part.text))]
+            chosen.append((" and " if self.language == ENGLISH else " und ").join(phrases))
+            self.used_phrases.add((topic, parts[0].text.lower() if len(parts) == 1 else chosen[-1]))
         return chosen
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
@@ -347,43 +340,6 @@ class Reader:
         names = re.search(r"`|(?<=[a-z] )[A-Z]", ask.topic) if self.language == ENGLISH else "`" in ask.topic
         return not (any(word[:5] in title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
 
-    def phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
-        """Yield what a sentence may be about with the sentences of the page that may have it, the surest first."""
-        yield from self.german_phrases(sentence)
-
-    def german_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
-        parts = german.cut_at_verb(sentence)
-        placed = parts and re.match(german.PREPOSITION, parts[0])
-        if parts and not placed and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
-            subject = re.sub(r"^(?:Der|Die|Das|Ein|Eine|Jede[rs]?|Alle) ", "", parts[0])
-            if re.fullmatch(r"[A-ZÄÖÜ][\w-]{3,}(?: (?:de[rs]|von|für) [A-ZÄÖÜ][\w-]+)?", subject):
-                if is_german_topic(subject.split()[0], least=LEAST_LETTERS) or " " in subject:
-                    yield subject, SUBJECT_SENTENCES
-            elif is_german_topic(subject.split()[-1], least=COMPOUND):
-                yield subject.split()[-1], SUBJECT_SENTENCES
-        yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
-        words = re.finditer(r"(?<![\w„\"-])[A-ZÄÖÜ][\w-]+(?!\w)(?![-*:/]\w)", sentences.outside_code(sentence))
-        names = [
-            match[0]
-            for match in words
-            if match.start()
-            and not re.search(
-                r"(?:,|\b(?:und|oder|sowie|bzw\.|[Nn]eben|[Ss]tatt|[Oo]hne))(?: \w+en)? $", sentence[: match.start()]
-            )
-            and not (match[0].endswith("s") and re.search(r"\b\w*es (?:\w+n )?$", sentence[: match.start()]))
-        ]
-        for name in sorted(names, key=len, reverse=True):
-            if ABSTRACT_DE.fullmatch(name):
-                continue
-            if is_german_topic(name, least=COMPOUND) or ("-" in name and is_german_topic(name, least=9)):
-                yield name, NAME_SENTENCES
-
-    def has_verb(self, sentence: str) -> bool:
-        """Whether a list item is a sentence, and not only a name."""
-        if self.language == GERMAN:
-            return german.cut_at_verb(sentence) is not None or bool(re.match(r"\w+en Sie\b", sentence))
-        return clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary, partly=True) is not None
-
     def read_list(self, blocks: list[TextBlock], topic: str) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
         lead = blocks[0].lead
@@ -449,14 +405,18 @@ class Reader:
         if continues and num_words(f"{block.lead} {answer}") <= MOST_ANSWER_WORDS:
             answer = f"{block.lead.strip()} {answer}"
         for statement in self.ask(first, answer, topic, count) if units else ():
-            says = self.has_verb(first) or (topic and num_words(first) >= ITEM_WORDS and not first[0].islower())
+            says = is_sentence(first, self.language) or (
+                topic and num_words(first) >= ITEM_WORDS and not first[0].islower()
+            )
             if statement.rule == "statement" and ((block.number and topic) or not says):
                 break
             yield statement
             for other, its_answer, its_count in units[1:]:
                 yield from self.ask(other, its_answer, topic, its_count)
             return
-        name = self.language == ENGLISH and not (self.has_verb(first) or clauses.begins_with_command(first))
+        name = self.language == ENGLISH and not (
+            is_sentence(first, self.language) or clauses.begins_with_command(first)
+        )
         if block.number and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
             if num_words(text) <= MOST_ANSWER_WORDS:
@@ -468,18 +428,6 @@ def place_of(title: str, topic: str, colon: str, *, repeated: bool = False) -> s
     if num_words(f"{title} {topic}") <= PLACE_WORDS:
         return f"{title}{colon}{topic}"
     return topic if LEAST_PLACE <= num_words(topic) <= PLACE_WORDS and not repeated else title
-
-
-def code_spans(sentence: str) -> list[str]:
-    """Return the code spans of a sentence that may be a topic."""
-    return [part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 4 < len(part) < 42]
-
-
-def is_german_topic(word: str, *, least: int) -> bool:
-    """Whether a noun says alone what a German sentence is about."""
-    if len(word) < least or not word[0].isupper() or word in GENERIC_DE or word.endswith("-"):
-        return False
-    return not re.search(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*)$", word)
 
 
 def without_opening(text: str) -> str:
