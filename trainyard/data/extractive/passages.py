@@ -25,6 +25,11 @@ from trainyard.data.extractive.noun_phrases import (
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
+CONNECTIVE = re.compile(
+    r"^(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
+    r"Finally|Lastly|Next|Then|Instead|Alternatively|Besides), "
+)
+"""What joins a sentence to the one before, and is left out where that is not in the answer."""
 MOST_WORDS = 60
 LEAST_WORDS = 8
 PART_POINTS = {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 2.0, OTHER: 0.5, INNER: 0.5}
@@ -82,6 +87,9 @@ def passages(texts: Iterable[str], follows: Callable[[str], bool], usable: Calla
                 taken.append(sentence)
                 continue
             yield from finished(taken)
+            if leaning and (rest := CONNECTIVE.sub("", sentence)) != sentence and not follows(rest):
+                sentence = rest[0].upper() + rest[1:] if rest[0].islower() and rest[1:2].islower() else rest
+                leaning = False
             taken = [] if leaning or sentence.rstrip()[-1:] in "?？" else [sentence]
     yield from finished(taken)
 

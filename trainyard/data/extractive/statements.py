@@ -23,7 +23,9 @@ from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
-MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
+MOST_CODE_LINES, MOST_CODE_CHARS = 16, 700
+LEAST_LEAD = 4
+"""Words of a sentence that announces code."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
 ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
@@ -41,7 +43,7 @@ FOLLOWS = {
     ENGLISH: re.compile(
         r"(?:it|its|they|their|this|these|that|those|such|then|so|therefore|however|otherwise|instead|also|but|and|"
         r"moreover|furthermore|unfortunately|fortunately|additionally|similarly|likewise|still|thus|hence|"
-        r"he|she|in (?:this|that) case|for example|for instance|in addition|as a result|there|here|most|both|"
+        r"he|she|in (?:this|that) case|for example|for instance|in addition(?! to)|as a result|there|here|most|both|"
         r"other)\b", re.I
     ),
     GERMAN: re.compile(
@@ -143,8 +145,8 @@ class Reader:
                 yield from self.read_list(blocks, topic)
                 continue
             for block in blocks:
-                for code in codes.get(block.text, ())[:1]:
-                    yield from self.read_code(block, code, topic)
+                if block.text in codes:
+                    yield from self.read_code(block, codes[block.text], topic)
                 if not only_refers(block.text) and not block.label:
                     yield from self.read_paragraph(block.text, topic)
                 elif block.label and not only_refers(block.text):
@@ -242,28 +244,31 @@ class Reader:
             return ""
         return clause.subject if len(clause.subject.split()) <= 5 else ""
 
-    def read_code(self, block: TextBlock, code: str, topic: str) -> Iterator[Statement]:
-        """Yield the statement of a paragraph that announces a short piece of code."""
-        lead = sentences.sentences(block.text)[-1].strip()
-        if num_words(lead) < 4 or FOLLOWS[self.language].match(lead) or not acceptable_part(lead.rstrip(":")):
+    def read_code(self, block: TextBlock, codes: Collection[str], topic: str) -> Iterator[Statement]:
+        """Yield the statements of a paragraph that announces a short piece of code, with all of it."""
+        *before, lead = sentences.sentences(block.text)
+        code = "\n".join(codes).strip("\n")
+        if len(code.split("\n")) > MOST_CODE_LINES or len(code) > MOST_CODE_CHARS or not acceptable_part(lead):
             return
-        lines = code.strip("\n").split("\n")
-        if not 1 <= len(lines) <= MOST_CODE_LINES or len(code) > MOST_CODE_CHARS:
+        if sentences.FOLLOWING_STEPS.search(lead) or num_words(lead) < LEAST_LEAD:
             return
-        answer = f"{lead}\n\n```\n{code.strip(chr(10))}\n```"
-        others = []
-        for statement in self.ask(lead.rstrip(" :："), answer, topic):
-            if statement.rule in ("condition_do", "condition", "purpose"):
-                yield statement
-                return
-            if statement.rule != "statement":
-                others.append(statement)
-        if (command := clauses.parse_clause(lead.rstrip(" :"), self.vocabulary)) and command.kind == "command":
-            goal = f"{command.verb} {clauses.cut(command.rest)}"
-            if not english.DANGLING.search(goal) and len(goal.split()) > 2 and self.language == ENGLISH:
+        blocks = "\n\n".join(f"```\n{part.strip(chr(10))}\n```" for part in codes)
+        answer = f"{lead}\n\n{blocks}"
+        command = lead.rstrip(" :：")
+        if not self.follows(lead):
+            asks = [statement for statement in self.ask(command, answer, topic, alone=False)]
+            asks.sort(key=lambda statement: statement.rule not in ("condition_do", "condition", "purpose"))
+            if asks:
+                yield asks[0]
+            elif goal := goal_of(command, self.language, self.vocabulary):
                 yield Statement("purpose", goal, answer, 0, "", True)
-                return
-        yield from others[:1]
+        elif not before or self.follows(before[0]) or num_words(block.text) > MOST_ANSWER_WORDS:
+            return
+        if before and all(map(self.is_usable, before)) and num_words(block.text) <= MOST_ANSWER_WORDS:
+            if not self.follows(before[0]):
+                answer = f"{block.text}\n\n{blocks}"
+        for phrase in self.topics(passages.Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
+            yield Statement("statement", phrase, answer, 2, sentences=len(before) + 1)
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
         """(sentence, the answer that it begins, sentences of the answer).
@@ -367,6 +372,10 @@ class Reader:
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
+        if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
+            sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
+            for phrase in self.topics(passages.Passage((lead,)), topic, 1) if sound else ():
+                yield Statement("statement", phrase, answer, 2, sentences=len(texts))
         if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         elif name and (ordered or commands(texts, self.language)):
@@ -459,6 +468,19 @@ def ended(text: str) -> str:
     """The text with a full stop at its end."""
     text = text.rstrip(" ;,:")
     return text if text[-1:] in ".!?。" else f"{text}."
+
+
+def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
+    """Return "filter the listing by path" of "You can filter the listing by path" or of the command; else nothing."""
+    if language != ENGLISH:
+        return ""
+    match = re.match(r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I)
+    goal = sentence[match.end() :] if match else ""
+    if not goal and clauses.begins_with_command(sentence):
+        goal = sentence[0].lower() + sentence[1:]
+    if english.DANGLING.search(goal) or len(goal.split()) < LEAST_LEAD or re.search(r"[,;()]|\b(?:and|or)\b", goal):
+        return ""
+    return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal
 
 
 def commands(texts: Collection[str], language: str) -> bool:
