@@ -79,6 +79,8 @@ REFERS = re.compile(
     re.I,
 )
 """What makes a sentence say only where something is."""
+NEARBY = re.compile(r"\b(?:above|the below)\b|\b(?:oben|obige\w*)\b", re.I)
+"""What points to the text before a lead-in."""
 LATEX = re.compile(r"\\(?:ref|label|cite)\{|\[\s*\]")
 CONNECTIVE = re.compile(
     r"(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
@@ -250,7 +252,7 @@ class Reader:
         code = "\n".join(codes).strip("\n")
         if len(code.split("\n")) > MOST_CODE_LINES or len(code) > MOST_CODE_CHARS or not acceptable_part(lead):
             return
-        if sentences.FOLLOWING_STEPS.search(lead) or num_words(lead) < LEAST_LEAD:
+        if sentences.FOLLOWING_STEPS.search(lead) or NEARBY.search(lead) or num_words(lead) < LEAST_LEAD:
             return
         blocks = "\n\n".join(f"```\n{part.strip(chr(10))}\n```" for part in codes)
         answer = f"{lead}\n\n{blocks}"
@@ -474,7 +476,9 @@ def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
     """Return "filter the listing by path" of "You can filter the listing by path" or of the command; else nothing."""
     if language != ENGLISH:
         return ""
-    match = re.match(r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I)
+    match = re.match(
+        r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I
+    )
     goal = sentence[match.end() :] if match else ""
     if not goal and clauses.begins_with_command(sentence):
         goal = sentence[0].lower() + sentence[1:]
