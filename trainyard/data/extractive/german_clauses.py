@@ -101,7 +101,7 @@ def kind_of_front(front: Sequence[Token]) -> str:
     if not front:
         return ""
     tag = front[0].tag
-    if tag in ("KOUS", "KOUI") or any(token.tag in ("VV(IZU)", "PTKZU") for token in front):
+    if tag in ("KOUS", "KOUI", *FINITE) or any(token.tag in ("VV(IZU)", "PTKZU") for token in front):
         return "CLAUSE"
     if len(front) == 1 and tag in ("PPER", "PIS", "PDS"):
         return "PRON"
@@ -120,6 +120,8 @@ def parse_clause(text: str) -> Clause | None:
     if place is None or len(sentences.sentences(re.sub(r"[“”\"](?=[.!?] )", "", text))) > 1:
         return None
     front, verb = tokens[:place], tokens[place]
+    while kind_of_front(front) == "CLAUSE" and front[-1].text in (",", "so", "dann"):
+        front = front[:-1]
     if front and front[-1].text == ",":
         front = front[:-1]
     if not is_one_phrase(front):
@@ -128,7 +130,7 @@ def parse_clause(text: str) -> Clause | None:
     size = main_length(rest, verb)
     main, after = rest[:size], rest[size:]
     first, last = find_end(main, verb)
-    if verb.tag.startswith("VM") and first == last:
+    if (verb.tag.startswith("VM") or verb.text.startswith("würd")) and first == last:
         return None
     middle = split_phrases(main[:first])
     if middle is None:
@@ -152,12 +154,24 @@ def find_verb(tokens: Sequence[Token]) -> int | None:
         return None
     if is_command(tokens):
         return 0
-    if tokens[0].tag in ("KOUS", "KOUI") or opens_infinitive(tokens):
-        place = next((here + 1 for here, token in enumerate(tokens) if token.text == ","), len(tokens))
+    if tokens[0].tag in ("KOUS", "KOUI", *FINITE) or opens_infinitive(tokens):
+        return find_after_clause(tokens)
+    return find_second(tokens)
+
+
+def find_after_clause(tokens: Sequence[Token]) -> int | None:
+    """Return the place of the finite verb after a first clause: "Wenn …, (so) wird …"."""
+    for comma, token in enumerate(tokens):
+        place = comma + 1
+        if token.text != ",":
+            continue
         while place < len(tokens) and tokens[place].text in ("so", "dann"):
             place += 1
-        return place if place < len(tokens) and is_finite(tokens, place) else None
-    return find_second(tokens)
+        if place < len(tokens) and is_finite(tokens, place):
+            return place
+        if tokens[comma + 1 : comma + 2] and tokens[comma + 1].tag not in SUBORDINATE:
+            return None
+    return None
 
 
 def find_second(tokens: Sequence[Token]) -> int | None:
@@ -208,7 +222,7 @@ def is_command(tokens: Sequence[Token]) -> bool:
     if first.tag in ("VV(IMP)", "VA(IMP)"):
         return True
     if first.tag == "VV(FIN)" and second.tag not in ("PPER", "PIS"):
-        return not first.text.endswith("t")
+        return not first.text.endswith(("t", "en"))
     bare_noun = first.tag in ("NN", "NE") and re.fullmatch(r"[A-ZÄÖÜ][a-zäöüß]{2,}e", first.text)
     if not bare_noun or second.tag not in (*PREPOSITIONS, "PRF", "PPER", "PROAV", "ADV", "ART", "PPOSAT"):
         return False
@@ -266,7 +280,7 @@ def is_enumeration(tokens: Sequence[Token], place: int) -> bool:
         if token.text in (",", ";", ":"):
             break
         ahead.append(token)
-    if any(token.tag in ("VV(IZU)", "PTKZU", *FINITE) for token in ahead):
+    if any(token.tag in ("VV(IZU)", "PTKZU", "VM(INF)", "VA(INF)", *FINITE) for token in ahead):
         return False
     return any(token.tag == "KON" for token in tokens[place + 1 :]) and following[0].tag in (
         *NOUNS, *DETERMINERS, "ADJ(A)", "ADJ(D)", *PREPOSITIONS, "TRUNC",
@@ -381,10 +395,12 @@ def first_person(verb: Token) -> str:
     return infinitive[:-1] if infinitive.endswith("en") else f"{infinitive[:-1]}e"
 
 
-def for_asker(text: str) -> str:
-    """Return words of a text with "mein" and "mich" in place of "Ihr" and "sich", as the reader asks."""
+def for_asker(text: str, *, reflexive: bool = True) -> str:
+    """Return a text with "mein" in place of "Ihr", as the reader asks; `reflexive` makes "mich" of "sich", too."""
     words = re.split(r"(`[^`]*`|\W+)", text)
     return "".join(
-        ASKERS_WORDS.get(word, f"mein{match[1] or ''}" if (match := POSSESSIVE.fullmatch(word)) else word)
+        word
+        if word == "sich" and not reflexive
+        else ASKERS_WORDS.get(word, f"mein{match[1] or ''}" if (match := POSSESSIVE.fullmatch(word)) else word)
         for word in words
     )

@@ -297,6 +297,8 @@ class Reader:
             bare = phrase
             if self.language == ENGLISH and len(content) > 1 and content[0] not in english.POINTING_ADJECTIVES:
                 bare = re.sub(r"\b(?:the|all|each) ", "", phrase)
+            if self.language == GERMAN:
+                bare = re.sub(r"(?<=\w )(?:de[rsmn]|die|das) ", "", phrase)
             if pointer and pointer.search(re.sub(r"`[^`]*`", "", bare)):
                 continue
             if re.search(r"[\"“”„()\[\]<>|={}]", phrase.strip("`")) or phrase.count("`") % 2 or only_refers(phrase):
