@@ -45,7 +45,8 @@ REASONS = ("weil", "da")
 JOINING = re.compile(r"\b(?:jedoch|also|aber|nun|jetzt|natürlich|beispielsweise|zum Beispiel) ")
 """Words that join a condition to the sentence before."""
 UNFINISHED = re.compile(r"\b(?:und|oder|sowie|B\.|der|die|das|ein|eine|von|mit|zu|bzw\.?)\W*\?$")
-MOST_FORMS, LONG_SENTENCE = 2, 12
+TWO_FORMS, THREE_FORMS = 9, 18
+"""Words of a sentence that two and three questions are asked of."""
 LONGEST_QUESTION = 24
 
 
@@ -67,22 +68,27 @@ def plain_sentence(sentence: str) -> str:
 
 
 def ask_german(sentence: str, vocabulary: Collection[str] = frozenset(), subject: str = "") -> list[Ask]:
-    """Return the questions that a sentence answers, the surest first; two at most."""
+    """Return the questions that a sentence answers, the surest first; three at most."""
     clause = parse_clause(plain_sentence(sentence))
     if clause is None:
         return []
-    most = MOST_FORMS if len(sentence.split()) >= LONG_SENTENCE else 1
+    length = len(sentence.split())
+    most = 3 if length >= THREE_FORMS else 2 if length >= TWO_FORMS else 1
     asks: list[Ask] = []
     for ask in forms_of(clause):
         if ask.rule == "case" and asks:
             break
-        if is_clear(ask, sentence) and all(
-            ask.rule != other.rule or ask.topic[:4] != other.topic[:4] for other in asks
-        ):
+        if is_clear(ask, sentence) and not any(is_near(ask, other) for other in asks):
             asks.append(ask)
         if len(asks) == most:
             break
     return asks
+
+
+def is_near(ask: Ask, other: Ask) -> bool:
+    """Whether two questions ask for the same in other words."""
+    words, others = set(content_words(ask.topic)), set(content_words(other.topic))
+    return ask.rule == other.rule and len(words & others) * 2 > len(words | others)
 
 
 def is_clear(ask: Ask, sentence: str) -> bool:

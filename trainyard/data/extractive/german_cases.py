@@ -71,7 +71,14 @@ def without_article(
     endings = {word[-2:] for word in words}
     if before and before[-1].text.lower() == "jeder":
         return ""
+    if head.tag == "NE" and not words and not before:
+        return noun  # a name
     if endings == {"er"} and nominative and not before and not clause.verb.text.endswith("en"):
         return " ".join([*(f"{word[:-1]}n" for word in words), noun])
-    plural = clause.verb.text.endswith("n") if nominative else base_form(head.text, "NN", GERMAN) != head.text
+    finite = clause.verb.text
+    plural = (
+        finite == "sind" or (finite[-1] == "n" and finite != "kann")
+        if nominative
+        else base_form(head.text, "NN", GERMAN) != head.text
+    )
     return " ".join([*words, noun]) if plural and not endings & {"er", "em", "en", "es"} else ""

@@ -126,7 +126,7 @@ def parse_clause(text: str) -> Clause | None:
         front = front[:-1]
     if not is_one_phrase(front):
         return None
-    rest = tokens[place + 1 :]
+    rest = with_participles(tokens[place + 1 :], verb)
     size = main_length(rest, verb)
     main, after = rest[:size], rest[size:]
     first, last = find_end(main, verb)
@@ -137,6 +137,17 @@ def parse_clause(text: str) -> Clause | None:
         return None
     clause = Clause(text, front, verb, middle, main[first:last], main[last:] + after)
     return None if lacks_subject(clause) else clause
+
+
+def with_participles(tokens: Sequence[Token], verb: Token) -> tuple[Token, ...]:
+    """Return the tokens after a finite verb with participles that look like a finite verb: "wird … ergänzt"."""
+    if not verb.tag.startswith(("VA", "VM")):
+        return tuple(tokens)
+    end = next((place for place, token in enumerate(tokens) if token.tag in ("KON", "$,", "$(")), len(tokens))
+    return tuple(
+        token._replace(tag="VV(PP)") if place < end and token.tag == "VV(FIN)" and token.text.endswith("t") else token
+        for place, token in enumerate(tokens)
+    )
 
 
 def lacks_subject(clause: Clause) -> bool:
@@ -150,7 +161,7 @@ def lacks_subject(clause: Clause) -> bool:
 def find_verb(tokens: Sequence[Token]) -> int | None:
     """Return the place of the finite verb of the main clause."""
     foreign = sum(token.tag == "FM" for token in tokens)
-    if not tokens or tokens[0].tag in ("KON", "PWS", "PWAV", "PWAT") or foreign * 3 > len(tokens):
+    if not tokens or tokens[0].tag in ("KON", "PWS", "PWAV", "PWAT") or foreign * 2 > len(tokens):
         return None
     if is_command(tokens):
         return 0
@@ -227,7 +238,8 @@ def is_command(tokens: Sequence[Token]) -> bool:
     if not bare_noun or second.tag not in (*PREPOSITIONS, "PRF", "PPER", "PROAV", "ADV", "ART", "PPOSAT"):
         return False
     comma = next((here for here, token in enumerate(tokens) if token.tag == "$,"), len(tokens))
-    return not any(token.tag in FINITE for token in tokens[1:comma]) and is_verb_form(first.text)
+    verbs = [here for here in range(1, comma) if tokens[here].tag in FINITE and tokens[here - 1].tag != "KON"]
+    return not verbs and is_verb_form(first.text)
 
 
 def is_verb_form(word: str) -> bool:

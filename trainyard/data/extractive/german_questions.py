@@ -44,7 +44,7 @@ POINTING = re.compile(
     r"\b(?:dies\w*|jene\w*|solche\w*|hier\w*|dort|dabei|dafür|damit|dazu|daher|dadurch|davon|daran|darauf|darin|daraus|"
     r"folgende\w*|obige\w*|nachfolgend\w*|oben|unten|er|sie|ihn|ihm|ihr\w*|sein(?:e[mnrs]?)?|deren|dessen|so|beide\w*|wir|unser\w*|uns|"
     r"letzte\w*|andere\w*|erste[rnms]?|zweite\w*|nächste\w*|jeweilig\w*|genannt\w*|entsprechend\w*|"
-    r"zugehörig\w*|vorherig\w*|bisherig\w*|alternativ\w*|nebenstehend\w*|Alternative|Möglichkeit\w*|Beispiel|Grund|Vorteil|"
+    r"zugehörig\w*|derartig\w*|vorherig\w*|bisherig\w*|alternativ\w*|nebenstehend\w*|Alternative|Möglichkeit\w*|Beispiel|Grund|Vorteil|"
     r"Nachteil|Problem|Ziel|Screenshot|Abbildung|Grafik|Video|Fazit)\b"
 )
 """Words that make a question depend on the text around its sentence."""
@@ -176,6 +176,10 @@ def front_phrase(clause: Clause) -> Phrase:
 
 def ask_definition(clause: Clause) -> Iterator[Ask]:
     """Yield "Was ist X?" and "Wie heißt X?"."""
+    if clause.front[:1] and clause.front[0].text == "Als" and main_verb(clause) == "bezeichnen":
+        name = clause.words(clause.front[1:])
+        yield Ask("bare", f"Was bezeichnet man als {name}?")
+        return
     if clause.kind != "NP" or not clause.middle or clause.end or not is_subject(clause.front):
         return
     first, subject = clause.middle[0], small(clause.front, clause)
@@ -426,7 +430,10 @@ def ask_subject(clause: Clause) -> Iterator[Ask]:
     if clause.verb.text.startswith(("muss", "müss", "darf", "dürf", "soll")):
         if name := accusative(clause.front[: clause.front.index(core[0])], core, clause, nominative=True):
             yield Ask("bare", f"Was gilt für {name}?")
-    elif clause.verb.text.startswith(("kann", "könn")) and clause.end[-1].text == "werden":
+    elif clause.verb.text in ("lässt", "lassen") or (
+        clause.verb.text.startswith(("kann", "könn")) and clause.end[-1].text == "werden"
+    ):
+        bare = clause._replace(middle=tuple(phrase for phrase in clause.middle if phrase.tokens[0].tag == "PRF"))
         says_how = any(phrase.kind == "PP" or phrase.tokens[0].tag == "ADJ(D)" for phrase in clause.middle)
         if says_how and (question := invert(bare, "Wie")):
             yield Ask("bare", question)

@@ -49,6 +49,15 @@ def candidates(clause: Clause) -> Iterator[tuple[Phrase, int]]:
             yield things[0], SUBJECT_SENTENCES
     elif clause.is_for_reader and not is_negative(clause):
         yield things[-1], OBJECT_SENTENCES
+    elif names_things(clause) and things[0].tokens[0].tag in ("ADJ(A)", "NN", "PIAT"):
+        yield things[0], OBJECT_SENTENCES
+
+
+def names_things(clause: Clause) -> bool:
+    """Whether a clause with "wir" or "es gibt" introduces its object."""
+    if clause.pronoun is None or is_negative(clause):
+        return False
+    return clause.pronoun.text.lower() == "wir" or (clause.verb.text == "gibt" and bool(clause.after))
 
 
 def is_topic_in_front(clause: Clause) -> bool:
@@ -70,14 +79,17 @@ def name_of(phrase: Phrase, clause: Clause, *, least: int) -> str:
     head = next(token for token in core if token.tag in NOUNS)
     lemma = base_form(head.text, "NN", GERMAN) if head.text.isalpha() else head.text
     vague = POINTING.search(re.sub(r"`[^`]*`", "x", text)) or head.text in GENERIC or lemma in GENERIC
-    if vague or re.search(r"(?:weise|falls|seits)$", head.text) or (len(core) == 1 and is_abstract(head.text)):
-        return ""
+    vague = (
+        vague
+        or core[-1].tag in ("KON", "ADV")
+        or core[-1].text in ("bzw", "etc")
+        or re.search(r"(?:weise|falls|seits)$", head.text)
+    )
     quoted = CLOSED.match(text)
-    if re.search(r"[„“\"]", text) and not quoted:
+    vague = vague or (re.search(r"[„“\"]", text) and not quoted) or is_inflected(phrase, core)
+    if vague or (len(core) == 1 and is_abstract(head.text)):
         return ""
     if len(core) == 1 and not NAME.fullmatch(head.text) and (len(head.text) < least or is_definite(phrase, head.text)):
-        return ""
-    if inflected(phrase, core):
         return ""
     return text.strip('"„“') if quoted and "`" not in text else text
 
@@ -104,7 +116,7 @@ def is_compound(noun: str) -> bool:
     return "-" in noun or len(noun) >= LONG_NOUN or sum(tag.startswith("NN") for _, tag in parts) > 1
 
 
-def inflected(phrase: Phrase, core: Sequence[Token]) -> bool:
+def is_inflected(phrase: Phrase, core: Sequence[Token]) -> bool:
     """Whether a topic is a dative plural, which differs from its base form."""
     before = phrase.tokens[: phrase.tokens.index(core[0])]
     head = next(token for token in core if token.tag in NOUNS)
