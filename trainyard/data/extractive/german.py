@@ -25,6 +25,7 @@ from trainyard.data.extractive.german_questions import (
     LIGHT_VERBS,
     POINTING,
     ask_case,
+    ask_complement,
     ask_definition,
     ask_governed,
     ask_means_and_place,
@@ -100,12 +101,15 @@ def is_clear(ask: Ask, sentence: str) -> bool:
         return False
     if POINTING.search(shown) or UNFINISHED.search(ask.topic) or re.search(r"[,;:]\?$|\b(\w+) \1\b", shown):
         return False
-    if re.search(r"(?:^|\s)[\"“](?=\s)|„\s|\bwie folgt\b|\"\"|„“|@| ,", shown):
+    if re.search(r"(?:^|\s)[\"“](?=\s)|„\s|\bwie folgt\b|\"\"|„“|@| ,| \. ", shown):
+        return False
+    if " / " in ask.topic and " / " not in sentence:
         return False
     if any(ask.topic.count(mark) % 2 for mark in '`"') or ask.topic.count("„") != ask.topic.count("“"):
         return False
     least = 1 if ask.rule in ("bare", "case") else 2
-    return len(asked) >= least and len(fresh) >= 2 and len(ask.topic.split()) <= LONGEST_QUESTION
+    fewest = 1 if ask.rule == "bare" else 2
+    return len(asked) >= least and len(fresh) >= fewest and len(ask.topic.split()) <= LONGEST_QUESTION
 
 
 def forms_of(clause: Clause) -> Iterator[Ask]:
@@ -114,14 +118,15 @@ def forms_of(clause: Clause) -> Iterator[Ask]:
     if clause.kind == "CLAUSE" or is_negative(clause):
         return
     complement = needs_complement(clause.after)
-    if not complement:
+    if complement:
+        yield from ask_complement(clause)
+    else:
         yield from ask_definition(clause)
         yield from ask_measure(clause)
         yield from ask_person(clause)
         yield from ask_governed(clause)
         yield from ask_means_and_place(clause)
-    yield from ask_object(clause, complement=complement)
-    if not complement:
+        yield from ask_object(clause)
         yield from ask_subject(clause)
     yield from ask_case(clause)
 
@@ -157,6 +162,11 @@ def ask_relations(clause: Clause) -> Iterator[Ask]:
         if word in CONDITIONS and not first and only and clause.kind == "NP":
             if question := invert(clause, "Wann", only):
                 yield Ask("bare", question)
+        elif word in CONDITIONS and not first and clause.kind == "NP":
+            also = any(phrase.tokens[0].text == "auch" for phrase in clause.middle)
+            if not also and not is_negative(clause) and (question := invert(clause, "Wann")):
+                yield Ask("bare", question)
+            yield Ask("condition", text)
         elif word in CONDITIONS and clause.kind != "ADV":
             if not first and clause.pronoun and clause.pronoun.text.lower() in ("dies", "das", "es"):
                 continue
@@ -228,6 +238,8 @@ def advises(clause: Clause) -> bool:
     """Whether a clause tells the reader what to do."""
     if clause.is_for_reader or (clause.pronoun and clause.pronoun.text.lower() == "man"):
         return True
+    if clause.kind == "CLAUSE" and clause.verb.text.endswith("e") and clause.verb.tag[:2] not in ("VA", "VM"):
+        return True
     modal = clause.verb.tag.startswith("VM") and not clause.verb.text.startswith(("will", "woll"))
     passive = bool(clause.end) and clause.end[-1].text == "werden"
     return modal and passive
@@ -263,7 +275,7 @@ def ask_following(clause: Clause, phrase: Phrase, number: int) -> Ask | None:
     ending = re.fullmatch(r"folgende([nrms]?)", words[number].lower())
     if ending is None or (not noun and ending[1] != "s"):
         return None
-    before = [word for word in words[:number] if word.lower() not in ("die", "den", "der", "das")]
+    before = [word for word in words[:number] if word.lower() not in ("die", "den", "der", "das", "z.b.", "u.a.")]
     lead = join(*before, f"welche{ending[1]}", noun) if noun else "was"
     question = invert(clause, lead[0].upper() + lead[1:], phrase)
     ask = Ask("bare", question) if question else None

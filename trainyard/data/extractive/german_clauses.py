@@ -136,7 +136,15 @@ def parse_clause(text: str) -> Clause | None:
     if middle is None:
         return None
     clause = Clause(text, front, verb, middle, main[first:last], main[last:] + after)
-    return None if lacks_subject(clause) else clause
+    return None if lacks_subject(clause) or is_instruction_phrase(clause) else clause
+
+
+def is_instruction_phrase(clause: Clause) -> bool:
+    """Whether a singular noun without an article is before a plural verb: "Vorlage bearbeiten und starten"."""
+    if clause.kind != "NP" or len(clause.front) != 1 or not clause.verb.text.endswith("en"):
+        return False
+    noun = clause.front[0]
+    return noun.tag == "NN" and clause.verb.tag.startswith("VV") and base_form(noun.text, "NN", GERMAN) == noun.text
 
 
 def with_participles(tokens: Sequence[Token], verb: Token) -> tuple[Token, ...]:
@@ -178,7 +186,7 @@ def find_after_clause(tokens: Sequence[Token]) -> int | None:
             continue
         while place < len(tokens) and tokens[place].text in ("so", "dann"):
             place += 1
-        if place < len(tokens) and is_finite(tokens, place):
+        if place < len(tokens) and (is_finite(tokens, place) or is_small_command(tokens, place)):
             return place
         if tokens[comma + 1 : comma + 2] and tokens[comma + 1].tag not in SUBORDINATE:
             return None
@@ -210,6 +218,12 @@ def opens_infinitive(tokens: Sequence[Token]) -> bool:
         return False
     comma = next((here for here, token in enumerate(tokens) if token.text == ","), 0)
     return any(token.tag in ("VV(IZU)", "PTKZU") for token in tokens[:comma])
+
+
+def is_small_command(tokens: Sequence[Token], place: int) -> bool:
+    """Whether a word with a small letter is an imperative that looks like a noun: "wende dich"."""
+    token, following = tokens[place], tokens[place + 1 : place + 2]
+    return token.tag == "NN" and token.text.islower() and bool(following) and following[0].tag in ("PPER", "PRF")
 
 
 def is_finite(tokens: Sequence[Token], place: int) -> bool:
@@ -373,6 +387,9 @@ def end_of_noun_phrase(tokens: Sequence[Token], place: int) -> int:
         place += 1
     while place < len(tokens) and (tokens[place].tag in NOUNS or tokens[place].text in QUOTES):
         place += 1
+    if place > start and tokens[place : place + 1] and tokens[place].tag == "CARD":  # a version
+        following = tokens[place + 1 : place + 2]
+        place += not (following and following[0].tag in (*NOUNS, "ADJ(A)"))
     if place == start or place >= len(tokens):
         return place
     token, following = tokens[place], tokens[place + 1 : place + 2]

@@ -50,7 +50,7 @@ POINTING = re.compile(
 """Words that make a question depend on the text around its sentence."""
 PERSON = re.compile(
     r"innen\b|\b(?:[Pp]erson\w*|Mensch\w*|Leute|Eltern|Kind(?:er\w*)?|\w*(?:[Nn]utzer|[Aa]nwender|[Ll]eiter|[Mm]itglied|"
-    r"[Kk]und|[Ss]chüler|[Ll]ehrer|[Mm]itarbeit|[Kk]raft|[Kk]räft|[Tt]eam|[Aa]dministrator|[Ee]ntwickler|[Ll]eitung|"
+    r"[Kk]und|[Ss]chüler|[Ll]ehrer|[Mm]itarbeit|[Kk]raft|[Kk]räft|[Tt]eam|[Aa]dministrator|[Ee]ntwickler|[Ll]eitung|[Dd]ienstleister|[Aa]nbieter|[Hh]ersteller|"
     r"[Vv]orstand|[Kk]oll?eg)\w*)"
 )
 """Nouns that "was" and "womit" do not ask for."""
@@ -77,6 +77,15 @@ PLACE = re.compile(
     r"[Aa]nsicht|[Oo]berfläche|[Kk]onfiguration|[Dd]atenbank|[Ss]erver|[Ll]eiste|[Ss]palte|[Zz]eile|[Kk]atalog\w*|"
     r"[Dd]okumentation|[Rr]epository|[Kk]arte|[Hh]andbuch|[Rr]egister\w*|[Ww]ebsite|[Ff]ormular|[Ss]chema|[Ee]cke|Rand)n?\b"
 )
+JUDGING = re.compile(
+    r"ein\w* (?:\w+ )?(?:wichtig|zentral|groß|gut|wesentlich|entscheidend|interessant|nützlich|hilfreich)\w*"
+)
+"""A predicate that says nothing of what a thing is."""
+CORRELATES = {
+    "dazu": "Wozu", "darin": "Worin", "darauf": "Worauf", "dafür": "Wofür", "davon": "Wovon", "daran": "Woran",
+    "damit": "Womit", "dadurch": "Wodurch", "darum": "Worum", "davor": "Wovor", "darüber": "Worüber",
+}  # fmt: skip
+"""Word that stands for a clause with "dass" -> the question word that asks for it."""
 FIXED = re.compile(
     r"(?:auf|nach|von|aus|mit|um|an) (?:Grund\w*|Basis|Wunsch|Hause|Anfang|Bedarf|\w*[Ww]eise|\w* Art|\d\w*|Stelle)\b"
 )
@@ -97,6 +106,8 @@ GENERIC = word_set("de_generic")
 """Nouns that say nothing without their context."""
 REMARKS = word_set("de_remarks")
 """Adverbs that join a sentence to the one before, which a question leaves out."""
+FOCUS = ("nur", "lediglich", "ausschließlich", "auch", "erst", "maximal", "mindestens", "bereits", "direkt")
+"""Adverbs that belong to the phrase after them."""
 LIGHT_VERBS = word_set("de_light_verbs")
 """Verbs whose object is no thing that "was" can ask for."""
 SINGULAR = {"werden": "wird", "können": "kann", "müssen": "muss", "sind": "ist", "sollten": "sollte", "sollen": "soll",
@@ -117,6 +128,7 @@ def invert(
         place = after = phrases.index(without)
         while attached and after + 1 < len(phrases) and phrases[after + 1].kind == "PP":  # it may belong to the phrase
             after += 1
+        place -= bool(place) and phrases[place - 1].tokens[0].text in FOCUS
         phrases = phrases[:place] + (phrases[after + 1 :] if rest else [])
     phrases = [phrase for phrase in phrases if phrase.tokens[0].text not in REMARKS or phrase.kind != "ADV"]
     fronted = without is not None and without.tokens == clause.front
@@ -182,9 +194,13 @@ def ask_definition(clause: Clause) -> Iterator[Ask]:
         return
     if clause.kind != "NP" or not clause.middle or clause.end or not is_subject(clause.front):
         return
-    first, subject = clause.middle[0], small(clause.front, clause)
+    first = next((phrase for phrase in clause.middle if phrase.kind != "ADV"), clause.middle[0])
+    subject = small(clause.front, clause)
     lemma = base_form(clause.verb.text, clause.verb.tag, GERMAN)
     named = clause.front[0].tag in ("ART", "NE", "FM", "XY") or is_plural_subject(clause)
+    named = named or (len(clause.front) <= 3 and clause.verb.text == "ist" and first.tokens[0].text in ("ein", "eine"))
+    named = named and clause.front[0].tag not in ("PIAT", "CARD") and not stands_alone(clause.front)
+    named = named and not JUDGING.match(clause.words(first.tokens))
     if clause.verb.text in ("ist", "sind") and first.kind == "NP" and named and len(clause.front) <= 7:
         if (
             first.tokens[0].tag in ("ART", "PIAT", "CARD", "NE", "FM", "XY")
@@ -340,25 +356,45 @@ def subject_or_object(clause: Clause, without: Phrase) -> bool:
     return any(phrase.kind == "NP" and phrase.head for phrase in others)
 
 
-def ask_object(clause: Clause, *, complement: bool) -> Iterator[Ask]:
+def ask_complement(clause: Clause) -> Iterator[Ask]:
+    """Yield the question of a main clause that "dass", "ob" or an infinitive completes: "Worin besteht X?"."""
+    correlate = next((phrase for phrase in clause.middle if phrase.tokens[0].text in CORRELATES), None)
+    plain = clause.kind == "NP" and is_subject(clause.front) and len(clause.front) <= 8
+    if correlate and (plain or clause.is_for_reader):
+        if question := invert(clause, CORRELATES[correlate.tokens[0].text], correlate):
+            yield Ask("bare", question)
+    elif plain and clause.verb.text == "ist" and not clause.middle and not stands_alone(clause.front):
+        yield Ask("bare", f"Was ist {small(clause.front, clause)}?")
+    elif (
+        plain
+        and clause.verb.tag == "VV(FIN)"
+        and main_verb(clause) not in LIGHT_VERBS
+        and clause.after[1].text != "wie"
+    ):
+        only = all(phrase.kind == "ADV" or phrase.tokens[0].text == "es" for phrase in clause.middle)
+        bare = clause._replace(middle=())
+        if only and (question := invert(bare, "Was")):
+            yield Ask("bare", question)
+
+
+def stands_alone(front: Sequence[Token]) -> bool:
+    """Whether a subject is a noun such as "Voraussetzung" without what it belongs to."""
+    core = core_of(front, whole=True)
+    return len(core) == 1 and is_vague(Phrase("NP", core))
+
+
+def ask_object(clause: Clause) -> Iterator[Ask]:
     """Yield "Was unterstützt X?" and "Was finde ich unter X?"."""
     lemma = main_verb(clause)
-    if clause.kind == "PP" and not complement:
+    if clause.kind == "PP":
         yield from ask_content(clause)
-    elif clause.kind == "" and lemma not in LIGHT_VERBS and not complement:
+    elif clause.kind == "" and lemma not in LIGHT_VERBS:
         yield from ask_command(clause)
     elif clause.kind == "NP" and lemma not in LIGHT_VERBS:
         if not is_subject(clause.front) or clause.verb.tag.startswith("VA") or len(clause.front) > 8:
             return
-        if any(token.tag in ("PTKVZ",) for token in clause.end) and not clause.middle:
-            return
-        phrases = [phrase for phrase in clause.middle if phrase.kind != "ADV"]
-        if complement and (not phrases or phrases[0].tokens[0].text == "es"):
-            if lemma in ("ermöglichen", "erlauben", "bedeuten", "verlangen", "fordern", "verhindern"):
-                yield Ask("bare", f"Was {clause.verb.text} {small(clause.front, clause)}?")
-            return
-        first = phrases[0] if phrases else None
-        if complement or first is None or first.kind != "NP" or not is_object(first, clause):
+        first = next((phrase for phrase in clause.middle if phrase.kind != "ADV"), None)
+        if first is None or first.kind != "NP" or not is_object(first, clause):
             return
         if question := invert(clause, "Was", first, rest=False):
             yield Ask("bare", question)
@@ -392,7 +428,7 @@ def ask_content(clause: Clause) -> Iterator[Ask]:
         yield Ask("bare", for_asker(f"{join('Was', first_person(clause.verb), 'ich', front, end)}?"))
     elif pronoun == "man" or (pronoun == "es" and clause.verb.text == "gibt"):
         yield Ask("bare", f"{join('Was', clause.verb.text, pronoun, front, end)}?")
-    elif not pronoun and is_subject(things[0].tokens):
+    elif not pronoun and is_subject(things[0].tokens) and main_verb(clause) not in ("machen", "nehmen", "treffen"):
         done = bool(clause.end) and (
             clause.verb.text in ("wird", "werden", "ist", "sind") or clause.end[-1].text == "werden"
         )
@@ -428,7 +464,9 @@ def ask_subject(clause: Clause) -> Iterator[Ask]:
         return
     bare = clause._replace(middle=())
     if clause.verb.text.startswith(("muss", "müss", "darf", "dürf", "soll")):
-        if name := accusative(clause.front[: clause.front.index(core[0])], core, clause, nominative=True):
+        abstract = len(core) == 1 and re.search(r"(?:ung|heit|keit)$", core[0].text)
+        before = clause.front[: clause.front.index(core[0])]
+        if not abstract and (name := accusative(before, core, clause, nominative=True)):
             yield Ask("bare", f"Was gilt für {name}?")
     elif clause.verb.text in ("lässt", "lassen") or (
         clause.verb.text.startswith(("kann", "könn")) and clause.end[-1].text == "werden"

@@ -87,6 +87,8 @@ def name_of(phrase: Phrase, clause: Clause, *, least: int) -> str:
     )
     quoted = CLOSED.match(text)
     vague = vague or (re.search(r"[„“\"]", text) and not quoted) or is_inflected(phrase, core)
+    genitive = core[0].tag == "ADJ(A)" and core[0].text.endswith("er") and phrase.tokens[0] is core[0]
+    vague = vague or (genitive and clause.verb.text.endswith("en"))
     if vague or (len(core) == 1 and is_abstract(head.text)):
         return ""
     if len(core) == 1 and not NAME.fullmatch(head.text) and (len(head.text) < least or is_definite(phrase, head.text)):
@@ -117,9 +119,11 @@ def is_compound(noun: str) -> bool:
 
 
 def is_inflected(phrase: Phrase, core: Sequence[Token]) -> bool:
-    """Whether a topic is a dative plural, which differs from its base form."""
+    """Whether a topic is a dative, which differs from its base form."""
     before = phrase.tokens[: phrase.tokens.index(core[0])]
     head = next(token for token in core if token.tag in NOUNS)
+    if core[0].tag == "ADJ(A)" and not before and re.search(r"e[nm]$", core[0].text):
+        return True
     if phrase.kind != "PP" or head.tag != "NN":
         return False
     if any(token.tag == "ADJ(A)" for token in core):
