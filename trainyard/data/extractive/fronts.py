@@ -10,11 +10,10 @@ from trainyard.data.extractive.clauses import parse_clause
 from trainyard.data.extractive.phrases import Reading, read
 
 ADVERBIAL = re.compile(
-    r"(?:Please(?: do)?|Note that|Please note that|Remember that|Remember to|Make sure to|Make sure that|Be sure to|"
-    r"In (?:general|fact|particular|addition|short|practice|other words|(?:most|some|many) cases|this way)|"
-    r"(?:By default|For example|For instance|As a result|At the moment|As always|As such|Of course|"
-    r"Most often|Most importantly))"
-    r"(?:,)? (?=\S)"
+    r"(?:(?:Please(?: do)?|(?:Please note|Note|Remember) that|Remember to|(?:Make|Be) sure (?:to|that)),?"
+    r"|In (?:general|fact|particular|addition|short|practice|other words|(?:most|some|many) cases|this way|turn),"
+    r"|(?:By default|For (?:example|instance)|As a result|At the moment|As always|As such|Of course|At first|"
+    r"Most (?:often|importantly)),) (?=\S)"
 )
 """Phrases in front that say nothing of what a sentence is about."""
 CONDITION = re.compile(
@@ -77,7 +76,7 @@ def adverb(text: str) -> re.Match[str] | None:
 
 
 def kind_of(text: str) -> str:
-    if PURPOSE.match(text):
+    if (match := PURPOSE.match(text)) and read(text[match.end() - 3 :]).shape[1:2] in ("I", "B", "H", "A"):
         return "purpose"
     if CONDITION.match(text):
         return "condition"

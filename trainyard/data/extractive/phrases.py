@@ -24,7 +24,7 @@ LETTERS = {tag: letter for letter, tags in TAGS.items() for tag in tags.split()}
 """Tag -> letter of the shape; a mark that is not listed is a comma."""
 QUOTES = "\"“”„‘’'«»"
 FINITE = "vzDmbhx"
-NOUN = r"(?:(?!G)[dq]*(?:A?[a1NGqs])*n(?:[nqs1]|[aGN](?=n))*(?<=[nq1])|[pi])"
+NOUN = r"(?:(?:[dq]+(?:A?[a1GNqs])*|(?:A?[a1Nqs])*)n(?:[nqs1]|[aGN](?=n))*(?<=[nq1])|[pi])"
 """A noun with what stands before it: "the two shared folders"."""
 NOUNS = rf"{NOUN}(?:o{NOUN})*(?:c{NOUN}(?:o{NOUN})*)?"
 """Nouns with "of", "and" and "or": a preposition other than "of" may belong to the verb."""
