@@ -173,7 +173,7 @@ def ask_condition(front: Front, clause: Clause) -> Iterator[Ask]:
         yield Ask("bare", f"What {clause.auxiliary} be done {condition}?")
     elif advice or offered or (WISH.search(condition) and not clause.negative):
         yield Ask("condition_do", condition)
-    else:
+    elif words[0] != "before":
         yield Ask("condition", condition)
 
 
@@ -216,7 +216,7 @@ def goal_behind(clause: Clause) -> str:
             certain = (
                 place and noun not in BEFORE_INFINITIVE and clause.lemma not in (*TO_DO_VERBS, "be", "need", "have")
             )
-            has_object = re.match(r"tA?I[dnapi1qNGPr]", clause.reading.shape[phrase.start :])
+            has_object = re.match(r"tA?IP?[dnapi1qN]", clause.reading.shape[phrase.start :])
             return phrase.text.partition(" ")[2] if certain and has_object and phrase.first == "to" else ""
         if phrase.kind not in ("noun", "place"):
             return ""

@@ -128,7 +128,7 @@ def ask_negative(clause: Clause, where: str) -> Iterator[Ask]:
     if clause.auxiliary in ("might", "would", "could", "had") or not clause.phrases:
         return
     group = clause.reading.shape[: clause.phrases[0].start]
-    if re.search("XA|AX", group) or UNSPECIFIC.match(clause.subject):
+    if re.search("XA|AX|A$", group) or UNSPECIFIC.match(clause.subject):
         return  # "not automatically" denies less than "not"
     kinds = {phrase.kind for phrase in clause.phrases}
     state = clause.reading.words(clause.phrases[0].start, clause.phrases[-1].end)
@@ -191,6 +191,7 @@ def is_place(phrase: Phrase | None, clause: Clause) -> bool:
 
 
 def is_name(phrase: Phrase, clause: Clause) -> bool:
+    """Whether a phrase with a preposition has a name: "in Slack"."""
     head = clause.reading.head(phrase.start + 1, phrase.end)
     return head is not None and head.tag == "NP0"
 
@@ -254,7 +255,8 @@ def ask_passive(clause: Clause, where: str) -> Iterator[Ask]:
         yield ask_with("What", clause, "for", where)
     elif first.kind == "infinitive" and first.first == "to":
         if clause.lemma in TO_DO_VERBS:
-            yield ask_with("What", clause, "to do", where)
+            if not first.text.startswith("to be "):
+                yield ask_with("What", clause, "to do", where)
         elif clause.lemma not in NO_PURPOSE:
             yield ask_with("Why", clause, where)
     elif is_place(first, clause) and first.first != "into":
@@ -289,7 +291,7 @@ def ask_verb(clause: Clause, where: str) -> Iterator[Ask]:
             yield ask_with("What", clause, where)
     elif first.kind == "gerund" and verb in ("mean", "include", "involve"):
         yield ask_with("What", clause, where)
-    elif is_place(first, clause) or (verb in PLACED_VERBS and first.first in ("in", "at", "inside", "on")):
+    elif is_place(first, clause) or (verb in PLACED_VERBS and first.first in ("in", "at", "inside")):
         yield ask_with("Where", clause, where)
     elif first.kind == "place" and first.first in ("on", "to", "with", "from", "of", "as") and verb not in WEAK_VERBS:
         yield from ask_needed(clause, first, where=where)
@@ -360,6 +362,7 @@ def tail_of(clause: Clause, following: Phrase | None) -> str:
     if following is None or len(following.text.split()) > LONGEST_TAIL or hangs(following.text):
         return ""
     condition = following.kind == "when" and following.first in CONDITIONS
+    condition = condition or (clause.lemma == "use" and following.text.startswith("to "))
     needed = following.kind == "place" and following.first in FRAMES.get(clause.lemma, ())
     return following.text if condition or needed else ""
 
