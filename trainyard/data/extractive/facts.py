@@ -22,9 +22,12 @@ from trainyard.data.language import ENGLISH, GERMAN, detect_language
 LISTS = ("listing", "steps")
 ALSO = re.compile(r"(?:\w+ ){1,3}(?:also|auch)\b")
 """A first sentence that adds something to the text above it."""
+MOST_SECTION_WORDS = 100
+"""Of a section that is one answer."""
 QUESTION_SENTENCES = 3
 """Sentences that may answer a heading that asks."""
-LEAST_FRESH, MOST_FRESH = 2, 3
+LEAST_FRESH = 2
+FRESH = {"statement": 4, "section": 3, "purpose": 3}
 """Words of an answer that its question does not have; more where the question only names a topic."""
 MEASURE = re.compile(
     r"\d[\d.,:/–-]*(?: ?(?:%|min\w*|stund\w*|hours?|days?|tage?n?|sek\w*|sec\w*|weeks?|wochen?|months?|monate?n?|"
@@ -125,29 +128,21 @@ def is_sound(fact: Fact, language: str) -> bool:
     if additions and soundness.ADDS.search(first):
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
-    least = MOST_FRESH if fact.rule in ("statement", "section", "purpose") else LEAST_FRESH
+    least = FRESH.get(fact.rule, LEAST_FRESH)
     closed = re.match(r"(?:Is|Are|Was|Were|Can|Could|Do|Does|Did|Has|Have|Must|Should|Will|May) ", fact.topic)
     return bool(fact.rule in ("condition_do", "avoid") or closed) or soundness.is_fresh(fact.answer, question, least)
 
 
-def section_answer(section: Section, opening: str, language: str) -> str:
-    """Return up to three sentences of a section from its opening on, as long as they are complete prose."""
-    taken: list[str] = []
-    for block in section.blocks:
-        if block.list_id:
-            break
-        if not taken and not block.text.startswith(opening[:20]):
-            return opening
-        for sentence in sentences.sentences(block.text):
-            whole = " ".join([*taken, sentence])
-            ends = sentence.rstrip(CLOSERS + " ")[-1:] in ".!…"
-            cut = not ends or sentences.INCOMPLETE.search(sentence) or soundness.EXAMPLE.search(sentence)
-            if cut or ELSEWHERE.search(sentence) or not acceptable_part(sentence):
-                return " ".join(taken) or opening
-            if len(taken) == QUESTION_SENTENCES or num_words(whole) > sentences.MOST_WORDS:
-                return " ".join(taken) or opening
-            taken.append(sentence)
-    return " ".join(taken) or opening
+def section_answer(section: Section, opening: str, reader: Reader) -> str:
+    """Return a whole section that is short prose, or its first passage."""
+    plain = [without_label(block.text) for block in section.blocks if not block.list_id]
+    if not section.code and not section.rows and len(plain) == len(section.blocks):
+        whole = " ".join(plain)
+        good = all(map(reader.is_usable, sentences.sentences(whole)))
+        if good and num_words(whole) <= MOST_SECTION_WORDS and whole.startswith(opening[:20]):
+            return whole
+    first = next(reader.passages(section), None)
+    return first.text if first and first.text.startswith(opening[:20]) else opening
 
 
 def shares_word(topic: str, sentence: str) -> bool:
@@ -180,7 +175,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
             if subject:
                 yield Fact("definition", subject, title, opening, 0)
         elif named and not question:
-            whole = section_answer(section, opening, language) if language in ASKERS else opening
+            whole = section_answer(section, opening, reader) if language in ASKERS else opening
             longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
             if not longest or len(whole) > longest or (language in ASKERS and shares_word(topic, opening)):
                 yield Fact("section", topic, title, whole, 1)

@@ -22,7 +22,7 @@ LEAD_PREDICATE = re.compile(
 def ask_lead(lead: str, language: str, vocabulary: Collection[str]) -> Ask | None:
     """Return the question that the lead-in of a list answers with its items."""
     text = sentences.sentences(lead.rstrip(" :："))[-1]
-    return ask_german_lead(text) if language == GERMAN else ask_english_lead(text, vocabulary)
+    return german.ask_lead(text) if language == GERMAN else ask_english_lead(text, vocabulary)
 
 
 def ask_english_lead(text: str, vocabulary: Collection[str]) -> Ask | None:
@@ -64,20 +64,3 @@ def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:
         question = clauses.join(f"What {verb}", subject, "do", place)
         clause = clauses.join("what", subject, verb, "do", place)
     return Ask("named", f"{question}?", clause)
-
-
-def ask_german_lead(text: str) -> Ask | None:
-    """Return the question of "Bei der Prüfung sind folgende Punkte wichtig"."""
-    match = re.fullmatch(r"(?P<before>.*?)\b[Ff]olgende (?P<noun>[A-ZÄÖÜ][\w-]+) ?(?P<after>.*)", text)
-    if match is None:
-        return None
-    if (parts := german.cut_at_verb(text)) and parts[0] == f"Folgende {match['noun']}":
-        return Ask("bare", f"Welche {match['noun']} {parts[1]} {parts[2]}?")
-    parts = german.cut_at_verb(match["before"] + "X")
-    if parts is None:
-        return None
-    inner = parts[2].removesuffix("X").strip()
-    if german.POINTING.match(parts[0].lower()) or "z. B" in inner or parts[1] in ("geht", "handelt"):
-        return None
-    before = parts[0][0].lower() + parts[0][1:]
-    return Ask("bare", f"Welche {match['noun']} {parts[1]} {clauses.join(before, inner, match['after'])}?")

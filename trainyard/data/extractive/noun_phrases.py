@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from trainyard.data.extractive import lexicon
@@ -19,12 +20,18 @@ SUBJECT, FRONT, OBJECT, OTHER, INNER = "subject", "front", "object", "other", "i
 NOUNS = {ENGLISH: ("NN0", "NN1", "NN2", "NP0", "UNC"), GERMAN: ("NN", "NE", "NNA", "NNI", "FM")}
 INSIDE = {ENGLISH: (*NOUNS[ENGLISH], "AJ0", "POS"), GERMAN: NOUNS[GERMAN]}
 """Tags inside a phrase."""
-DETERMINERS = {ENGLISH: ("AT0", "DPS", "DT0", "CRD", "ORD"), GERMAN: ("ART", "PPOSAT", "PIAT", "PDAT", "CARD", "ADJ(A)")}
+DETERMINERS = {
+    ENGLISH: ("AT0", "DPS", "DT0", "CRD", "ORD"),
+    GERMAN: ("ART", "PPOSAT", "PIAT", "PDAT", "CARD", "ADJ(A)"),
+}
 PREPOSITIONS = {ENGLISH: ("PRP", "PRF"), GERMAN: ("APPR", "APPRART", "KOKOM")}
 JOINING = {ENGLISH: "CJC", GERMAN: "KON"}
 POINTING = lexicon.word_set("en_pointing_adjectives")
-GENERIC = lexicon.word_set("en_generic")
-GENERIC_DE = lexicon.word_set("en_generic_de")
+SUBORDINATE = {
+    ENGLISH: ("CJS", "CJT", "DTQ", "PNQ", "AVQ"),
+    GERMAN: ("KOUS", "KOUI", "PRELS", "PRELAT", "PWS", "PWAV", "PWAT"),
+}
+"""Tags of words that begin a clause of lower rank, which ends at a comma."""
 MOST_WORDS = 6
 KEPT_ARTICLES = ("the", "a", "an", "your")
 OWN = ("our", "its", "their", "his", "her", "each", "every", "any")
@@ -36,6 +43,41 @@ TIME = re.compile(
 )  # fmt: skip
 NAME = re.compile(r"`[^`]+`|[A-ZÄÖÜ][A-Z0-9.]+s?|[A-Z]\w*[a-z]\w*[A-Z]\w*|\w+[.-]\w*[A-Z]\w*")
 """Code, an acronym, or a word with a capital inside."""
+
+
+@lru_cache(maxsize=65_536)
+def possible_tags(word: str, language: str) -> dict[str, float]:
+    """Return the tags that a word may have, with the logarithms of their probabilities."""
+    return {str(tag): float(weight) for tag, weight in load_tagger(language).tag_word(word)}
+
+
+def commonness(word: str, language: str) -> float:
+    """Return how common a word is as the logarithm of a probability: -8 for "time", -12 for "password" and rarer."""
+    forms = (word, word.lower()) if language == ENGLISH else (word,)
+    return max((weight for form in forms for weight in possible_tags(form, language).values()), default=-99.0)
+
+
+def may_be_verb(word: str) -> bool:
+    """Whether an English word may be a verb in the present tense."""
+    return bool({"VVB", "VVI", "VVZ"} & possible_tags(word, ENGLISH).keys())
+
+
+def is_sentence(text: str, language: str) -> bool:
+    """Whether a text has a verb of its own, and begins with its subject, or commands."""
+    tokens = tag_sentence(re.sub(r"^Please ", "", text), language)
+    finite = [place for place, token in enumerate(tokens) if is_finite(token, language)]
+    below = sum(token.tag in SUBORDINATE[language] for token in tokens)
+    if language == GERMAN:
+        last = finite and finite[0] >= len(tokens) - 2 and len(tokens) > 6
+        return len(finite) > below and not last
+    following = tokens[1].tag if len(tokens) > 1 else ""
+    if tokens and may_be_verb(tokens[0].text) and "VVZ" not in possible_tags(tokens[0].text, ENGLISH):
+        command = following in ("AT0", "DPS", "DT0", "AVP", "NP0", "PRP") or tokens[0].tag.startswith("VV")
+        if command or (not finite and text[-1:] in ".!"):
+            return True
+    if not finite and text[-1:] == ".":
+        return any("VVZ" in possible_tags(token.text, ENGLISH) for token in tokens[1:-1])
+    return len(finite) > below and finite[0] > 0
 
 
 class NounPhrase(NamedTuple):
@@ -68,19 +110,23 @@ def noun_phrases(sentence: str, language: str) -> Iterator[NounPhrase]:
 def is_finite(token: Token, language: str) -> bool:
     if language == GERMAN:
         return "FIN" in token.tag or "IMP" in token.tag
-    return token.tag in ("VM0", "VVZ", "VVD", "VVB") or token.tag in (f"V{verb}{form}" for verb in "BHD" for form in "ZBD")
+    return (
+        token.text == "cannot"
+        or token.tag in ("VM0", "VVZ", "VVD", "VVB")
+        or token.tag in (f"V{verb}{form}" for verb in "BHD" for form in "ZBD")
+    )
 
 
 def is_inside(tokens: Sequence[Token], place: int, language: str) -> bool:
     token = tokens[place]
-    if token.tag not in INSIDE[language]:
+    if token.tag not in INSIDE[language] or token.text == "cannot":
         return False
     return bool(re.match(r"[\w`'’]", token.text))
 
 
 def is_verb_first(tokens: Sequence[Token], place: int) -> bool:
     """Whether the first word of an English sentence may be its verb: "Review access logs"."""
-    return place == 0 and any(tag in ("VVB", "VVI") for tag, _ in load_tagger(ENGLISH).tag_word(tokens[0].text))
+    return place == 0 and may_be_verb(tokens[0].text)
 
 
 def phrase_at(
@@ -104,7 +150,7 @@ def phrase_at(
         end, head_end = whole, end
     else:
         head_end = end
-    if language == ENGLISH and is_cut_before_verb(tokens, end, verb):
+    if language == ENGLISH and is_cut_before_verb(tokens, start, end, verb):
         return None
     if language == GERMAN and end - start > 1:
         start = end - 1  # "die Schaltfläche Original": the name stands last
@@ -123,7 +169,13 @@ def phrase_at(
     if language == ENGLISH and pointing and pointing[-1] in KEPT_ARTICLES:
         first = start - 1
     text = sentence[tokens[first].start : tokens[end - 1].end]
-    if language == ENGLISH and first == start and pointing and pointing[-1] in OWN and tokens[head_end - 1].tag == "NN1":
+    if (
+        language == ENGLISH
+        and first == start
+        and pointing
+        and pointing[-1] in OWN
+        and tokens[head_end - 1].tag == "NN1"
+    ):
         text = f"the {text}"
     head = tokens[head_end - 1].text
     bare = sentence[tokens[start].start : tokens[end - 1].end]
@@ -155,16 +207,22 @@ def extended(tokens: Sequence[Token], of: int) -> int | None:
     return end
 
 
-def is_cut_before_verb(tokens: Sequence[Token], end: int, verb: int) -> bool:
+def is_cut_before_verb(tokens: Sequence[Token], start: int, end: int, verb: int) -> bool:
     """Whether the word after a phrase, or its last one, may be a noun and a verb: "free phone calls", "features work"."""
-    following = tokens[end] if end < len(tokens) else None
-    if following and end > verb and following.tag in ("VVB", "VVZ", "VVI", "VVN"):
-        tags = {tag for tag, _ in load_tagger(ENGLISH).tag_word(following.text)}
-        if following.tag != "VVN" and tags & {"NN1", "NN2"}:
-            return True
-    if end < 2 or tokens[end - 2].tag != "NN2":
+    following = tokens[end].tag if end < len(tokens) else ""
+    if end < len(tokens) and following.startswith("V") and tokens[end].text[0].isupper():
+        return True  # "the Docker Compose files", where "Compose" is taken for a verb
+    if verb == len(tokens) and any("VVZ" in possible_tags(token.text, ENGLISH) for token in tokens[start + 1 : end]):
+        return True
+    if start and tokens[start - 1].text == "," and may_be_verb(tokens[end - 1].text) and end - start > 1:
+        return True
+    if end > verb and following in ("VVB", "VVZ", "VVI"):
+        return bool({"NN1", "NN2"} & possible_tags(tokens[end].text, ENGLISH).keys())
+    if end - start < 2 or not may_be_verb(tokens[end - 1].text):
         return False
-    return bool({"VVB", "VVI"} & {tag for tag, _ in load_tagger(ENGLISH).tag_word(tokens[end - 1].text)})
+    return tokens[end - 2].tag == "NN2" or (
+        start < verb and end < verb and following not in ("AV0", "PRP", "DTQ", "CJT", "XX0")
+    )
 
 
 def belongs_to_noun(tokens: Sequence[Token], before: int, language: str) -> bool:

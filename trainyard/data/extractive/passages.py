@@ -11,21 +11,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from trainyard.data.extractive import sentences
+from trainyard.data.extractive import german_topics, sentences
 from trainyard.data.extractive.noun_phrases import (
     FRONT,
-    GENERIC,
-    GENERIC_DE,
     INNER,
     OBJECT,
     OTHER,
     SUBJECT,
     NounPhrase,
+    commonness,
     noun_phrases,
 )
 from trainyard.data.extractive.sentences import num_words
-from trainyard.data.language import GERMAN
+from trainyard.data.language import ENGLISH, GERMAN
 
+CONNECTIVE = re.compile(
+    r"^(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
+    r"Finally|Lastly|Next|Then|Instead|Alternatively|Besides), "
+)
+"""What joins a sentence to the one before, and is left out where that is not in the answer."""
 MOST_WORDS = 60
 LEAST_WORDS = 8
 PART_POINTS = {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 2.0, OTHER: 0.5, INNER: 0.5}
@@ -37,11 +41,20 @@ MOST_TOPICS = 3
 LEAST_TOGETHER = 4.0
 """Points of two phrases that are named together."""
 LONG_WORD = 18
-COMPOUND = 11
-"""Letters of a German noun that says enough alone."""
+"""Letters of a word that counts as two."""
+COMMON = {ENGLISH: -11.3, GERMAN: -12.0}
+"""The rarest word of a phrase is no more common: "snapshot", not "decision"."""
+COMMON_TOGETHER = -21.0
+"""The same for two words of a phrase together."""
+COMMONEST = {ENGLISH: -10.0, GERMAN: -10.5}
+"""A phrase beside another may be as common."""
+LEAST_LETTERS = 5
+SMALL = ("the", "a", "an", "your", "of")
 UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*|Dein\w*)$")
 """Endings of German words that the tagger may take for nouns."""
-VAGUE = re.compile(r"(?:a |an |the )?(?:certain|several|many|various|necessary|immediate|additional|multiple|some|other)\b")
+VAGUE = re.compile(
+    r"(?:a |an |the )?(?:certain|several|said|own|complex|many|various|necessary|immediate|additional|multiple|some|other)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,9 @@ def passages(texts: Iterable[str], follows: Callable[[str], bool], usable: Calla
                 taken.append(sentence)
                 continue
             yield from finished(taken)
+            if leaning and (rest := CONNECTIVE.sub("", sentence)) != sentence and not follows(rest):
+                sentence = rest[0].upper() + rest[1:] if rest[0].islower() and rest[1:2].islower() else rest
+                leaning = False
             taken = [] if leaning or sentence.rstrip()[-1:] in "?？" else [sentence]
     yield from finished(taken)
 
@@ -90,29 +106,45 @@ def finished(taken: list[str]) -> Iterator[Passage]:
 class Candidate:
     """A phrase that a passage may be about."""
 
-    phrase: NounPhrase
+    text: str
+    shown: str
+    """The phrase as a question has it."""
     points: float
+    strength: int
+    """2 for a phrase that may be a topic alone, 1 for one beside another."""
 
     def is_in(self, text: str) -> bool:
         """Whether a text, as `plain_text`, has the phrase."""
-        return f" {stemmed(self.phrase.text)}" in f" {text}"
+        return f" {stemmed(self.text)}" in f" {text}"
 
 
 def candidates(passage: Passage, language: str) -> list[Candidate]:
     """Return the noun phrases that a passage may be about, the surest first."""
     found: dict[str, Candidate] = {}
     for number, sentence in enumerate(passage.sentences):
-        for phrase in noun_phrases(sentence, language):
-            if not names_something(phrase, language):
-                continue
-            key = stemmed(phrase.text)
-            points = PART_POINTS[phrase.part] + FIRST * (number == 0)
-            if key not in found:
-                points += NAMED * phrase.is_name + LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
-                found[key] = Candidate(phrase, points)
-                continue
-            found[key].points = max(found[key].points, points) + REPEATED
+        for candidate in candidates_of(sentence, language):
+            candidate.points += FIRST * (number == 0)
+            before = found.setdefault(stemmed(candidate.text), candidate)
+            if before is not candidate:
+                before.points = max(before.points, candidate.points) + REPEATED
+                before.strength = max(before.strength, candidate.strength)
     return sorted(found.values(), key=lambda candidate: -candidate.points)
+
+
+def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
+    certain: list[str] = []
+    if language == GERMAN:
+        for text, most in german_topics.topics(sentence):
+            points = PART_POINTS[SUBJECT if most == german_topics.SUBJECT_SENTENCES else OBJECT]
+            certain.append(text)
+            yield Candidate(text, german_topics.in_question(text, sentence), points + LONG * (" " in text), 2)
+    for phrase in noun_phrases(sentence, language):
+        strength = strength_of(phrase, language)
+        if strength and not any(phrase.text in text for text in certain):
+            quoted = language == GERMAN and "`" not in phrase.text
+            points = PART_POINTS[phrase.part] + NAMED * phrase.is_name
+            points += LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
+            yield Candidate(phrase.text, f"„{phrase.text}“" if quoted else phrase.text, points, strength)
 
 
 def choose_topics(
@@ -124,7 +156,7 @@ def choose_topics(
     """
     used: list[Candidate] = []
     for candidate in found:
-        if len(used) < most and candidate.points >= LEAST_POINTS and is_new(candidate.phrase.text):
+        if len(used) < most and candidate.strength > 1 and candidate.points >= LEAST_POINTS and is_new(candidate.text):
             if not any(candidate.is_in(other) for other in others):
                 used.append(candidate)
                 yield (candidate,)
@@ -132,8 +164,10 @@ def choose_topics(
     for first, second in combinations(found, 2):
         if count >= most:
             return
-        new = is_new(first.phrase.text) or is_new(second.phrase.text)
-        if first in used or second in used or not new or first.points + second.points < LEAST_TOGETHER:
+        new = is_new(first.text) or is_new(second.text)
+        if first in used or second in used or not new or first.strength + second.strength < 3:
+            continue
+        if first.points + second.points < LEAST_TOGETHER:
             continue
         if any(first.is_in(other) and second.is_in(other) for other in others):
             continue
@@ -145,22 +179,23 @@ def choose_topics(
 
 
 def words_of(candidate: Candidate) -> set[str]:
-    return {word[:5] for word in re.findall(r"\w+", candidate.phrase.text.lower())}
+    return {word[:5] for word in re.findall(r"\w+", candidate.text.lower())}
 
 
-def names_something(phrase: NounPhrase, language: str) -> bool:
-    """Whether a phrase says alone what is meant."""
-    if language == GERMAN:
-        noun = phrase.text
-        if noun in GENERIC_DE or noun.endswith("-") or UNSURE_DE.search(noun) or not re.match(r"[A-ZÄÖÜ`]", noun):
-            return False
-        return phrase.is_name or len(noun) >= COMPOUND or "-" in noun or phrase.part in (SUBJECT, FRONT)
-    head = phrase.head.lower()
-    if head in GENERIC or head.removesuffix("s") in GENERIC:
-        return phrase.words > 2 and " of " not in phrase.text
-    if VAGUE.match(phrase.text):
-        return False
-    return phrase.is_name or phrase.words > 1 or len(phrase.head) >= 6
+def strength_of(phrase: NounPhrase, language: str) -> int:
+    """Return 2 for a phrase that says alone what is meant, 1 for one that does so beside another, else 0."""
+    text = phrase.text
+    if phrase.is_name:
+        return 2 if language == ENGLISH or text[-1] != "-" else 0
+    if language == GERMAN and (not re.match(r"[A-ZÄÖÜ]", text) or text[-1] == "-" or UNSURE_DE.search(text)):
+        return 0
+    if VAGUE.match(text) or len(text) < LEAST_LETTERS:
+        return 0
+    words = [word for word in re.findall(r"[\w'’-]+", text) if word.lower() not in SMALL]
+    weights = sorted(commonness(word, language) for word in words)
+    if weights and (weights[0] <= COMMON[language] or sum(weights[:2]) <= COMMON_TOGETHER):
+        return 2
+    return int(bool(weights) and weights[0] <= COMMONEST[language] and phrase.part in (SUBJECT, FRONT, OBJECT))
 
 
 def stemmed(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -18,20 +18,14 @@ from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
 from trainyard.data.extractive.leads import ask_lead
-from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
-MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
-LEAST_LETTERS = 6
-GENERIC_DE = word_set("en_generic_de")
-COMPOUND = 12
-"""Letters of a German compound that says enough alone."""
-ABSTRACT_DE = re.compile(
-    r"(?:Unter|Ver|Vor|Be|Ent|Er|Über|Aus|An|Ein|Ab|Zu|Um|Auf|Her|Heraus|Zusammen|Mit)[a-zäöüß]{3,12}(?:ung|ungen|heit|keit|keiten)"
-)
-"""A noun made of a verb, which names no thing of a page."""
+MOST_CODE_LINES, MOST_CODE_CHARS = 16, 700
+LEAST_LEAD = 4
+"""Words of a sentence that announces code."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
 ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
@@ -49,7 +43,7 @@ FOLLOWS = {
     ENGLISH: re.compile(
         r"(?:it|its|they|their|this|these|that|those|such|then|so|therefore|however|otherwise|instead|also|but|and|"
         r"moreover|furthermore|unfortunately|fortunately|additionally|similarly|likewise|still|thus|hence|"
-        r"he|she|in (?:this|that) case|for example|for instance|in addition|as a result|there|here|most|both|"
+        r"he|she|in (?:this|that) case|for example|for instance|in addition(?! to)|as a result|there|here|most|both|"
         r"other)\b", re.I
     ),
     GERMAN: re.compile(
@@ -77,6 +71,14 @@ ELSEWHERE = re.compile(
     re.I,
 )
 """What makes a sentence point to another place."""
+REFERS = re.compile(
+    r"\b(?:please (?:see|refer|visit|read|check)|take a look at|(?:can|may|could) be (?:found|read|seen) (?:in|at|on|here|under)|"
+    r"for (?:an? )?(?:more|further) [\w -]+|learn more|more (?:information|details)|documented (?:in|at|on|here))\b"
+    r"|^(?:Visit|See|Read|Check out|Refer to|Consult|Explore) "
+    r"|\b(?:weitere|mehr|genauere) (?:Informationen|Infos|Details|Hinweise)\b|\b(?:findet|finden) (?:sich|Sie|du) \w*\s?(?:hier|unter|auf)\b",
+    re.I,
+)
+"""What makes a sentence say only where something is."""
 LATEX = re.compile(r"\\(?:ref|label|cite)\{|\[\s*\]")
 CONNECTIVE = re.compile(
     r"(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
@@ -143,27 +145,32 @@ class Reader:
                 yield from self.read_list(blocks, topic)
                 continue
             for block in blocks:
-                for code in codes.get(block.text, ())[:1]:
-                    yield from self.read_code(block, code, topic)
+                if block.text in codes:
+                    yield from self.read_code(block, codes[block.text], topic)
                 if not only_refers(block.text) and not block.label:
                     yield from self.read_paragraph(block.text, topic)
                 elif block.label and not only_refers(block.text):
                     yield from self.read_note(block, topic)
-            texts = [block.text for block in blocks if not block.label and not only_refers(block.text)]
-            yield from self.read_passages(texts, {before for before, _ in section.code}, topic)
+        for passage in self.passages(section):
+            most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
+            for phrase in self.topics(passage, topic, most):
+                yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
 
-    def read_passages(self, texts: Iterable[str], before_code: Collection[str], topic: str) -> Iterator[Statement]:
-        """Yield the passages of paragraphs, each with what it is about; code between two paragraphs parts them."""
+    def passages(self, section: Section) -> Iterator[passages.Passage]:
+        """Yield the passages of the paragraphs; a list, or code after one, parts those around it."""
+        before_code = {before for before, _ in section.code}
         runs: list[list[str]] = [[]]
-        for text in texts:
-            runs[-1].append(without_label(text))
-            if text in before_code:
+        for block in section.blocks:
+            if block.list_id or block.label or only_refers(block.text):
+                runs.append([])
+                continue
+            runs[-1].append(without_label(block.text))
+            if block.text in before_code:
                 runs.append([])
         for run in runs:
             for passage in passages.passages(run, self.follows, self.is_usable):
-                most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
-                for phrase in self.topics(passage, topic, most):
-                    yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
+                if is_sentence(passage.sentences[0], self.language):
+                    yield passage
 
     def follows(self, sentence: str) -> bool:
         """Whether a sentence points back to the one before."""
@@ -174,9 +181,13 @@ class Reader:
         """Whether a sentence may be a part of a passage."""
         if sentence.rstrip(sentences.CLOSERS + " ")[-1:] not in ".!?…" or not acceptable_part(sentence):
             return False
+        if sentence[:1] in "([→" or REFERS.search(sentence):
+            return False
         refers = ELSEWHERE.search(sentence) or ABOVE.search(sentence) or only_refers(sentence)
         asks = sentence.rstrip()[-1:] == "?"
-        return not (refers or soundness.EXAMPLE.search(sentence) or (not asks and sentences.INCOMPLETE.search(sentence)))
+        return not (
+            refers or soundness.EXAMPLE.search(sentence) or (not asks and sentences.INCOMPLETE.search(sentence))
+        )
 
     def topics(self, passage: passages.Passage, topic: str, most: int, besides: str = "") -> list[str]:
         """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
@@ -193,14 +204,14 @@ class Reader:
 
         found = []
         for candidate in passages.candidates(passage, self.language):
-            content = set(CONTENT[self.language](candidate.phrase.text))
-            bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.phrase.text)
-            if content and not taken & content and not pointer.search(bare):
+            content = set(CONTENT[self.language](candidate.text))
+            bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
+            if content and not taken & content and not (self.language == ENGLISH and pointer.search(bare)):
                 found.append(candidate)
         for parts in passages.choose_topics(found, most, others, is_new):
-            phrases = sorted((part.phrase.text for part in parts), key=passage.text.find)
-            chosen.append((" and " if self.language == ENGLISH else "“ und „").join(phrases))
-            self.used_phrases |= {(topic, phrase.lower()) for phrase in (chosen[-1], *phrases[:1][: len(phrases) == 1])}
+            phrases = [part.shown for part in sorted(parts, key=lambda part: passage.text.find(part.text))]
+            chosen.append((" and " if self.language == ENGLISH else " und ").join(phrases))
+            self.used_phrases.add((topic, parts[0].text.lower() if len(parts) == 1 else chosen[-1]))
         return chosen
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
@@ -233,28 +244,31 @@ class Reader:
             return ""
         return clause.subject if len(clause.subject.split()) <= 5 else ""
 
-    def read_code(self, block: TextBlock, code: str, topic: str) -> Iterator[Statement]:
-        """Yield the statement of a paragraph that announces a short piece of code."""
-        lead = sentences.sentences(block.text)[-1].strip()
-        if num_words(lead) < 4 or FOLLOWS[self.language].match(lead) or not acceptable_part(lead.rstrip(":")):
+    def read_code(self, block: TextBlock, codes: Collection[str], topic: str) -> Iterator[Statement]:
+        """Yield the statements of a paragraph that announces a short piece of code, with all of it."""
+        *before, lead = sentences.sentences(block.text)
+        code = "\n".join(codes).strip("\n")
+        if len(code.split("\n")) > MOST_CODE_LINES or len(code) > MOST_CODE_CHARS or not acceptable_part(lead):
             return
-        lines = code.strip("\n").split("\n")
-        if not 1 <= len(lines) <= MOST_CODE_LINES or len(code) > MOST_CODE_CHARS:
+        if sentences.FOLLOWING_STEPS.search(lead) or num_words(lead) < LEAST_LEAD:
             return
-        answer = f"{lead}\n\n```\n{code.strip(chr(10))}\n```"
-        others = []
-        for statement in self.ask(lead.rstrip(" :："), answer, topic):
-            if statement.rule in ("condition_do", "condition", "purpose"):
-                yield statement
-                return
-            if statement.rule != "statement":
-                others.append(statement)
-        if (command := clauses.parse_clause(lead.rstrip(" :"), self.vocabulary)) and command.kind == "command":
-            goal = f"{command.verb} {clauses.cut(command.rest)}"
-            if not english.DANGLING.search(goal) and len(goal.split()) > 2 and self.language == ENGLISH:
+        blocks = "\n\n".join(f"```\n{part.strip(chr(10))}\n```" for part in codes)
+        answer = f"{lead}\n\n{blocks}"
+        command = lead.rstrip(" :：")
+        if not self.follows(lead):
+            asks = [statement for statement in self.ask(command, answer, topic, alone=False)]
+            asks.sort(key=lambda statement: statement.rule not in ("condition_do", "condition", "purpose"))
+            if asks:
+                yield asks[0]
+            elif goal := goal_of(command, self.language, self.vocabulary):
                 yield Statement("purpose", goal, answer, 0, "", True)
-                return
-        yield from others[:1]
+        elif not before or self.follows(before[0]) or num_words(block.text) > MOST_ANSWER_WORDS:
+            return
+        if before and all(map(self.is_usable, before)) and num_words(block.text) <= MOST_ANSWER_WORDS:
+            if not self.follows(before[0]):
+                answer = f"{block.text}\n\n{blocks}"
+        for phrase in self.topics(passages.Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
+            yield Statement("statement", phrase, answer, 2, sentences=len(before) + 1)
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
         """(sentence, the answer that it begins, sentences of the answer).
@@ -318,7 +332,7 @@ class Reader:
             return
         if count == 1 and DEICTIC[self.language].search(sentence):
             return
-        if sentence[:1].islower() or not alone:
+        if sentence[:1].islower() or not alone or not is_sentence(sentence, self.language) or REFERS.search(sentence):
             return
         besides = " ".join(ask.topic for ask in asks)
         for phrase in self.topics(passages.Passage((answer,)), topic, 1, besides):
@@ -330,43 +344,6 @@ class Reader:
         title_words = {word[:5] for word in CONTENT[self.language](self.title)}
         names = re.search(r"`|(?<=[a-z] )[A-Z]", ask.topic) if self.language == ENGLISH else "`" in ask.topic
         return not (any(word[:5] in title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
-
-    def phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
-        """Yield what a sentence may be about with the sentences of the page that may have it, the surest first."""
-        yield from self.german_phrases(sentence)
-
-    def german_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
-        parts = german.cut_at_verb(sentence)
-        placed = parts and re.match(german.PREPOSITION, parts[0])
-        if parts and not placed and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
-            subject = re.sub(r"^(?:Der|Die|Das|Ein|Eine|Jede[rs]?|Alle) ", "", parts[0])
-            if re.fullmatch(r"[A-ZÄÖÜ][\w-]{3,}(?: (?:de[rs]|von|für) [A-ZÄÖÜ][\w-]+)?", subject):
-                if is_german_topic(subject.split()[0], least=LEAST_LETTERS) or " " in subject:
-                    yield subject, SUBJECT_SENTENCES
-            elif is_german_topic(subject.split()[-1], least=COMPOUND):
-                yield subject.split()[-1], SUBJECT_SENTENCES
-        yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
-        words = re.finditer(r"(?<![\w„\"-])[A-ZÄÖÜ][\w-]+(?!\w)(?![-*:/]\w)", sentences.outside_code(sentence))
-        names = [
-            match[0]
-            for match in words
-            if match.start()
-            and not re.search(
-                r"(?:,|\b(?:und|oder|sowie|bzw\.|[Nn]eben|[Ss]tatt|[Oo]hne))(?: \w+en)? $", sentence[: match.start()]
-            )
-            and not (match[0].endswith("s") and re.search(r"\b\w*es (?:\w+n )?$", sentence[: match.start()]))
-        ]
-        for name in sorted(names, key=len, reverse=True):
-            if ABSTRACT_DE.fullmatch(name):
-                continue
-            if is_german_topic(name, least=COMPOUND) or ("-" in name and is_german_topic(name, least=9)):
-                yield name, NAME_SENTENCES
-
-    def has_verb(self, sentence: str) -> bool:
-        """Whether a list item is a sentence, and not only a name."""
-        if self.language == GERMAN:
-            return german.cut_at_verb(sentence) is not None or bool(re.match(r"\w+en Sie\b", sentence))
-        return clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary, partly=True) is not None
 
     def read_list(self, blocks: list[TextBlock], topic: str) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
@@ -395,6 +372,10 @@ class Reader:
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
+        if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
+            sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
+            for phrase in self.topics(passages.Passage((lead,)), topic, 1) if sound else ():
+                yield Statement("statement", phrase, answer, 2, sentences=len(texts))
         if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         elif name and (ordered or commands(texts, self.language)):
@@ -433,14 +414,18 @@ class Reader:
         if continues and num_words(f"{block.lead} {answer}") <= MOST_ANSWER_WORDS:
             answer = f"{block.lead.strip()} {answer}"
         for statement in self.ask(first, answer, topic, count) if units else ():
-            says = self.has_verb(first) or (topic and num_words(first) >= ITEM_WORDS and not first[0].islower())
+            says = is_sentence(first, self.language) or (
+                topic and num_words(first) >= ITEM_WORDS and not first[0].islower()
+            )
             if statement.rule == "statement" and ((block.number and topic) or not says):
                 break
             yield statement
             for other, its_answer, its_count in units[1:]:
                 yield from self.ask(other, its_answer, topic, its_count)
             return
-        name = self.language == ENGLISH and not (self.has_verb(first) or clauses.begins_with_command(first))
+        name = self.language == ENGLISH and not (
+            is_sentence(first, self.language) or clauses.begins_with_command(first)
+        )
         if block.number and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
             if num_words(text) <= MOST_ANSWER_WORDS:
@@ -452,18 +437,6 @@ def place_of(title: str, topic: str, colon: str, *, repeated: bool = False) -> s
     if num_words(f"{title} {topic}") <= PLACE_WORDS:
         return f"{title}{colon}{topic}"
     return topic if LEAST_PLACE <= num_words(topic) <= PLACE_WORDS and not repeated else title
-
-
-def code_spans(sentence: str) -> list[str]:
-    """Return the code spans of a sentence that may be a topic."""
-    return [part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 4 < len(part) < 42]
-
-
-def is_german_topic(word: str, *, least: int) -> bool:
-    """Whether a noun says alone what a German sentence is about."""
-    if len(word) < least or not word[0].isupper() or word in GENERIC_DE or word.endswith("-"):
-        return False
-    return not re.search(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*)$", word)
 
 
 def without_opening(text: str) -> str:
@@ -495,6 +468,19 @@ def ended(text: str) -> str:
     """The text with a full stop at its end."""
     text = text.rstrip(" ;,:")
     return text if text[-1:] in ".!?。" else f"{text}."
+
+
+def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
+    """Return "filter the listing by path" of "You can filter the listing by path" or of the command; else nothing."""
+    if language != ENGLISH:
+        return ""
+    match = re.match(r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I)
+    goal = sentence[match.end() :] if match else ""
+    if not goal and clauses.begins_with_command(sentence):
+        goal = sentence[0].lower() + sentence[1:]
+    if english.DANGLING.search(goal) or len(goal.split()) < LEAST_LEAD or re.search(r"[,;()]|\b(?:and|or)\b", goal):
+        return ""
+    return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal
 
 
 def commands(texts: Collection[str], language: str) -> bool:
