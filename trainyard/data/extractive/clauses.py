@@ -126,6 +126,8 @@ def agrees(reading: Reading, subject: re.Match[str], verb: Verb) -> bool:
     """Whether the number of the verb is that of the subject; what does not agree was tagged wrongly."""
     shape, end = subject["subject"], subject.end("subject")
     finite = reading.tokens[subject.end()].tag
+    if finite == "VVD" and "`" in reading.words(0, end):
+        return False  # "`frequency` desired frequency": a participle
     if shape[0] == "G":
         return finite in ("VVZ", "VBZ", "VM0", "VHZ", "VDZ", "VBD", "VVD")
     head = reading.head(0, end)

@@ -152,7 +152,13 @@ def ask_condition(front: Front, clause: Clause) -> Iterator[Ask]:
     """Yield "What happens if …?", or what to do, for a condition in front or at the end."""
     condition = front.text if front.kind == "condition" else condition_behind(clause)
     words = condition.lower().split()
-    if len(words) < 3 or hangs(condition) or words[0] in ("while", "until", "even") or POINTS.search(front.main):
+    if (
+        len(words) < 3
+        or hangs(condition)
+        or words[0] in ("while", "until", "even")
+        or words[-1] == "that"
+        or POINTS.search(front.main)
+    ):
         return
     if pointing(clause) and front.kind != "condition":
         return  # what a pronoun behind "if" means is in the condition
@@ -217,6 +223,7 @@ def goal_behind(clause: Clause) -> str:
                 place and noun not in BEFORE_INFINITIVE and clause.lemma not in (*TO_DO_VERBS, "be", "need", "have")
             )
             has_object = re.match(r"tA?IP?[dnapi1qN]", clause.reading.shape[phrase.start :])
+            certain = certain and not re.match(",A?a", clause.reading.shape[phrase.end :])
             return phrase.text.partition(" ")[2] if certain and has_object and phrase.first == "to" else ""
         if phrase.kind not in ("noun", "place"):
             return ""

@@ -19,6 +19,9 @@ ADVERBIAL = re.compile(
 CONDITION = re.compile(
     r"(?:if|when|whenever|unless|once|in case|as soon as|as long as|even if|before|after|while|until)\b", re.I
 )
+PLAIN_ADVERB = re.compile(
+    r"(?:Now|Often|Sometimes|Also|Then|Thus|Hence|Typically|Usually|Generally|Normally|Currently) (?=\S)"
+)
 REASON = re.compile(r"(?:because|since|although|though|as)\b", re.I)
 PURPOSE = re.compile(r"(?:In order to|To) (?=[a-z])")
 MOST_COMMAS = 4
@@ -68,11 +71,11 @@ def plain(sentence: str) -> str:
 
 
 def adverb(text: str) -> re.Match[str] | None:
-    """Return the adverb that a sentence begins with: "However,", "Optionally,"."""
+    """Return the adverb that a sentence begins with: "However,", "First,", "Typically"."""
     reading = read(text)
-    if reading.shape[:2] != "A," or reading.tokens[1].text != ",":
-        return None
-    return re.compile(r"\w+, *(?=\S)").match(text)
+    if re.match("[Aa],", reading.shape) and reading.tokens[1].text == "," and reading.tokens[0].tag in ("AV0", "ORD"):
+        return re.compile(r"\w+, *(?=\S)").match(text)
+    return PLAIN_ADVERB.match(text) if re.match("A[dpn]", reading.shape) else None
 
 
 def kind_of(text: str) -> str:

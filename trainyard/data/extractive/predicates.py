@@ -207,8 +207,11 @@ def inner(phrase: Phrase) -> str:
 
 
 def is_means(phrase: Phrase | None) -> bool:
-    """Whether a phrase says how something is done: "by adding a row", "using `dnf`"."""
-    return phrase is not None and (phrase.first in MEANS or (phrase.kind == "means" and phrase.first == "by"))
+    """Whether a phrase says how something is done: "by adding a row", "using `dnf`", "with the `-x` flag"."""
+    if phrase is None:
+        return False
+    by_code = phrase.kind == "place" and phrase.first == "with" and "`" in phrase.text
+    return by_code or phrase.first in MEANS or (phrase.kind == "means" and phrase.first == "by")
 
 
 def ask_needed(clause: Clause, phrase: Phrase, *before: str, where: str) -> Iterator[Ask]:
@@ -309,7 +312,10 @@ def ask_action(clause: Clause, where: str) -> Iterator[Ask]:
         or not who(obj, clause)
     ):
         return
-    if is_means(following) and clause.lemma not in WEAK_VERBS:
+    if following.first == "of" and clause.reading.lower(following.start - 1) == "instead":
+        if not hangs(inner(following)):
+            yield ask_with("What", clause, "instead of", inner(following), where)
+    elif is_means(following) and clause.lemma not in (*WEAK_VERBS, *FRAMES):
         yield Ask("purpose", join(clause.verb, obj.text))
     elif following.kind == "place" and following.first in FRAMES.get(clause.lemma, ()):
         yield from ask_needed(clause, following, obj.text, where=where)
@@ -384,9 +390,10 @@ def ask_subject(clause: Clause, where: str) -> Iterator[Ask]:
         yield Ask("subject", f"What {predicate}?")
     elif (
         head.isalpha()
+        and head in clause.subject.split()
         and len(words) > 1
         and words[0] not in POINTING_ADJECTIVES
         and not re.search(rf"\b{head}\b", rest)
+        and head.removesuffix("s") not in VAGUE_HEADS
     ):
-        if head.removesuffix("s") not in VAGUE_HEADS:
-            yield Ask("subject", f"Which {head} {predicate}?")
+        yield Ask("subject", f"Which {head} {predicate}?")
