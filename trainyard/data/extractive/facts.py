@@ -26,6 +26,8 @@ MOST_SECTION_WORDS = 100
 """Of a section that is one answer."""
 QUESTION_SENTENCES = 3
 """Sentences that may answer a heading that asks."""
+ALONE_WORDS = 20
+"""Of an answer that may add something ("also") to the text before it."""
 LEAST_FRESH = 2
 FRESH = {"statement": 4, "section": 3, "purpose": 3}
 """Words of an answer that its question does not have; more where the question only names a topic."""
@@ -125,7 +127,7 @@ def is_sound(fact: Fact, language: str) -> bool:
         return False
     first = sentences.sentences(fact.answer)[0]
     additions = fact.rule in ("statement", "section") and not soundness.NOT_ONLY.search(first)
-    if additions and soundness.ADDS.search(first):
+    if additions and soundness.ADDS.search(first) and num_words(fact.answer) < ALONE_WORDS:
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
     least = FRESH.get(fact.rule, LEAST_FRESH)

@@ -33,6 +33,8 @@ SUBORDINATE = {
 }
 """Tags of words that begin a clause of lower rank, which ends at a comma."""
 MOST_WORDS = 6
+SHORT = 6
+"""Tokens of a German sentence that may end with its verb."""
 KEPT_ARTICLES = ("the", "a", "an", "your")
 OWN = ("our", "its", "their", "his", "her", "each", "every", "any")
 """Words before a noun in place of which a question has "the"."""
@@ -65,19 +67,36 @@ def may_be_verb(word: str) -> bool:
 def is_sentence(text: str, language: str) -> bool:
     """Whether a text has a verb of its own, and begins with its subject, or commands."""
     tokens = tag_sentence(re.sub(r"^Please ", "", text), language)
-    finite = [place for place, token in enumerate(tokens) if is_finite(token, language)]
-    below = sum(token.tag in SUBORDINATE[language] for token in tokens)
+    verbs = main_verbs(tokens, language)
     if language == GERMAN:
-        last = finite and finite[0] >= len(tokens) - 2 and len(tokens) > 6
-        return len(finite) > below and not last
+        return bool(verbs) and (verbs[0] < len(tokens) - 2 or len(tokens) < SHORT)
     following = tokens[1].tag if len(tokens) > 1 else ""
     if tokens and may_be_verb(tokens[0].text) and "VVZ" not in possible_tags(tokens[0].text, ENGLISH):
-        command = following in ("AT0", "DPS", "DT0", "AVP", "NP0", "PRP") or tokens[0].tag.startswith("VV")
-        if command or (not finite and text[-1:] in ".!"):
+        command = following in ("AT0", "DPS", "DT0", "AVP", "NP0", "PRP", "XX0") or tokens[0].tag.startswith("VV")
+        if command or (not verbs and text[-1:] in ".!"):
             return True
-    if not finite and text[-1:] == ".":
-        return any("VVZ" in possible_tags(token.text, ENGLISH) for token in tokens[1:-1])
-    return len(finite) > below and finite[0] > 0
+    if not verbs and text[-1:] == ".":
+        return any({"VVZ", "VVB"} & possible_tags(token.text, ENGLISH).keys() for token in tokens[1:-2])
+    return bool(verbs) and verbs[0] > 0
+
+
+def main_verbs(tokens: Sequence[Token], language: str) -> list[int]:
+    """Return the places of the finite verbs that belong to no clause of lower rank."""
+    verbs: list[int] = []
+    below = absorbed = False
+    for place, token in enumerate(tokens):
+        if token.tag in SUBORDINATE[language]:
+            below = True
+        elif token.text in ",;:–":
+            below = absorbed = False
+        elif is_finite(token, language):
+            following = tokens[place + 1].tag if place + 1 < len(tokens) else ""
+            inverted = language == GERMAN and following == "PPER" and verbs == []  # "Als Quelle können Sie"
+            if below and not inverted:
+                below, absorbed = False, True
+            elif not (absorbed and place and tokens[place - 1].tag == JOINING[language]):
+                verbs.append(place)
+    return verbs
 
 
 class NounPhrase(NamedTuple):

@@ -35,7 +35,8 @@ LEAST_WORDS = 8
 PART_POINTS = {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 2.0, OTHER: 0.5, INNER: 0.5}
 REPEATED, NAMED, LONG, FIRST = 1.5, 1.5, 1.0, 0.5
 """Points of a phrase that occurs again, is a name, has two words, or is in the first sentence."""
-LEAST_POINTS = 3.0
+LEAST_POINTS, LEAST_MENTIONED = 3.0, 2.0
+"""Of a topic, and of one that is only mentioned, where a passage has no other."""
 WORDS_PER_TOPIC = 16
 MOST_TOPICS = 3
 LEAST_TOGETHER = 4.0
@@ -154,12 +155,16 @@ def choose_topics(
 
     `others` are the other sentences of the place as `plain_text`; `is_new` is false for the words of its headings.
     """
-    used: list[Candidate] = []
-    for candidate in found:
-        if len(used) < most and candidate.strength > 1 and candidate.points >= LEAST_POINTS and is_new(candidate.text):
-            if not any(candidate.is_in(other) for other in others):
-                used.append(candidate)
-                yield (candidate,)
+    alone = [
+        candidate
+        for candidate in found
+        if candidate.strength > 1
+        and is_new(candidate.text)
+        and not any(candidate.is_in(other) for other in others)
+    ]
+    used = [candidate for candidate in alone if candidate.points >= LEAST_POINTS][:most]
+    used = used or [candidate for candidate in alone if candidate.points >= LEAST_MENTIONED][:1]
+    yield from ((candidate,) for candidate in used)
     count = len(used)
     for first, second in combinations(found, 2):
         if count >= most:
