@@ -13,6 +13,9 @@ from trainyard.data.language import ENGLISH
 CONTRACTED = {"ca": "can", "wo": "will", "sha": "shall", "'s": "is", "'re": "are", "'ll": "will", "'ve": "have"}
 NEVER = ("never", "rarely", "hardly", "neither", "no longer")
 PRONOUNS = ("we", "you", "i")
+COMMON = ["AT0", "DPS", "DT0", "PRP", "VVG", "VVN", "AV0", "CRD", "PNI", "PNP", "CJS", "TO0", "ORD", "NN2", "AVQ"]
+ADJECTIVES = ("AJ0", "AJC", "AJS")
+"""Tags of a first word that is written in small letters within a sentence."""
 PAST_BE = ("was", "were")
 
 
@@ -29,15 +32,11 @@ class Clause(NamedTuple):
     kind: str
     """be, passive, verb or command."""
     lemma: str
-    phrases: tuple[Phrase, ...] = ()
-    head: str = ""
+    phrases: tuple[Phrase, ...]
+    head: str
     """Noun of the subject in small letters."""
-    plural: bool = False
-    reading: Reading | None = None
-
-    @property
-    def first(self) -> Phrase | None:
-        return self.phrases[0] if self.phrases else None
+    plural: bool
+    reading: Reading
 
 
 class Verb(NamedTuple):
@@ -71,6 +70,8 @@ def parse_clause(text: str, vocabulary: Collection[str], *, partly: bool = False
     phrases = read_phrases(reading, verb.end, partly=partly)
     if phrases is None:
         return None
+    if any(reading.lower(place) in NEVER for place in range(match.end("subject"), match.end())):
+        verb = verb._replace(negative=True)
     end = match.end("subject")
     head = reading.head(1 if reading.shape[0] == "G" else 0, end)
     name = decapitalise(reading.words(0, end), vocabulary)
@@ -109,7 +110,7 @@ def is_command(reading: Reading) -> bool:
 
 def parse_command(reading: Reading, *, partly: bool) -> Clause | None:
     start = 1 + (reading.shape[0] == "A" and reading.shape[1] == "v")
-    particle = start < len(reading.shape) and reading.shape[start] == "P"
+    particle = has_particle(reading, start)
     verb = reading.words(start - 1, start + particle).lower()
     phrases = read_phrases(reading, start + particle, partly=partly)
     if phrases is None:
@@ -125,6 +126,8 @@ def agrees(reading: Reading, subject: re.Match[str], verb: Verb) -> bool:
     """Whether the number of the verb is that of the subject; what does not agree was tagged wrongly."""
     shape, end = subject["subject"], subject.end("subject")
     finite = reading.tokens[subject.end()].tag
+    if finite == "VVD" and "`" in reading.words(0, end):
+        return False  # "`frequency` desired frequency": a participle
     if shape[0] == "G":
         return finite in ("VVZ", "VBZ", "VM0", "VHZ", "VDZ", "VBD", "VVD")
     head = reading.head(0, end)
@@ -166,7 +169,7 @@ def read_verb(reading: Reading, start: int) -> Verb | None:  # noqa: PLR0911 (on
     if not helper or not lemma.isalpha():
         return None
     end = start + 1
-    if end < len(shape) and shape[end] == "P":
+    if has_particle(reading, end):
         return Verb(
             helper, f"{lemma} {reading.lower(end)}", f"{word} {reading.lower(end)}", False, "verb", lemma, end + 1
         )
@@ -186,7 +189,7 @@ def read_modal(reading: Reading, place: int, auxiliary: str, negative: bool) -> 
     if letter not in ("I", "v"):
         return None
     end = place + 1
-    if reading.shape[end : end + 1] == "P":
+    if has_particle(reading, end):
         word, end = f"{word} {reading.lower(end)}", end + 1
     return Verb(auxiliary, word, f"{auxiliary} {word}", negative, "verb", word.split()[0], end)
 
@@ -206,11 +209,16 @@ def participle(reading: Reading, place: int, auxiliary: str, before: str, negati
     words.append(reading.lower(place))
     lemma = base_form(reading.tokens[place].text, reading.tokens[place].tag, ENGLISH)
     kind = "passive" if letter == "N" and passive else "verb"
-    if reading.shape[place + 1 : place + 2] == "P":
+    if has_particle(reading, place + 1):
         place += 1
         words.append(reading.lower(place))
     group = " ".join(words)
     return Verb(auxiliary, group, f"{auxiliary} {group}", negative, kind, lemma, place + 1)
+
+
+def has_particle(reading: Reading, place: int) -> bool:
+    """Whether a word belongs to the verb in front of it: "set up", but not "up to 60 %"."""
+    return reading.shape[place : place + 1] == "P" and reading.lower(place + 1) != "to"
 
 
 def skip_adverbs(reading: Reading, place: int) -> tuple[int, bool]:
@@ -241,23 +249,7 @@ def decapitalise(text: str, vocabulary: Collection[str]) -> str:
     if not first or first[0].text == "I" or not (first[0].text[1:].islower() or len(first[0].text) == 1):
         return text
     word, tag = first[0].text.lower(), first[0].tag
-    common = tag in (
-        "AT0",
-        "DPS",
-        "DT0",
-        "PRP",
-        "VVG",
-        "VVN",
-        "AV0",
-        "CRD",
-        "PNI",
-        "PNP",
-        "CJS",
-        "TO0",
-        "ORD",
-        "NN2",
-        "AVQ",
-    )
+    common = tag in COMMON or (tag in ADJECTIVES and read(text).shape[1:2] in ("a", "n") and not text.istitle())
     if common or word in vocabulary or word.removesuffix("s") in vocabulary or f"{word}s" in vocabulary:
         return text[0].lower() + text[1:]
     return text

@@ -10,15 +10,17 @@ from trainyard.data.extractive.clauses import parse_clause
 from trainyard.data.extractive.phrases import Reading, read
 
 ADVERBIAL = re.compile(
-    r"(?:Please(?: do)?|Note that|Please note that|Remember that|Remember to|Make sure to|Make sure that|Be sure to|"
-    r"In (?:general|fact|particular|addition|short|practice|other words|(?:most|some|many) cases|this way)|"
-    r"(?:By default|For example|For instance|As a result|At the moment|As always|As such|Of course|"
-    r"Most often|Most importantly))"
-    r"(?:,)? (?=\S)"
+    r"(?:(?:Please(?: do)?|(?:Please note|Note|Remember) that|Remember to|(?:Make|Be) sure (?:to|that)),?"
+    r"|In (?:general|fact|particular|addition|short|practice|other words|(?:most|some|many) cases|this way|turn),"
+    r"|(?:By default|For (?:example|instance)|As a result|At the moment|As always|As such|Of course|At first|"
+    r"Most (?:often|importantly)),) (?=\S)"
 )
 """Phrases in front that say nothing of what a sentence is about."""
 CONDITION = re.compile(
     r"(?:if|when|whenever|unless|once|in case|as soon as|as long as|even if|before|after|while|until)\b", re.I
+)
+PLAIN_ADVERB = re.compile(
+    r"(?:Now|Often|Sometimes|Also|Then|Thus|Hence|Typically|Usually|Generally|Normally|Currently) (?=\S)"
 )
 REASON = re.compile(r"(?:because|since|although|though|as)\b", re.I)
 PURPOSE = re.compile(r"(?:In order to|To) (?=[a-z])")
@@ -69,15 +71,15 @@ def plain(sentence: str) -> str:
 
 
 def adverb(text: str) -> re.Match[str] | None:
-    """Return the adverb that a sentence begins with: "However,", "Optionally,"."""
+    """Return the adverb that a sentence begins with: "However,", "First,", "Typically"."""
     reading = read(text)
-    if reading.shape[:2] != "A," or reading.tokens[1].text != ",":
-        return None
-    return re.compile(r"\w+, *(?=\S)").match(text)
+    if re.match("[Aa],", reading.shape) and reading.tokens[1].text == "," and reading.tokens[0].tag in ("AV0", "ORD"):
+        return re.compile(r"\w+, *(?=\S)").match(text)
+    return PLAIN_ADVERB.match(text) if re.match("A[dpn]", reading.shape) else None
 
 
 def kind_of(text: str) -> str:
-    if PURPOSE.match(text):
+    if (match := PURPOSE.match(text)) and read(text[match.end() - 3 :]).shape[1:2] in ("I", "B", "H", "A"):
         return "purpose"
     if CONDITION.match(text):
         return "condition"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from trainyard.data.extractive import clauses, english, fronts, german, sentences
+from trainyard.data.extractive import clauses, english_words, fronts, german, sentences
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.lexicon import word_set
 from trainyard.data.language import GERMAN
@@ -34,18 +34,21 @@ def ask_english_lead(text: str, vocabulary: Collection[str]) -> Ask | None:
         return ask
     clause = clauses.parse_clause(text, vocabulary)
     if clause and not clause.phrases and not clause.negative and clause.lemma in LEAD_VERBS:
-        plain = not english.pointing(clause) and len(text.split()) > 3
-        return english.ask_with("What", clause) if plain else None
+        plain = not english_words.pointing(clause) and len(text.split()) > 3
+        return english_words.ask_with("What", clause) if plain else None
     condition = text.partition(",")[0]
-    if re.fullmatch(r"(?:If|When) .{8,100}", condition) and not english.HANGING.match(condition):
-        return Ask("condition_do", condition[0].lower() + condition[1:])
+    if re.fullmatch(r"(?:If|When) .{8,100}", condition) and not english_words.hangs(condition):
+        advice = re.match(r" ?(?:please|you|we) |$", text.partition(",")[2]) or clauses.begins_with_command(
+            text.partition(", ")[2]
+        )
+        return Ask("condition_do" if advice else "condition", condition[0].lower() + condition[1:])
     return None
 
 
 def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:
     """Return the question of a lead-in whose items say what somebody does, or what something is."""
     match = LEAD_PREDICATE.fullmatch(text)
-    if match is None or english.DANGLING.search(text):
+    if match is None or english_words.DANGLING.search(text):
         return None
     place = clauses.decapitalise(match["place"], vocabulary) if match["place"] else ""
     subject = clauses.decapitalise(match["subject"], vocabulary)

@@ -17,20 +17,20 @@ TAGS = {
     "d": "AT0 DPS DT0", "a": "AJ0 AJC AJS ORD", "1": "CRD", "n": "NN0 NN1 NN2 NN NP0 UNC ZZ0 !!!", "p": "PNP PNX",
     "i": "PNI", "s": "POS", "o": "PRF", "r": "PRP", "c": "CJC", "C": "CJS", "T": "CJT PNQ DTQ", "Q": "AVQ", "t": "TO0",
     "v": "VVB", "z": "VVZ", "D": "VVD", "m": "VM0", "b": "VBB VBZ VBD", "h": "VHB VHZ VHD", "x": "VDB VDZ VDD",
-    "I": "VVI VDI", "B": "VBI", "H": "VHI", "M": "VBN", "N": "VVN VHN VDN", "G": "VVG VHG VDG", "g": "VBG", "A": "AV0 ITJ",
-    "P": "AVP", "X": "XX0", "e": "EX0", "q": "PUQ", "(": "PUL", ")": "PUR",
+    "I": "VVI VDI", "B": "VBI", "H": "VHI", "M": "VBN", "N": "VVN VHN VDN", "G": "VVG VHG VDG", "g": "VBG",
+    "A": "AV0 ITJ", "P": "AVP", "X": "XX0", "e": "EX0", "q": "PUQ", "(": "PUL", ")": "PUR",
 }  # fmt: skip
 LETTERS = {tag: letter for letter, tags in TAGS.items() for tag in tags.split()}
 """Tag -> letter of the shape; a mark that is not listed is a comma."""
 QUOTES = "\"“”„‘’'«»"
 FINITE = "vzDmbhx"
-NOUN = r"(?:(?!G)[dq]*(?:A?[a1NGqs])*n(?:[nqs1]|[aGN](?=n))*(?<=[nq1])|[pi])"
+NOUN = r"(?:(?:[dq]+(?:A?[a1GNqs])*|(?:A?[a1Nqs])*)n(?:[nqs1]|[aGN](?=n))*(?<=[nq1])|[pi])"
 """A noun with what stands before it: "the two shared folders"."""
 NOUNS = rf"{NOUN}(?:o{NOUN})*(?:c{NOUN}(?:o{NOUN})*)?"
 """Nouns with "of", "and" and "or": a preposition other than "of" may belong to the verb."""
 TAIL = rf"(?:[or]{NOUN})*"
 SUBJECT = re.compile(
-    rf"(?P<subject>(?:GP?)?{NOUN}{TAIL}(?:NP?r{NOUN}{TAIL}|tIP?(?:r?{NOUN})?{TAIL})?(?:c{NOUN}{TAIL})?)A*(?=[{FINITE}])"
+    rf"(?P<subject>(?:GP?)?{NOUN}{TAIL}(?:NP?r{NOUN}{TAIL}|tIP?(?:r?{NOUN})?{TAIL})?(?:c{NOUN}{TAIL})?|d)A*(?=[{FINITE}])"
 )
 """A subject in front of its verb, with a participle or an infinitive: "the files stored in it", "a way to stop it"."""
 PHRASES = (
@@ -71,6 +71,8 @@ class Reading:
         self.text = text
         self.tokens: tuple[Token, ...] = tag_sentence(text, ENGLISH)
         self.shape = "".join(letter_of(token) for token in self.tokens)
+        if re.match(rf"a[{FINITE}]", self.shape) and self.tokens[0].text[0].isupper():
+            self.shape = f"n{self.shape[1:]}"  # a name that is an adjective, too: "Paperless will"
         for place, token in enumerate(self.tokens):
             if self.shape[place] == "C" and token.text.lower() == "as" and AS_NOUN.match(self.shape, place + 1):
                 self.shape = f"{self.shape[:place]}r{self.shape[place + 1 :]}"
