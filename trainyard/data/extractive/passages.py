@@ -37,8 +37,10 @@ REPEATED, NAMED, LONG, FIRST = 1.5, 1.5, 1.0, 0.5
 """Points of a phrase that occurs again, is a name, has two words, or is in the first sentence."""
 LEAST_POINTS, LEAST_MENTIONED = 3.0, 2.0
 """Of a topic, and of one that is only mentioned, where a passage has no other."""
-WORDS_PER_TOPIC = 16
+WORDS_PER_TOPIC = 14
 MOST_TOPICS = 3
+MOST_SHORT = 20
+"""Words of a passage that is asked for no topic of another question of it."""
 LEAST_TOGETHER = 4.0
 """Points of two phrases that are named together."""
 LONG_WORD = 18

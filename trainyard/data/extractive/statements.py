@@ -132,9 +132,20 @@ class Reader:
         self.section_sentences: list[str] = []
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
-        """Yield the statements of a section in page order."""
+        """Yield the statements of a section: those of its sentences and lists in page order, then its passages."""
         if self.language not in ASKERS:
             return
+        asked: dict[str, str] = {}
+        for statement in self.read_blocks(section, topic):
+            asked[statement.answer] = f"{asked.get(statement.answer, '')} {statement.topic}"
+            yield statement
+        for passage in self.passages(section):
+            most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
+            besides = asked.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
+            for phrase in self.topics(passage, topic, most, besides):
+                yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
+
+    def read_blocks(self, section: Section, topic: str) -> Iterator[Statement]:
         texts = [block.text for block in section.blocks]
         self.section_sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         codes: dict[str, list[str]] = {}
@@ -153,10 +164,6 @@ class Reader:
                     yield from self.read_paragraph(block.text, topic)
                 elif block.label and not only_refers(block.text):
                     yield from self.read_note(block, topic)
-        for passage in self.passages(section):
-            most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
-            for phrase in self.topics(passage, topic, most):
-                yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
 
     def passages(self, section: Section) -> Iterator[passages.Passage]:
         """Yield the passages of the paragraphs; a list, or code after one, parts those around it."""
