@@ -69,6 +69,7 @@ UNCERTAIN = re.compile(
 """What makes the answer to a question with "is" more than yes or no."""
 UNCERTAIN_STATE = re.compile(r"\b(?:only|just|always|necessarily|yet|longer|much|many|either|both)\b")
 PLACE_PREPOSITIONS = ("in", "on", "at", "under", "inside", "within", "into", "onto")
+KEEPING_VERBS = ("store", "keep", "save", "put", "place", "hang", "record", "install")
 NEEDED_PREPOSITIONS = ("to", "with", "from", "as", "on", "by", "for", "of", "against", "into", "under")
 """Prepositions behind a participle that belong to it."""
 NO_PURPOSE = (
@@ -321,6 +322,9 @@ def ask_action(clause: Clause, where: str) -> Iterator[Ask]:
         yield from ask_needed(clause, following, obj.text, where=where)
     elif is_place(following, clause) and clause.lemma not in WEAK_VERBS:
         yield ask_with("Where", clause, obj.text, where)
+    elif clause.lemma in KEEPING_VERBS and following.kind == "place" and following.first in PLACE_PREPOSITIONS:
+        if not hangs(inner(following)):
+            yield ask_with("Where", clause, obj.text, where)
     elif following.text.startswith("to ") and following.kind == "infinitive" and clause.lemma in TO_DO_VERBS:
         yield ask_with("What", clause, obj.text, "to do", where)
 
