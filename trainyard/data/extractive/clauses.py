@@ -140,9 +140,7 @@ def agrees(reading: Reading, subject: re.Match[str], verb: Verb) -> bool:
     many = head.tag in ("NN2",) or head.text.lower() in ("we", "you", "they", "i", "people", "staff", "data")
     if finite in ("VVZ", "VHZ", "VDZ", "VBZ"):
         return not many or head.text.lower() == "data"
-    if finite in ("VVB", "VHB", "VDB", "VBB"):
-        return many or not singular
-    return True
+    return many or not singular or finite not in ("VVB", "VHB", "VDB", "VBB")
 
 
 def read_verb(reading: Reading, start: int) -> Verb | None:  # noqa: PLR0911 (one return for each form of an English verb)

@@ -344,6 +344,7 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
             and short
             and "i" not in clause.reading.shape[obj.start : obj.end]
             and not following.text.startswith("to be ")
+            and len(following.text.split()) > 2
         ):
             yield ask_with("What", clause, obj.text, "to do" if following.first == "to" else "do", where)
         return
@@ -351,12 +352,7 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
         yield ask_with("What", clause, obj.text, where)
         return
     word = who(obj, clause)
-    if (
-        not word
-        or hangs(obj.text)
-        or clause.lemma in WEAK_VERBS
-        or (following and following.kind == "infinitive" and following.first != "to")
-    ):
+    if not word or hangs(obj.text) or clause.lemma in WEAK_VERBS or is_complement(following, clause):
         return
     named = short and len(content_words(obj.text)) > 1
     if is_means(following) and named:
@@ -367,12 +363,21 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
         yield ask_with(word, clause, tail_of(clause, following), where)
 
 
+def is_complement(phrase: Phrase | None, clause: Clause) -> bool:
+    """Whether a phrase behind an object is a part of what the verb says: "find it hard", "use it to do that"."""
+    if phrase is None:
+        return False
+    bare = phrase.kind == "infinitive" and phrase.first != "to"
+    hanging = clause.lemma == "use" and phrase.kind == "infinitive" and hangs(phrase.text)
+    return bare or hanging or phrase.kind == "adjective" or (phrase.kind == "gerund" and phrase.first != "using")
+
+
 def tail_of(clause: Clause, following: Phrase | None) -> str:
     """Return the phrase behind an object that belongs to the verb, so that a question keeps it."""
     if following is None or len(following.text.split()) > LONGEST_TAIL or hangs(following.text):
         return ""
     condition = following.kind == "when" and following.first in CONDITIONS
-    condition = condition or (clause.lemma == "use" and following.text.startswith("to "))
+    condition = condition or (clause.lemma == "use" and following.kind == "infinitive")
     needed = following.kind == "place" and following.first in FRAMES.get(clause.lemma, ())
     return following.text if condition or needed else ""
 
