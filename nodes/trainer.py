@@ -23,6 +23,7 @@ from trainyard.errors import Conflict, NotDeployed
 from trainyard.evals.gate import Word
 from trainyard.evals.tasks import count_held_out
 from trainyard.spec.axes.data import DATA_PORTS, Port
+from trainyard.spec.estimate.verdict import Counted, VerdictFloor
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
@@ -94,15 +95,23 @@ def require_verdict(context: NodeContext, job: TrainingJob) -> None:
     rows = rows_judged(context, job)
     if floor is None or rows is None or work_folder(job, context.settings).exists():
         return
-    port, folder = rows
-    counted, held_out = count_rows(folder / ROWS_FILE), count_held_out(folder, port)
-    if reasons := floor.reasons(trained=counted, held_out=held_out):
+    _, folder = rows
+    if reasons := floor.reasons(trained=count_rows(folder / ROWS_FILE), held_out=held_out_rows(context, floor)):
         raise NotDeployed(
             "There are not enough rows to say whether an adapter is better; nothing was trained.",
             reasons=reasons,
             verdict=f"{Word.FEW_ROWS}; nothing was trained",
             do="Give more rows, write few_rows: allow (of a template: publish.few_rows), or leave the deployer out.",
         )
+
+
+def held_out_rows(context: NodeContext, floor: VerdictFloor) -> Counted | None:
+    """Return the rows that decide, where their node has ended."""
+    node_id, port = floor.decides or ("", Port.SFT)
+    output = context.upstream.get(node_id)
+    if output is None or port not in output.outputs:
+        return None
+    return count_held_out(Path(open_reference(output.outputs[port])), port)
 
 
 def rows_judged(context: NodeContext, job: TrainingJob) -> tuple[Port, Path] | None:

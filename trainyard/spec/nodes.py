@@ -235,11 +235,15 @@ class DataSourceConfig(SetFields):
         return sets or [("", None, self.single())]
 
 
+LEAST_ROWS = 30
+"""Rows to train on, and rows to evaluate on, below which an evaluator gives no verdict by default."""
+
+
 class HoldoutRules(Strict):
     """The rows that are held out before training, for the evaluator."""
 
     documents: float = Field(0.1, ge=0, lt=1, description="Share of the source documents, chosen by their hash.")
-    min_rows: int = Field(20, ge=0, le=100_000, description="Rows that are held out at least.")
+    min_rows: int = Field(LEAST_ROWS, ge=0, le=100_000, description="Rows that are held out at least.")
     wording: bool = Field(True, description="Keep one wording of each question from training, if there are several.")
 
 
@@ -336,8 +340,6 @@ class ValidatorConfig(Strict):
     ] = Field(SensitiveRules(), description="Personal data and secrets: one word for all kinds, or one for each.")
 
 
-LEAST_ROWS = 30
-"""Rows to train on, and rows to evaluate on, below which an evaluator gives no verdict by default."""
 REWARD_BENCHMARKS = ("reward_accuracy", "mean_reward")
 """The benchmarks of reward models, which give scores and no text; by default the first one decides."""
 

@@ -506,7 +506,7 @@ GOOD = {
     "Members must not lend a card to guests.": "Must members lend a card to guests?",
     "Wenn der Akku leer ist, wenden Sie sich an die Station.": "Was ist zu tun, wenn der Akku leer ist?",
     "Der Antrag ist innerhalb von 14 Tagen bei der Behörde einzureichen.": "In welcher Frist ist der Antrag",
-    "Bei der Rückgabe muss das Rad abgeschlossen werden.": "Was gilt bei der Rückgabe?",
+    "Bei der Rückgabe muss das Rad abgeschlossen werden.": "Was muss bei der Rückgabe abgeschlossen werden?",
 }
 
 

@@ -525,3 +525,21 @@ def test_the_demo_sets_validate(tmp_path: Path, shared_data: Path) -> None:
     assert out.facts["read"] == len(rows) == 300
     assert out.facts["kept"] > 200
     assert out.facts["heldout"]["unseen_documents"] >= 20
+
+
+def test_rows_with_one_answer_are_held_out_together(tmp_path: Path) -> None:
+    """An FAQ asks for each answer in several ways: one held-out row of it must not cost all others."""
+    answers = [f"Answer {place} says that part {place} of the machine is oiled each week." for place in range(10)]
+    rows = [
+        qa(f"How is part {place} kept, wording {n}?", answer) for n in range(4) for place, answer in enumerate(answers)
+    ]
+    out = run(rows, tmp_path, near_duplicates=None, holdout={"documents": 0.2, "min_rows": 8})
+    facts = out.facts
+    assert (facts["kept"], facts["heldout"]) == (32, {"unseen_documents": 8, "unseen_wording": 0})
+    assert not facts["dropped"], "all rows of two answers are held out, and none of the others"
+
+
+def test_short_answers_such_as_labels_join_no_rows(tmp_path: Path) -> None:
+    rows = [qa(f"Is ticket {n} about money?", "yes" if n % 2 else "no") for n in range(40)]
+    out = run(rows, tmp_path, near_duplicates=None, decontaminate=0, holdout={"documents": 0.1, "min_rows": 4})
+    assert out.facts["heldout"] == {"unseen_documents": 4, "unseen_wording": 0}

@@ -347,7 +347,7 @@ SIX = [
 def test_rows_follow_the_chain_as_bounds() -> None:
     found = planned(*SIX, shapes={"starter": TINY})
     assert [(name, one.rows, one.steps) for name, one in found.items()] == [
-        ("data-source", None, None), ("ai-generator", 360, None), ("validator", 200, None), ("trainer", 200, 150),
+        ("data-source", None, None), ("ai-generator", 390, None), ("validator", 200, None), ("trainer", 200, 150),
         ("evaluator", None, None), ("deployer", None, None),
     ]  # fmt: skip
     assert found["data-source"].basis == ("rows: not known before the files are read",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.estimate.verdict import Counted, VerdictFloor, find_floor, least_cases
 from trainyard.spec.graph import resolve
@@ -24,7 +25,9 @@ def evaluator(**config: Any) -> dict[str, Any]:
 
 def test_floor_of_a_chain_that_judges_and_deploys() -> None:
     floor = find_floor(resolved(evaluator(), {"type": "deployer"}))
-    assert floor == VerdictFloor(evaluator="evaluator", candidates=("trainer",), confidence=0.95, least_rows=30)
+    assert floor == VerdictFloor(
+        evaluator="evaluator", candidates=("trainer",), confidence=0.95, least_rows=30, decides=("validator", Port.SFT)
+    )
     assert floor.cases_needed == least_cases(0.95) == 6
     assert floor.reasons(trained=30, held_out=Counted(30, 6)) == floor.reasons() == []
     assert floor.reasons(trained=6, held_out=Counted(9, 2)) == [
@@ -45,7 +48,7 @@ def test_rows_of_task_files_are_not_held_out() -> None:
     own = {"benchmarks": [{"name": "exact_match", "path": "tasks.jsonl"}], "least_rows": 10, "confidence": 0.9}
     floor = find_floor(resolved(evaluator(**own), {"type": "deployer"}))
     assert floor is not None
-    assert (floor.counts_held_out, floor.least_rows, floor.cases_needed) == (False, 10, 5)
+    assert (floor.decides, floor.least_rows, floor.cases_needed) == (None, 10, 5)
     assert floor.reasons(trained=10, held_out=Counted(1, 1)) == []
 
 
@@ -54,4 +57,4 @@ def test_a_control_is_held_to_the_floor_of_its_adapter_and_an_earlier_stage_is_n
     floor = find_floor(resolve(build_template("alignment-pipeline", pairs), "starter"))
     assert floor is not None
     assert set(floor.candidates) == {"trainer-2", "control"}
-    assert floor.counts_held_out is False  # rows of two kinds are held out
+    assert floor.decides == ("validator", Port.SFT), "held-out loss decides, as in the report"

@@ -369,7 +369,9 @@ class Reading:
         floor = find_floor(self.chain)
         if floor is None or node.id not in floor.candidates or not given.whole:
             return
-        held_out = count_held_out(given.folder, given.port)
+        node_id, port = floor.decides or ("", given.port)
+        decides = self.sets.get(node_id, {}).get(port)
+        held_out = count_held_out(decides.folder, port) if decides and decides.whole else None
         if reasons := floor.reasons(trained=given.rows, held_out=held_out):
             lost = [
                 f"Of {source.node_id}'s {given.port.value} {balance}."

@@ -25,11 +25,14 @@ from trainyard.data.extractive.german_questions import (
     LIGHT_VERBS,
     POINTING,
     ask_case,
+    ask_complement,
     ask_definition,
     ask_governed,
     ask_means_and_place,
     ask_measure,
     ask_object,
+    ask_person,
+    ask_subject,
     front_phrase,
     invert,
     main_verb,
@@ -40,8 +43,11 @@ from trainyard.data.extractive.tagging import Token
 STOP_WORDS = word_set("de_stop_words")
 CONDITIONS = ("wenn", "falls", "sofern", "sobald", "bevor", "solange", "nachdem")
 REASONS = ("weil", "da")
+JOINING = re.compile(r"\b(?:jedoch|also|aber|nun|jetzt|natürlich|beispielsweise|zum Beispiel) ")
+"""Words that join a condition to the sentence before."""
 UNFINISHED = re.compile(r"\b(?:und|oder|sowie|B\.|der|die|das|ein|eine|von|mit|zu|bzw\.?)\W*\?$")
-MOST_FORMS, LONG_SENTENCE = 2, 12
+TWO_FORMS, THREE_FORMS = 9, 18
+"""Words of a sentence that two and three questions are asked of."""
 LONGEST_QUESTION = 24
 
 
@@ -63,22 +69,27 @@ def plain_sentence(sentence: str) -> str:
 
 
 def ask_german(sentence: str, vocabulary: Collection[str] = frozenset(), subject: str = "") -> list[Ask]:
-    """Return the questions that a sentence answers, the surest first; two at most."""
+    """Return the questions that a sentence answers, the surest first; three at most."""
     clause = parse_clause(plain_sentence(sentence))
     if clause is None:
         return []
-    most = MOST_FORMS if len(sentence.split()) >= LONG_SENTENCE else 1
+    length = len(sentence.split())
+    most = 3 if length >= THREE_FORMS else 2 if length >= TWO_FORMS else 1
     asks: list[Ask] = []
     for ask in forms_of(clause):
         if ask.rule == "case" and asks:
             break
-        if is_clear(ask, sentence) and all(
-            ask.rule != other.rule or ask.topic[:4] != other.topic[:4] for other in asks
-        ):
+        if is_clear(ask, sentence) and not any(is_near(ask, other) for other in asks):
             asks.append(ask)
         if len(asks) == most:
             break
     return asks
+
+
+def is_near(ask: Ask, other: Ask) -> bool:
+    """Whether two questions ask for the same in other words."""
+    words, others = set(content_words(ask.topic)), set(content_words(other.topic))
+    return ask.rule == other.rule and len(words & others) * 2 > len(words | others)
 
 
 def is_clear(ask: Ask, sentence: str) -> bool:
@@ -90,12 +101,15 @@ def is_clear(ask: Ask, sentence: str) -> bool:
         return False
     if POINTING.search(shown) or UNFINISHED.search(ask.topic) or re.search(r"[,;:]\?$|\b(\w+) \1\b", shown):
         return False
-    if re.search(r"(?:^|\s)[\"“](?=\s)|„\s|\bwie folgt\b", shown):
+    if re.search(r"(?:^|\s)[\"“](?=\s)|„\s|\bwie folgt\b|\"\"|„“|@| ,| \. ", shown):
+        return False
+    if " / " in ask.topic and " / " not in sentence:
         return False
     if any(ask.topic.count(mark) % 2 for mark in '`"') or ask.topic.count("„") != ask.topic.count("“"):
         return False
     least = 1 if ask.rule in ("bare", "case") else 2
-    return len(asked) >= least and len(fresh) >= 2 and len(ask.topic.split()) <= LONGEST_QUESTION
+    fewest = 1 if ask.rule == "bare" else 2
+    return len(asked) >= least and len(fresh) >= fewest and len(ask.topic.split()) <= LONGEST_QUESTION
 
 
 def forms_of(clause: Clause) -> Iterator[Ask]:
@@ -104,12 +118,16 @@ def forms_of(clause: Clause) -> Iterator[Ask]:
     if clause.kind == "CLAUSE" or is_negative(clause):
         return
     complement = needs_complement(clause.after)
-    if not complement:
+    if complement:
+        yield from ask_complement(clause)
+    else:
         yield from ask_definition(clause)
         yield from ask_measure(clause)
+        yield from ask_person(clause)
         yield from ask_governed(clause)
         yield from ask_means_and_place(clause)
-    yield from ask_object(clause, complement=complement)
+        yield from ask_object(clause)
+        yield from ask_subject(clause)
     yield from ask_case(clause)
 
 
@@ -123,6 +141,8 @@ def needs_complement(after: Sequence[Token]) -> bool:
     tags = [token.tag for token in after]
     if len(after) < 2 or after[0].text not in (",", ":"):
         return False
+    if after[1].tag in ("PWS", "PWAV", "PWAT"):
+        return True
     if after[1].text in ("dass", "ob", "als", "was", "wie", "wo", "wer", "welche", "das", "statt", "ohne"):
         return after[1].tag not in ("PRELS",)
     comma = next((place for place, token in enumerate(after[1:], 1) if token.text == ","), len(after))
@@ -134,11 +154,22 @@ def ask_relations(clause: Clause) -> Iterator[Ask]:
     for tokens, first in ((clause.front, True), (subordinate_after(clause), False)):
         if not tokens or (first and clause.kind != "CLAUSE"):
             continue
-        word = tokens[0].text.lower()
+        word = "wenn" if tokens[0].tag in FINITE else tokens[0].text.lower()
         text = as_asked(tokens, clause)
         if text is None or len(tokens) > LONGEST_QUESTION:
             continue
-        if word in CONDITIONS and clause.kind != "ADV":
+        only = next((phrase for phrase in clause.middle if phrase.tokens[0].text in ("nur", "erst")), None)
+        if word in CONDITIONS and not first and only and clause.kind == "NP":
+            if question := invert(clause, "Wann", only):
+                yield Ask("bare", question)
+        elif word in CONDITIONS and not first and clause.kind == "NP":
+            also = any(phrase.tokens[0].text == "auch" for phrase in clause.middle)
+            if not also and not is_negative(clause) and (question := invert(clause, "Wann")):
+                yield Ask("bare", question)
+            yield Ask("condition", text)
+        elif word in CONDITIONS and clause.kind != "ADV":
+            if not first and clause.pronoun and clause.pronoun.text.lower() in ("dies", "das", "es"):
+                continue
             if tokens[1:] and tokens[1].text in ("möglich", "nötig", "nicht", "überhaupt", "auch", "es", "das"):
                 continue
             yield Ask("condition_do" if advises(clause) else "condition", text)
@@ -173,29 +204,41 @@ def subordinate_after(clause: Clause) -> tuple[Token, ...]:
 
 def as_asked(tokens: Sequence[Token], clause: Clause) -> str | None:
     """Return a subordinate clause as the reader asks it: "wenn ich unsicher bin" for "wenn du unsicher bist"."""
-    if any(token.text in (",", ":", ";", "(") for token in tokens) and any(
-        token.tag in SUBORDINATE for token in tokens[1:]
+    inner = any(token.tag in SUBORDINATE for token in tokens[1:])
+    if len(tokens) < 4 or (inner and any(token.text in (",", ":", ";", "(") for token in tokens)):
+        return None
+    if tokens[0].tag in FINITE:
+        return conditional(tokens, clause)
+    text, verb = clause.words(tokens), tokens[-1]
+    reader = tokens[0].tag == "KOUS" and any(token.text in ("Sie", "du", "Du") for token in tokens[1:5])
+    if reader:
+        if verb.tag not in (*FINITE, "VV(INF)", "VA(INF)", "VM(INF)"):
+            return None
+        text = f"{text[: verb.start - tokens[0].start]}{first_person(verb)}"
+    text = for_asker(text, reflexive=reader)
+    return JOINING.sub("", text[0].lower() + text[1:])
+
+
+def conditional(tokens: Sequence[Token], clause: Clause) -> str | None:
+    """Return "wenn der Akku leer ist" for "Ist der Akku leer"."""
+    first, last = tokens[0], tokens[-1]
+    reader = tokens[1].text in ("Sie", "du", "Du")
+    if first.text in ("War", "Waren", "Hatte", "Hatten") or (
+        first.text.startswith("Sollt") and last.tag[:2] in ("VM", "VA")
     ):
         return None
-    text = clause.words(tokens)
-    subject = next((token for token in tokens[1:5] if token.text in ("Sie", "du")), None)
-    if subject and tokens[0].tag == "KOUS":
-        verb = tokens[-1]
-        if not is_final_verb(verb):
-            return None
-        base = tokens[0].start
-        text = f"{text[: verb.start - base]}{first_person(verb)}"
-    text = for_asker(text)
-    return text[0].lower() + text[1:]
-
-
-def is_final_verb(token: Token) -> bool:
-    return token.tag in (*FINITE, "VV(INF)", "VA(INF)", "VM(INF)")
+    verb = first_person(first) if reader else first.text[0].lower() + first.text[1:]
+    rest = tokens[1:]
+    if last.tag == "PTKVZ":
+        rest, verb = tokens[1:-1], f"{last.text}{verb}"
+    return JOINING.sub("", for_asker(f"wenn {clause.words(rest)} {verb}", reflexive=reader))
 
 
 def advises(clause: Clause) -> bool:
     """Whether a clause tells the reader what to do."""
     if clause.is_for_reader or (clause.pronoun and clause.pronoun.text.lower() == "man"):
+        return True
+    if clause.kind == "CLAUSE" and clause.verb.text.endswith("e") and clause.verb.tag[:2] not in ("VA", "VM"):
         return True
     modal = clause.verb.tag.startswith("VM") and not clause.verb.text.startswith(("will", "woll"))
     passive = bool(clause.end) and clause.end[-1].text == "werden"
@@ -232,7 +275,7 @@ def ask_following(clause: Clause, phrase: Phrase, number: int) -> Ask | None:
     ending = re.fullmatch(r"folgende([nrms]?)", words[number].lower())
     if ending is None or (not noun and ending[1] != "s"):
         return None
-    before = [word for word in words[:number] if word.lower() not in ("die", "den", "der", "das")]
+    before = [word for word in words[:number] if word.lower() not in ("die", "den", "der", "das", "z.b.", "u.a.")]
     lead = join(*before, f"welche{ending[1]}", noun) if noun else "was"
     question = invert(clause, lead[0].upper() + lead[1:], phrase)
     ask = Ask("bare", question) if question else None

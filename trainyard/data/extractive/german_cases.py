@@ -18,10 +18,9 @@ WEAK = re.compile(
 def core_of(tokens: Sequence[Token], *, whole: bool = False) -> tuple[Token, ...]:
     """Return a noun phrase without its preposition, determiner and, unless `whole`, what follows its genitive."""
     start = 0
-    while start < len(tokens) and (
-        tokens[start].tag in ("APPR", "APPRART", *DETERMINERS, "ADV", "ADJ(D)", "KOKOM", "PTKA")
-    ):
-        start += 1
+    for tags in (("ADV", "ADJ(D)", "KOKOM", "PTKA"), ("APPR", "APPRART"), DETERMINERS):
+        while start < len(tokens) and tokens[start].tag in tags:
+            start += 1
     end = start
     seen = False
     if whole:
@@ -32,7 +31,7 @@ def core_of(tokens: Sequence[Token], *, whole: bool = False) -> tuple[Token, ...
         genitive = genitive or (token.tag == "ADJ(A)" and (tokens[end - 1].tag == "ART" or token.text.endswith("er")))
         if seen and not (token.tag in NOUNS or genitive):
             break
-        if not seen and token.tag not in (*NOUNS, "ADJ(A)", "TRUNC") and token.text not in '„“"':
+        if not seen and token.tag not in (*NOUNS, "ADJ(A)", "TRUNC", "ADV", "ADJ(D)") and token.text not in '„“"':
             break
         seen = seen or token.tag in NOUNS
         end += 1
@@ -55,7 +54,10 @@ def accusative(before: Sequence[Token], core: Sequence[Token], clause: Clause, *
     if article in ("die", "das") or (article == "den" and not nominative):
         return " ".join([article, *words, noun])
     if article == "der" and nominative:
-        words = [word if word.endswith("en") else f"{word}n" for word in words]
+        tags = [token.tag for token in core[:head]]
+        words = [
+            f"{word}n" if tag == "ADJ(A)" and word[-2:] != "en" else word for word, tag in zip(words, tags, strict=True)
+        ]
         if WEAK.search(core[head].text) and core[head].tag == "NN":
             noun = f"{core[head].text}{'n' if core[head].text.endswith('e') else 'en'}{noun[len(core[head].text) :]}"
         return " ".join(["den", *words, noun])
@@ -69,7 +71,14 @@ def without_article(
     endings = {word[-2:] for word in words}
     if before and before[-1].text.lower() == "jeder":
         return ""
+    if head.tag == "NE" and not words and not before:
+        return noun  # a name
     if endings == {"er"} and nominative and not before and not clause.verb.text.endswith("en"):
         return " ".join([*(f"{word[:-1]}n" for word in words), noun])
-    plural = clause.verb.text.endswith("n") if nominative else base_form(head.text, "NN", GERMAN) != head.text
+    finite = clause.verb.text
+    plural = (
+        finite == "sind" or (finite[-1] == "n" and finite != "kann")
+        if nominative
+        else base_form(head.text, "NN", GERMAN) != head.text
+    )
     return " ".join([*words, noun]) if plural and not endings & {"er", "em", "en", "es"} else ""

@@ -101,7 +101,7 @@ def kind_of_front(front: Sequence[Token]) -> str:
     if not front:
         return ""
     tag = front[0].tag
-    if tag in ("KOUS", "KOUI") or any(token.tag in ("VV(IZU)", "PTKZU") for token in front):
+    if tag in ("KOUS", "KOUI", *FINITE) or any(token.tag in ("VV(IZU)", "PTKZU") for token in front):
         return "CLAUSE"
     if len(front) == 1 and tag in ("PPER", "PIS", "PDS"):
         return "PRON"
@@ -120,21 +120,42 @@ def parse_clause(text: str) -> Clause | None:
     if place is None or len(sentences.sentences(re.sub(r"[“”\"](?=[.!?] )", "", text))) > 1:
         return None
     front, verb = tokens[:place], tokens[place]
+    while kind_of_front(front) == "CLAUSE" and front[-1].text in (",", "so", "dann"):
+        front = front[:-1]
     if front and front[-1].text == ",":
         front = front[:-1]
     if not is_one_phrase(front):
         return None
-    rest = tokens[place + 1 :]
+    rest = with_participles(tokens[place + 1 :], verb)
     size = main_length(rest, verb)
     main, after = rest[:size], rest[size:]
     first, last = find_end(main, verb)
-    if verb.tag.startswith("VM") and first == last:
+    if (verb.tag.startswith("VM") or verb.text.startswith("würd")) and first == last:
         return None
     middle = split_phrases(main[:first])
     if middle is None:
         return None
     clause = Clause(text, front, verb, middle, main[first:last], main[last:] + after)
-    return None if lacks_subject(clause) else clause
+    return None if lacks_subject(clause) or is_instruction_phrase(clause) else clause
+
+
+def is_instruction_phrase(clause: Clause) -> bool:
+    """Whether a singular noun without an article is before a plural verb: "Vorlage bearbeiten und starten"."""
+    if clause.kind != "NP" or len(clause.front) != 1 or not clause.verb.text.endswith("en"):
+        return False
+    noun = clause.front[0]
+    return noun.tag == "NN" and clause.verb.tag.startswith("VV") and base_form(noun.text, "NN", GERMAN) == noun.text
+
+
+def with_participles(tokens: Sequence[Token], verb: Token) -> tuple[Token, ...]:
+    """Return the tokens after a finite verb with participles that look like a finite verb: "wird … ergänzt"."""
+    if not verb.tag.startswith(("VA", "VM")):
+        return tuple(tokens)
+    end = next((place for place, token in enumerate(tokens) if token.tag in ("KON", "$,", "$(")), len(tokens))
+    return tuple(
+        token._replace(tag="VV(PP)") if place < end and token.tag == "VV(FIN)" and token.text.endswith("t") else token
+        for place, token in enumerate(tokens)
+    )
 
 
 def lacks_subject(clause: Clause) -> bool:
@@ -148,16 +169,28 @@ def lacks_subject(clause: Clause) -> bool:
 def find_verb(tokens: Sequence[Token]) -> int | None:
     """Return the place of the finite verb of the main clause."""
     foreign = sum(token.tag == "FM" for token in tokens)
-    if not tokens or tokens[0].tag in ("KON", "PWS", "PWAV", "PWAT") or foreign * 3 > len(tokens):
+    if not tokens or tokens[0].tag in ("KON", "PWS", "PWAV", "PWAT") or foreign * 2 > len(tokens):
         return None
     if is_command(tokens):
         return 0
-    if tokens[0].tag in ("KOUS", "KOUI") or opens_infinitive(tokens):
-        place = next((here + 1 for here, token in enumerate(tokens) if token.text == ","), len(tokens))
+    if tokens[0].tag in ("KOUS", "KOUI", *FINITE) or opens_infinitive(tokens):
+        return find_after_clause(tokens)
+    return find_second(tokens)
+
+
+def find_after_clause(tokens: Sequence[Token]) -> int | None:
+    """Return the place of the finite verb after a first clause: "Wenn …, (so) wird …"."""
+    for comma, token in enumerate(tokens):
+        place = comma + 1
+        if token.text != ",":
+            continue
         while place < len(tokens) and tokens[place].text in ("so", "dann"):
             place += 1
-        return place if place < len(tokens) and is_finite(tokens, place) else None
-    return find_second(tokens)
+        if place < len(tokens) and (is_finite(tokens, place) or is_small_command(tokens, place)):
+            return place
+        if tokens[comma + 1 : comma + 2] and tokens[comma + 1].tag not in SUBORDINATE:
+            return None
+    return None
 
 
 def find_second(tokens: Sequence[Token]) -> int | None:
@@ -187,6 +220,12 @@ def opens_infinitive(tokens: Sequence[Token]) -> bool:
     return any(token.tag in ("VV(IZU)", "PTKZU") for token in tokens[:comma])
 
 
+def is_small_command(tokens: Sequence[Token], place: int) -> bool:
+    """Whether a word with a small letter is an imperative that looks like a noun: "wende dich"."""
+    token, following = tokens[place], tokens[place + 1 : place + 2]
+    return token.tag == "NN" and token.text.islower() and bool(following) and following[0].tag in ("PPER", "PRF")
+
+
 def is_finite(tokens: Sequence[Token], place: int) -> bool:
     tag = tokens[place].tag
     if tag in FINITE:
@@ -208,12 +247,13 @@ def is_command(tokens: Sequence[Token]) -> bool:
     if first.tag in ("VV(IMP)", "VA(IMP)"):
         return True
     if first.tag == "VV(FIN)" and second.tag not in ("PPER", "PIS"):
-        return not first.text.endswith("t")
+        return not first.text.endswith(("t", "en"))
     bare_noun = first.tag in ("NN", "NE") and re.fullmatch(r"[A-ZÄÖÜ][a-zäöüß]{2,}e", first.text)
     if not bare_noun or second.tag not in (*PREPOSITIONS, "PRF", "PPER", "PROAV", "ADV", "ART", "PPOSAT"):
         return False
     comma = next((here for here, token in enumerate(tokens) if token.tag == "$,"), len(tokens))
-    return not any(token.tag in FINITE for token in tokens[1:comma]) and is_verb_form(first.text)
+    verbs = [here for here in range(1, comma) if tokens[here].tag in FINITE and tokens[here - 1].tag != "KON"]
+    return not verbs and is_verb_form(first.text)
 
 
 def is_verb_form(word: str) -> bool:
@@ -266,7 +306,7 @@ def is_enumeration(tokens: Sequence[Token], place: int) -> bool:
         if token.text in (",", ";", ":"):
             break
         ahead.append(token)
-    if any(token.tag in ("VV(IZU)", "PTKZU", *FINITE) for token in ahead):
+    if any(token.tag in ("VV(IZU)", "PTKZU", "VM(INF)", "VA(INF)", *FINITE) for token in ahead):
         return False
     return any(token.tag == "KON" for token in tokens[place + 1 :]) and following[0].tag in (
         *NOUNS, *DETERMINERS, "ADJ(A)", "ADJ(D)", *PREPOSITIONS, "TRUNC",
@@ -347,6 +387,9 @@ def end_of_noun_phrase(tokens: Sequence[Token], place: int) -> int:
         place += 1
     while place < len(tokens) and (tokens[place].tag in NOUNS or tokens[place].text in QUOTES):
         place += 1
+    if place > start and tokens[place : place + 1] and tokens[place].tag == "CARD":  # a version
+        following = tokens[place + 1 : place + 2]
+        place += not (following and following[0].tag in (*NOUNS, "ADJ(A)"))
     if place == start or place >= len(tokens):
         return place
     token, following = tokens[place], tokens[place + 1 : place + 2]
@@ -381,10 +424,12 @@ def first_person(verb: Token) -> str:
     return infinitive[:-1] if infinitive.endswith("en") else f"{infinitive[:-1]}e"
 
 
-def for_asker(text: str) -> str:
-    """Return words of a text with "mein" and "mich" in place of "Ihr" and "sich", as the reader asks."""
+def for_asker(text: str, *, reflexive: bool = True) -> str:
+    """Return a text with "mein" in place of "Ihr", as the reader asks; `reflexive` makes "mich" of "sich", too."""
     words = re.split(r"(`[^`]*`|\W+)", text)
     return "".join(
-        ASKERS_WORDS.get(word, f"mein{match[1] or ''}" if (match := POSSESSIVE.fullmatch(word)) else word)
+        word
+        if word == "sich" and not reflexive
+        else ASKERS_WORDS.get(word, f"mein{match[1] or ''}" if (match := POSSESSIVE.fullmatch(word)) else word)
         for word in words
     )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from trainyard.data.extractive.clauses import join
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.german_cases import accusative, core_of
-from trainyard.data.extractive.german_clauses import NOUNS, Clause, Phrase, first_person, for_asker
+from trainyard.data.extractive.german_clauses import NOUNS, SUBORDINATE, Clause, Phrase, first_person, for_asker
 from trainyard.data.extractive.lexicon import word_set
 from trainyard.data.extractive.tagging import Token, base_form
 from trainyard.data.language import GERMAN
@@ -19,10 +19,11 @@ from trainyard.data.language import GERMAN
 IDIOM = re.compile(
     r"(?:Zur Zeit|Am (?:besten|Ende|Anfang)|Im (?:Folgenden|Allgemeinen|Grunde|Moment|Prinzip|Beispiel|Ernstfall|"
     r"Gegensatz|Unterschied|Zweifel\w*|Idealfall|Normalfall|Laufe|Übrigen|Vergleich|Zuge|Anschluss|Rahmen)|In der Regel"
-    r"|In Zukunft|In (?:\w+ )?\w+ (?:Fällen|Hinsicht|Bibliotheken)|Nach wie vor|Vor allem|"
+    r"|In Zukunft|In der Praxis|In (?:\w+ )?\w+ (?:Fällen|Hinsicht|Bibliotheken)|Nach wie vor|Vor allem|"
     r"Zum (?:Beispiel|Schluss|einen|anderen|Teil|Glück)|"
     r"Mit Hilfe|Mit Blick|Mit der Zeit|I[mn] (?:\w+ )?(?:Kapitel|Abschnitt)|Unter anderem|Auf (?:diese|jeden|keinen)|"
-    r"Aus (?:diesem|\w+ Gr[uü]nde?n?)|Bei Bedarf|Bei Fragen|In \w+ (?:Schritt|Fall|Beispiel|Phase)\b|"
+    r"Im Blick|Im (?:Gegenteil|Auge)|Zur Ausführung|Zu Beginn|Aus (?:diesem|\w+ Gr[uü]nde?n?)|"
+    r"Bei Bedarf|Bei Fragen|In \w+ (?:Schritt|Fall|Beispiel|Phase)\b|"
     r"Durch Klick(?:en)? (?:auf|hier)|Von (?:hier|dort)|Ohne (?:weiteres|Zweifel)|Im \w+ Schritt|Unter Umständen)\b"
 )
 """Beginnings that say nothing of what a sentence is about."""
@@ -43,18 +44,24 @@ POINTING = re.compile(
     r"\b(?:dies\w*|jene\w*|solche\w*|hier\w*|dort|dabei|dafür|damit|dazu|daher|dadurch|davon|daran|darauf|darin|daraus|"
     r"folgende\w*|obige\w*|nachfolgend\w*|oben|unten|er|sie|ihn|ihm|ihr\w*|sein(?:e[mnrs]?)?|deren|dessen|so|beide\w*|wir|unser\w*|uns|"
     r"letzte\w*|andere\w*|erste[rnms]?|zweite\w*|nächste\w*|jeweilig\w*|genannt\w*|entsprechend\w*|"
-    r"zugehörig\w*|vorherig\w*|bisherig\w*|alternativ\w*|nebenstehend\w*|Alternative|Möglichkeit\w*|Beispiel|Grund|Vorteil|"
+    r"zugehörig\w*|derartig\w*|vorherig\w*|bisherig\w*|alternativ\w*|nebenstehend\w*|Alternative|Möglichkeit\w*|Beispiel|Grund|Vorteil|"
     r"Nachteil|Problem|Ziel|Screenshot|Abbildung|Grafik|Video|Fazit)\b"
 )
 """Words that make a question depend on the text around its sentence."""
 PERSON = re.compile(
     r"innen\b|\b(?:[Pp]erson\w*|Mensch\w*|Leute|Eltern|Kind(?:er\w*)?|\w*(?:[Nn]utzer|[Aa]nwender|[Ll]eiter|[Mm]itglied|"
-    r"[Kk]und|[Ss]chüler|[Ll]ehrer|[Mm]itarbeit|[Kk]raft|[Kk]räft|[Tt]eam|[Aa]dministrator|[Ee]ntwickler|[Ll]eitung|"
+    r"[Kk]und|[Ss]chüler|[Ll]ehrer|[Mm]itarbeit|[Kk]raft|[Kk]räft|[Tt]eam|[Aa]dministrator|[Ee]ntwickler|[Ll]eitung|[Dd]ienstleister|[Aa]nbieter|[Hh]ersteller|"
     r"[Vv]orstand|[Kk]oll?eg)\w*)"
 )
 """Nouns that "was" and "womit" do not ask for."""
 CASES = ("bei", "beim", "für", "im", "in", "nach", "ohne", "vor", "während", "innerhalb", "außerhalb", "zum", "zur")
 """Prepositions of a phrase that "was gilt" can ask for."""
+PERSON_NAME = re.compile(
+    r"(?:innen|[Nn]utzer|[Aa]nwender|[Ll]eiter|[Mm]itglied|[Kk]und|[Ss]chüler|[Ll]ehrer|[Mm]itarbeit|[Kk]raft|[Kk]räft|"
+    r"[Aa]dministrator|[Ee]ntwickler|[Ss]char(?:|[Vv]er\w+)[Ll]eitung|[Vv]orstand|[Kk]oll?eg|Eltern|Kind)"
+    r"(?:er|ern|e|en|n|s|es|in|ende|enden|ung)?$"
+)
+"""Nouns that "wer" asks for."""
 BY_MEANS = ("über", "durch", "per", "via", "mithilfe", "mittels", "anhand", "mit")
 IN_PLACE = ("in", "im", "unter", "auf", "am", "an", "bei", "beim", "unterhalb", "neben", "oberhalb", "links", "rechts")
 PLACED = re.compile(
@@ -70,6 +77,19 @@ PLACE = re.compile(
     r"[Aa]nsicht|[Oo]berfläche|[Kk]onfiguration|[Dd]atenbank|[Ss]erver|[Ll]eiste|[Ss]palte|[Zz]eile|[Kk]atalog\w*|"
     r"[Dd]okumentation|[Rr]epository|[Kk]arte|[Hh]andbuch|[Rr]egister\w*|[Ww]ebsite|[Ff]ormular|[Ss]chema|[Ee]cke|Rand)n?\b"
 )
+JUDGING = re.compile(
+    r"ein\w* (?:\w+ )?(?:wichtig|zentral|groß|gut|wesentlich|entscheidend|interessant|nützlich|hilfreich)\w*"
+)
+"""A predicate that says nothing of what a thing is."""
+CORRELATES = {
+    "dazu": "Wozu", "darin": "Worin", "darauf": "Worauf", "dafür": "Wofür", "davon": "Wovon", "daran": "Woran",
+    "damit": "Womit", "dadurch": "Wodurch", "darum": "Worum", "davor": "Wovor", "darüber": "Worüber",
+}  # fmt: skip
+"""Word that stands for a clause with "dass" -> the question word that asks for it."""
+FIXED = re.compile(
+    r"(?:auf|nach|von|aus|mit|um|an) (?:Grund\w*|Basis|Wunsch|Hause|Anfang|Bedarf|\w*[Ww]eise|\w* Art|\d\w*|Stelle)\b"
+)
+"""Phrases that answer no question for what belongs to a verb."""
 GOVERNED = {
     "basieren": ("auf",), "beruhen": ("auf",), "bestehen": ("aus", "in"), "dienen": ("zu", "zur", "zum", "als"),
     "führen": ("zu", "zur", "zum"), "abhängen": ("von", "vom"), "sorgen": ("für",), "verwenden": ("für", "zur", "zum"),
@@ -82,8 +102,12 @@ GOVERNED = {
     "unterscheiden": ("durch", "in"), "gedacht": ("für",), "vorgesehen": ("für",),
 }  # fmt: skip
 """Verb or adjective -> prepositions that belong to it."""
+GENERIC = word_set("de_generic")
+"""Nouns that say nothing without their context."""
 REMARKS = word_set("de_remarks")
 """Adverbs that join a sentence to the one before, which a question leaves out."""
+FOCUS = ("nur", "lediglich", "ausschließlich", "auch", "erst", "maximal", "mindestens", "bereits", "direkt")
+"""Adverbs that belong to the phrase after them."""
 LIGHT_VERBS = word_set("de_light_verbs")
 """Verbs whose object is no thing that "was" can ask for."""
 SINGULAR = {"werden": "wird", "können": "kann", "müssen": "muss", "sind": "ist", "sollten": "sollte", "sollen": "soll",
@@ -91,16 +115,20 @@ SINGULAR = {"werden": "wird", "können": "kann", "müssen": "muss", "sind": "ist
 """Plural of a verb -> the form after "was"."""
 
 
-def invert(clause: Clause, word: str, without: Phrase | None = None, *, rest: bool = True) -> str | None:
+def invert(
+    clause: Clause, word: str, without: Phrase | None = None, *, rest: bool = True, attached: bool = True
+) -> str | None:
     """Return the question that begins with `word` and lacks a phrase of the clause.
 
-    `rest` says whether what follows the phrase stays, up to the rest of the verb. None where the order is not certain.
+    `rest` says whether what follows the phrase stays, up to the rest of the verb, `attached` whether phrases with a
+    preposition right after it belong to it. None where the order is not certain.
     """
     phrases = list(clause.middle)
     if without is not None and without in phrases:
         place = after = phrases.index(without)
-        while after + 1 < len(phrases) and phrases[after + 1].kind == "PP":  # it may belong to the phrase
+        while attached and after + 1 < len(phrases) and phrases[after + 1].kind == "PP":  # it may belong to the phrase
             after += 1
+        place -= bool(place) and phrases[place - 1].tokens[0].text in FOCUS
         phrases = phrases[:place] + (phrases[after + 1 :] if rest else [])
     phrases = [phrase for phrase in phrases if phrase.tokens[0].text not in REMARKS or phrase.kind != "ADV"]
     fronted = without is not None and without.tokens == clause.front
@@ -135,8 +163,8 @@ def invert(clause: Clause, word: str, without: Phrase | None = None, *, rest: bo
         front = ""
     elif shown and shown[0] in ("mich", "sich", "dich", "mir", "dir"):
         subject = join(subject, shown.pop(0))
-    if "," in front:
-        front = f"{front},"
+    if any(token.tag in SUBORDINATE for token in clause.front):
+        front = f"{front}," if front else ""
     text = join(word, verb, subject, front, *shown, end)
     return f"{for_asker(text) if reader else text}?"
 
@@ -160,11 +188,19 @@ def front_phrase(clause: Clause) -> Phrase:
 
 def ask_definition(clause: Clause) -> Iterator[Ask]:
     """Yield "Was ist X?" and "Wie heißt X?"."""
+    if clause.front[:1] and clause.front[0].text == "Als" and main_verb(clause) == "bezeichnen":
+        name = clause.words(clause.front[1:])
+        yield Ask("bare", f"Was bezeichnet man als {name}?")
+        return
     if clause.kind != "NP" or not clause.middle or clause.end or not is_subject(clause.front):
         return
-    first, subject = clause.middle[0], small(clause.front, clause)
+    first = next((phrase for phrase in clause.middle if phrase.kind != "ADV"), clause.middle[0])
+    subject = small(clause.front, clause)
     lemma = base_form(clause.verb.text, clause.verb.tag, GERMAN)
-    named = clause.front[0].tag in ("ART", "NE", "FM", "XY") or clause.verb.text == "sind"
+    named = clause.front[0].tag in ("ART", "NE", "FM", "XY") or is_plural_subject(clause)
+    named = named or (len(clause.front) <= 3 and clause.verb.text == "ist" and first.tokens[0].text in ("ein", "eine"))
+    named = named and clause.front[0].tag not in ("PIAT", "CARD") and not stands_alone(clause.front)
+    named = named and not JUDGING.match(clause.words(first.tokens))
     if clause.verb.text in ("ist", "sind") and first.kind == "NP" and named and len(clause.front) <= 7:
         if (
             first.tokens[0].tag in ("ART", "PIAT", "CARD", "NE", "FM", "XY")
@@ -174,8 +210,19 @@ def ask_definition(clause: Clause) -> Iterator[Ask]:
             yield Ask("bare", f"Was {clause.verb.text} {subject}?")
     elif lemma == "bezeichnen":
         yield Ask("bare", f"Was {'sind' if clause.verb.text.endswith('n') else 'ist'} {subject}?")
-    elif lemma in ("bedeuten", "heißen"):
-        yield Ask("bare", f"{'Wie' if lemma == 'heißen' else 'Was'} {clause.verb.text} {subject}?")
+    elif lemma in ("bedeuten", "heißen", "lauten"):
+        yield Ask("bare", f"{'Was' if lemma == 'bedeuten' else 'Wie'} {clause.verb.text} {subject}?")
+
+
+def is_plural_subject(clause: Clause) -> bool:
+    """Whether the subject in front is a plural without an article: "Reguläre Ausdrücke", "Wireframes und Mock-Ups"."""
+    if clause.verb.text != "sind":
+        return False
+    heads = [token for token in clause.front if token.tag in NOUNS]
+    joined = any(token.tag == "KON" for token in clause.front)
+    return (
+        joined or base_form(heads[0].text, "NN", GERMAN) != heads[0].text or heads[0].text.endswith(("en", "er", "s"))
+    )
 
 
 def ask_measure(clause: Clause) -> Iterator[Ask]:
@@ -198,6 +245,25 @@ def ask_measure(clause: Clause) -> Iterator[Ask]:
                 yield Ask("bare", question)
 
 
+def ask_person(clause: Clause) -> Iterator[Ask]:
+    """Yield "Wer darf …?" and "Von wem wird X geprüft?"."""
+    things = [phrase for phrase in clause.middle if phrase.kind in ("NP", "PP")]
+    verb = SINGULAR.get(clause.verb.text, clause.verb.text)
+    head = next((token.text for token in core_of(clause.front) if token.tag in NOUNS), "")
+    certain = clause.verb.tag == "VM(FIN)" or (clause.verb.text in ("ist", "sind", "wird", "werden") and clause.end)
+    certain = certain or any(phrase.tokens[0].text in ("zuständig", "verantwortlich") for phrase in clause.middle)
+    is_person = clause.kind == "NP" and PERSON_NAME.search(head) and is_subject(clause.front) and not clause.pronoun
+    if is_person and things and certain and not verb.endswith("n"):
+        phrases = [clause.words(phrase.tokens) for phrase in clause.middle if phrase.tokens[0].text not in REMARKS]
+        yield Ask("bare", f"{join('Wer', verb, *phrases, clause.words(clause.end))}?")
+    if not (clause.kind == "NP" and clause.end and is_subject(clause.front)):
+        return
+    for phrase in things:
+        by_person = phrase.tokens[0].text in ("von", "vom") and PERSON.search(clause.words(phrase.tokens))
+        if by_person and clause.verb.tag != "VV(FIN)" and (question := invert(clause, "Von wem", phrase)):
+            yield Ask("bare", question)
+
+
 def ask_governed(clause: Clause) -> Iterator[Ask]:
     """Yield "Wofür ist X zuständig?", "Worauf basiert X?", "Wozu dient X?"."""
     if clause.kind != "NP" or not is_subject(clause.front):
@@ -205,11 +271,24 @@ def ask_governed(clause: Clause) -> Iterator[Ask]:
     words = {base_form(token.text, token.tag, GERMAN) for token in (clause.verb, *clause.end)}
     words |= {phrase.tokens[0].text for phrase in clause.middle if phrase.kind == "ADV"}
     governed = {preposition for word in words for preposition in GOVERNED.get(word, ())}
+    things = [phrase for phrase in clause.middle if phrase.kind in ("NP", "PP")]
+    if len(things) == 1 and clause.pronoun is None and main_verb(clause) not in LIGHT_VERBS:
+        if clause.verb.tag == "VV(FIN)":
+            governed |= {"auf", "aus", "für", "nach", "gegen", "um", "mit", "an", "am"}  # its only phrase
+        elif clause.verb.text in ("ist", "sind"):
+            governed |= {"für", "von", "vom"}
+    if clause.verb.text in ("wird", "werden") and not clause.end:
+        return
+    if main_verb(clause) == "dienen" and things and things[0].kind == "NP":
+        yield Ask("bare", f"Wozu {clause.verb.text} {small(clause.front, clause)}?")
+        return
     for phrase in clause.middle:
         preposition = phrase.tokens[0].text.lower()
         if preposition not in governed or (phrase.kind != "PP" and preposition != "als"):
             continue
         if PERSON.search(clause.words(phrase.tokens)) or not phrase.head:
+            continue
+        if FIXED.match(clause.words(phrase.tokens)):
             continue
         word = question_word(preposition, words)
         if question := invert(clause, word, phrase, rest=True):
@@ -241,11 +320,14 @@ def ask_means_and_place(clause: Clause) -> Iterator[Ask]:
             continue
         if not (subject_or_object(clause, phrase)):
             continue
-        if preposition in BY_MEANS and (possible or reader or is_passive(clause)) and not PERSON.search(text):
+        passive = is_passive(clause) and preposition != "über"
+        if preposition in BY_MEANS and (possible or reader or passive) and not PERSON.search(text):
             if preposition == "mit" and clause.kind != "PP" and not possible and not is_passive(clause):
                 continue
             word = f"Wo{preposition}" if is_passive(clause) and preposition in ("mit", "durch") else "Wie"
         elif preposition in IN_PLACE and PLACE.search(text) and any(map(PLACED.match, verbs.split())):
+            if clause.verb.text in ("ist", "sind", "wäre") and not clause.end and clause.middle[-1].kind != "ADV":
+                continue
             word = "Wo"
         else:
             continue
@@ -274,57 +356,93 @@ def subject_or_object(clause: Clause, without: Phrase) -> bool:
     return any(phrase.kind == "NP" and phrase.head for phrase in others)
 
 
-def ask_object(clause: Clause, *, complement: bool) -> Iterator[Ask]:
+def ask_complement(clause: Clause) -> Iterator[Ask]:
+    """Yield the question of a main clause that "dass", "ob" or an infinitive completes: "Worin besteht X?"."""
+    correlate = next((phrase for phrase in clause.middle if phrase.tokens[0].text in CORRELATES), None)
+    plain = clause.kind == "NP" and is_subject(clause.front) and len(clause.front) <= 8
+    if correlate and (plain or clause.is_for_reader):
+        if question := invert(clause, CORRELATES[correlate.tokens[0].text], correlate):
+            yield Ask("bare", question)
+    elif plain and clause.verb.text == "ist" and not clause.middle and not stands_alone(clause.front):
+        yield Ask("bare", f"Was ist {small(clause.front, clause)}?")
+    elif (
+        plain
+        and clause.verb.tag == "VV(FIN)"
+        and main_verb(clause) not in LIGHT_VERBS
+        and clause.after[1].text != "wie"
+    ):
+        only = all(phrase.kind == "ADV" or phrase.tokens[0].text == "es" for phrase in clause.middle)
+        bare = clause._replace(middle=())
+        if only and (question := invert(bare, "Was")):
+            yield Ask("bare", question)
+
+
+def stands_alone(front: Sequence[Token]) -> bool:
+    """Whether a subject is a noun such as "Voraussetzung" without what it belongs to."""
+    core = core_of(front, whole=True)
+    return len(core) == 1 and is_vague(Phrase("NP", core))
+
+
+def ask_object(clause: Clause) -> Iterator[Ask]:
     """Yield "Was unterstützt X?" and "Was finde ich unter X?"."""
     lemma = main_verb(clause)
-    if lemma in LIGHT_VERBS and not (lemma == "finden" and clause.kind == "PP"):
-        return
-    if clause.kind == "NP":
+    if clause.kind == "PP":
+        yield from ask_content(clause)
+    elif clause.kind == "" and lemma not in LIGHT_VERBS:
+        yield from ask_command(clause)
+    elif clause.kind == "NP" and lemma not in LIGHT_VERBS:
         if not is_subject(clause.front) or clause.verb.tag.startswith("VA") or len(clause.front) > 8:
             return
-        if any(token.tag in ("PTKVZ",) for token in clause.end) and not clause.middle:
-            return
-        phrases = [phrase for phrase in clause.middle if phrase.kind != "ADV"]
-        if complement and (not phrases or phrases[0].tokens[0].text == "es"):
-            if lemma in ("ermöglichen", "erlauben", "bedeuten", "verlangen", "fordern", "verhindern"):
-                yield Ask("bare", f"Was {clause.verb.text} {small(clause.front, clause)}?")
-            return
-        first = phrases[0] if phrases else None
-        if complement or first is None or first.kind != "NP" or not is_object(first, clause):
+        first = next((phrase for phrase in clause.middle if phrase.kind != "ADV"), None)
+        if first is None or first.kind != "NP" or not is_object(first, clause):
             return
         if question := invert(clause, "Was", first, rest=False):
             yield Ask("bare", question)
-    elif clause.kind == "PP" and not complement:
-        yield from ask_content(clause, lemma)
 
 
-def ask_content(clause: Clause, lemma: str) -> Iterator[Ask]:
-    """Yield "Was finde ich unter X?" and "Was wird in X gespeichert?"."""
-    text = clause.words(clause.front)
-    if (
-        IDIOM.match(text)
-        or clause.front[0].text.lower() not in (*IN_PLACE, "für", "zum", "zur")
-        or len(clause.front) > 8
-    ):
-        return
+def ask_command(clause: Clause) -> Iterator[Ask]:
+    """Yield "Was muss ich beim Einbinden beachten?"."""
     things = [phrase for phrase in clause.middle if phrase.kind == "NP"]
-    if not things or PERSON.search(clause.words(things[0].tokens)):
+    places = [clause.words(phrase.tokens) for phrase in clause.middle if phrase.kind == "PP" and phrase.head]
+    if len(things) != 1 or len(places) != 1 or IDIOM.match(places[0][0].upper() + places[0][1:]):
+        return
+    certain = is_object(things[0], clause) and not is_vague(things[0])
+    if certain and (question := invert(clause, "Was", things[0], attached=False)):
+        yield Ask("bare", question)
+
+
+def ask_content(clause: Clause) -> Iterator[Ask]:
+    """Yield "Was finde ich unter X?", "Was gibt es in X?" and "Was wird in X gespeichert?"."""
+    text = clause.words(clause.front)
+    preposition = clause.front[0].text.lower()
+    if IDIOM.match(text) or preposition not in (*IN_PLACE, "für", "zum", "zur") or len(clause.front) > 8:
         return
     front, end = small(clause.front, clause), clause.words(clause.end)
-    reader = clause.is_for_reader or (clause.pronoun and clause.pronoun.text == "man")
-    if reader and clause.pronoun and len(things) == 1:
-        own = clause.pronoun.text != "man"
-        verb = first_person(clause.verb) if own else clause.verb.text
-        question = join("Was", verb, "ich" if own else "man", front, end)
-        yield Ask("bare", f"{for_asker(question) if own else question}?")
-    elif not clause.pronoun and len(things) == 1 and is_subject(things[0].tokens):
-        passive = bool(clause.end) and (clause.verb.text in ("wird", "werden") or clause.end[-1].text == "werden")
-        reflexive = clause.verb.text in ("befindet", "befinden") and any(
-            p.tokens[0].text == "sich" for p in clause.middle
+    things = [phrase for phrase in clause.middle if phrase.kind == "NP"]
+    if any(clause.words(phrase.tokens) == "zur Verfügung" for phrase in clause.middle):
+        end = f"zur Verfügung {end}".strip()
+    if len(things) != 1 or PERSON.search(clause.words(things[0].tokens)):
+        return
+    pronoun = clause.pronoun.text.lower() if clause.pronoun else ""
+    if clause.is_for_reader:
+        yield Ask("bare", for_asker(f"{join('Was', first_person(clause.verb), 'ich', front, end)}?"))
+    elif pronoun == "man" or (pronoun == "es" and clause.verb.text == "gibt"):
+        yield Ask("bare", f"{join('Was', clause.verb.text, pronoun, front, end)}?")
+    elif not pronoun and is_subject(things[0].tokens) and main_verb(clause) not in ("machen", "nehmen", "treffen"):
+        done = bool(clause.end) and (
+            clause.verb.text in ("wird", "werden", "ist", "sind") or clause.end[-1].text == "werden"
         )
-        if passive or reflexive:
-            verb = SINGULAR.get(clause.verb.text, clause.verb.text)
+        reflexive = any(phrase.tokens[0].text == "sich" for phrase in clause.middle)
+        verb = SINGULAR.get(clause.verb.text, clause.verb.text)
+        stands = verb in ("steht", "erscheint", "öffnet", "befindet", "findet")
+        if done or ((reflexive or stands) and not verb.endswith("n")):
             yield Ask("bare", f"{join('Was', verb, 'sich' if reflexive else '', front, end)}?")
+
+
+def is_vague(phrase: Phrase) -> bool:
+    """Whether a noun phrase says nothing of a page: "die Informationen"."""
+    head = phrase.head
+    return head is None or head.text in GENERIC or base_form(head.text, "NN", GERMAN) in GENERIC
 
 
 def is_object(phrase: Phrase, clause: Clause) -> bool:
@@ -335,18 +453,34 @@ def is_object(phrase: Phrase, clause: Clause) -> bool:
     return bool(phrase.head) and not PERSON.search(clause.words(phrase.tokens))
 
 
+def ask_subject(clause: Clause) -> Iterator[Ask]:
+    """Yield "Was gilt für X?", "Wie kann X geändert werden?", "Wie wird X genannt?" for the subject."""
+    text = clause.words(clause.front)
+    if clause.kind != "NP" or clause.pronoun or len(clause.front) > 8 or "," in text or not clause.end:
+        return
+    core = core_of(clause.front, whole=True)
+    heads = [token for token in core if token.tag in NOUNS]
+    if not heads or is_vague(Phrase("NP", core)):
+        return
+    bare = clause._replace(middle=())
+    if clause.verb.text.startswith(("muss", "müss", "darf", "dürf", "soll")):
+        abstract = len(core) == 1 and re.search(r"(?:ung|heit|keit)$", core[0].text)
+        before = clause.front[: clause.front.index(core[0])]
+        if not abstract and (name := accusative(before, core, clause, nominative=True)):
+            yield Ask("bare", f"Was gilt für {name}?")
+    elif clause.verb.text in ("lässt", "lassen") or (
+        clause.verb.text.startswith(("kann", "könn")) and clause.end[-1].text == "werden"
+    ):
+        bare = clause._replace(middle=tuple(phrase for phrase in clause.middle if phrase.tokens[0].tag == "PRF"))
+        says_how = any(phrase.kind == "PP" or phrase.tokens[0].tag == "ADJ(D)" for phrase in clause.middle)
+        if says_how and (question := invert(bare, "Wie")):
+            yield Ask("bare", question)
+    elif is_passive(clause) and main_verb(clause) in ("bezeichnen", "nennen") and (question := invert(bare, "Wie")):
+        yield Ask("bare", question)
+
+
 def ask_case(clause: Clause) -> Iterator[Ask]:
     """Yield "Was gilt bei X?" or "Was passiert beim X?" for a sentence that begins with a phrase with a preposition."""
-    if (
-        clause.kind == "NP"
-        and clause.pronoun is None
-        and len(clause.front) <= 8
-        and "," not in clause.words(clause.front)
-    ):
-        strict = clause.verb.text.startswith(("muss", "müss", "darf", "dürf", "soll"))
-        if strict and (name := with_article(clause)):
-            yield Ask("bare", f"Was gilt für {name}?")
-        return
     text = clause.words(clause.front)
     if clause.kind != "PP" or IDIOM.match(text) or "," in text or len(clause.front) > 12:
         return
@@ -357,6 +491,11 @@ def ask_case(clause: Clause) -> Iterator[Ask]:
     if head is None or (len(clause.front) <= 3 and len(head.text) < 6 and head.tag == "NN"):
         return
     phrase = for_asker(text[0].lower() + text[1:])
+    if clause.verb.text == "handelt" and clause.pronoun and clause.pronoun.text == "es":
+        yield Ask("bare", f"Worum handelt es sich {phrase}?")
+        return
+    if first in ("im", "in") and (PLACE.search(text) or "`" in text):
+        return
     if clause.is_for_reader:
         verb = "kann" if clause.verb.text.startswith(("kann", "könn")) else "muss"
         yield Ask("bare", f"Was {verb} ich {phrase} tun?")
@@ -366,12 +505,3 @@ def ask_case(clause: Clause) -> Iterator[Ask]:
         yield Ask("bare", f"Was passiert {phrase}?")
     else:
         yield Ask("case", phrase)
-
-
-def with_article(clause: Clause) -> str:
-    """Return the subject in front in the accusative; empty where that is not certain."""
-    core = core_of(clause.front, whole=True)
-    if not core or not any(token.tag in NOUNS for token in core):
-        return ""
-    before = clause.front[: clause.front.index(core[0])]
-    return accusative(before, core, clause, nominative=True)

@@ -9,21 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from trainyard.data.extractive.german import plain_sentence
+from trainyard.data.extractive.german import is_negative, plain_sentence
 from trainyard.data.extractive.german_cases import accusative, core_of
-from trainyard.data.extractive.german_clauses import NOUNS, Clause, Phrase, parse_clause
-from trainyard.data.extractive.german_questions import IDIOM, POINTING
-from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.extractive.german_clauses import DETERMINERS, NOUNS, Clause, Phrase, parse_clause
+from trainyard.data.extractive.german_questions import GENERIC, IDIOM, POINTING
 from trainyard.data.extractive.tagging import Token, base_form, load_tagger
 from trainyard.data.language import GERMAN
 
-GENERIC = word_set("de_generic")
-"""Nouns that say nothing without their context."""
 SUBJECT_SENTENCES, OBJECT_SENTENCES = 4, 2
 """Sentences of a page that may have a topic."""
 LONGEST_TOPIC, LONGEST_FRONT = 7, 8
+LONG_NOUN = 14
+"""Letters of a noun that says enough alone."""
 LEAST_LETTERS, LEAST_OBJECT_LETTERS = 6, 10
-FRONT_PREPOSITIONS = ("bei", "beim", "für", "mit", "im", "in", "unter", "zu", "zum", "zur", "über", "neben", "ohne")
+FRONT_PREPOSITIONS = ("bei", "beim", "für", "mit", "im", "in", "unter")
 NAME = re.compile(r"[A-ZÄÖÜ][\w.]*[A-ZÄÖÜ\d.][\w.]*|`[^`]+`")
 """A short noun that is a name all the same."""
 CLOSED = re.compile(r"^„[^„“]*“$|^\"[^\"]*\"$|^`[^`]*`$")
@@ -46,9 +45,19 @@ def candidates(clause: Clause) -> Iterator[tuple[Phrase, int]]:
     if not things:
         return
     if clause.kind != "NP" and clause.pronoun is None:
-        yield things[0], SUBJECT_SENTENCES
-    elif clause.is_for_reader or (clause.pronoun and clause.pronoun.text.lower() in ("man", "wir")):
+        if things[0].tokens[0].text in ("der", "die", "das") or things[0].tokens[0].tag not in DETERMINERS:
+            yield things[0], SUBJECT_SENTENCES
+    elif clause.is_for_reader and not is_negative(clause):
         yield things[-1], OBJECT_SENTENCES
+    elif names_things(clause) and things[0].tokens[0].tag in ("ADJ(A)", "NN", "PIAT"):
+        yield things[0], OBJECT_SENTENCES
+
+
+def names_things(clause: Clause) -> bool:
+    """Whether a clause with "wir" or "es gibt" introduces its object."""
+    if clause.pronoun is None or is_negative(clause):
+        return False
+    return clause.pronoun.text.lower() == "wir" or (clause.verb.text == "gibt" and bool(clause.after))
 
 
 def is_topic_in_front(clause: Clause) -> bool:
@@ -70,12 +79,19 @@ def name_of(phrase: Phrase, clause: Clause, *, least: int) -> str:
     head = next(token for token in core if token.tag in NOUNS)
     lemma = base_form(head.text, "NN", GERMAN) if head.text.isalpha() else head.text
     vague = POINTING.search(re.sub(r"`[^`]*`", "x", text)) or head.text in GENERIC or lemma in GENERIC
-    if vague or re.search(r"(?:weise|falls|seits)$", head.text) or (len(core) == 1 and is_abstract(head.text)):
-        return ""
+    vague = (
+        vague
+        or core[-1].tag in ("KON", "ADV")
+        or core[-1].text in ("bzw", "etc")
+        or re.search(r"(?:weise|falls|seits)$", head.text)
+    )
     quoted = CLOSED.match(text)
-    if re.search(r"[„“\"]", text) and not quoted:
+    vague = vague or (re.search(r"[„“\"]", text) and not quoted) or is_inflected(phrase, core)
+    genitive = core[0].tag == "ADJ(A)" and core[0].text.endswith("er") and phrase.tokens[0] is core[0]
+    vague = vague or (genitive and clause.verb.text.endswith("en"))
+    if vague or (len(core) == 1 and is_abstract(head.text)):
         return ""
-    if len(core) == 1 and len(head.text) < least and not NAME.fullmatch(head.text):
+    if len(core) == 1 and not NAME.fullmatch(head.text) and (len(head.text) < least or is_definite(phrase, head.text)):
         return ""
     return text.strip('"„“') if quoted and "`" not in text else text
 
@@ -91,17 +107,42 @@ def is_whole(phrase: Phrase, core: Sequence[Token]) -> bool:
     return not any(token.tag == "PDAT" or re.match(r"[Kk]ein|[Ss]olche", token.text) for token in before)
 
 
+def is_definite(phrase: Phrase, noun: str) -> bool:
+    """Whether a plain noun means a thing that the text above names: "die Dateien", but not "das Listenelement"."""
+    generic = phrase.kind == "NP" and phrase.tokens[0].text.lower() not in ("der", "die", "das", "den")
+    return not generic and not is_compound(noun)
+
+
+def is_compound(noun: str) -> bool:
+    parts = load_tagger(GERMAN).analyze(noun, taglevel=3, pos="NN")[1]
+    return "-" in noun or len(noun) >= LONG_NOUN or sum(tag.startswith("NN") for _, tag in parts) > 1
+
+
+def is_inflected(phrase: Phrase, core: Sequence[Token]) -> bool:
+    """Whether a topic is a dative, which differs from its base form."""
+    before = phrase.tokens[: phrase.tokens.index(core[0])]
+    head = next(token for token in core if token.tag in NOUNS)
+    if core[0].tag == "ADJ(A)" and not before and re.search(r"e[nm]$", core[0].text):
+        return True
+    if phrase.kind != "PP" or head.tag != "NN":
+        return False
+    if any(token.tag == "ADJ(A)" for token in core):
+        return True
+    lemma = base_form(head.text, "NN", GERMAN)
+    same = head.text == lemma or lemma.endswith("e") or re.search(r"(?:ung|heit|keit|ion|schaft|tät|ik)$", lemma)
+    return not same and not (before and before[-1].text in ("die", "das"))
+
+
 def is_abstract(noun: str) -> bool:
     """Whether a noun is made of a verb or an adjective and names no thing of a page."""
     if not re.search(r"(?:ung|heit|keit|ion|enz|anz|ität)(?:en)?$", noun):
         return False
-    parts = load_tagger(GERMAN).analyze(noun, taglevel=3, pos="NN")[1]
-    return sum(tag.startswith("NN") for _, tag in parts) < 2 and "-" not in noun
+    return not is_compound(noun)
 
 
 def in_question(name: str, sentence: str) -> str:
     """Return a topic in the accusative with its article, or in quotation marks where that is not certain."""
-    if name.startswith("`"):
+    if re.fullmatch(r"`[^`]+`", name):
         return name
     quoted = f"„{name}“" if "„" not in name else name
     clause = parse_clause(plain_sentence(sentence))

@@ -77,7 +77,7 @@ def is_sentence(text: str, language: str) -> bool:
             return True
     if not verbs and text[-1:] == ".":
         return any({"VVZ", "VVB"} & possible_tags(token.text, ENGLISH).keys() for token in tokens[1:-2])
-    return bool(verbs) and verbs[0] > 0
+    return bool(verbs) and verbs[0] > 0 and tokens[0].tag not in ("VVN", "VVD", "VVZ")
 
 
 def main_verbs(tokens: Sequence[Token], language: str) -> list[int]:

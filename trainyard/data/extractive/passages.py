@@ -37,8 +37,10 @@ REPEATED, NAMED, LONG, FIRST = 1.5, 1.5, 1.0, 0.5
 """Points of a phrase that occurs again, is a name, has two words, or is in the first sentence."""
 LEAST_POINTS, LEAST_MENTIONED = 3.0, 2.0
 """Of a topic, and of one that is only mentioned, where a passage has no other."""
-WORDS_PER_TOPIC = 16
+WORDS_PER_TOPIC = 14
 MOST_TOPICS = 3
+MOST_SHORT = 20
+"""Words of a passage that is asked for no topic of another question of it."""
 LEAST_TOGETHER = 4.0
 """Points of two phrases that are named together."""
 LONG_WORD = 18
@@ -54,7 +56,7 @@ SMALL = ("the", "a", "an", "your", "of")
 UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*|Dein\w*)$")
 """Endings of German words that the tagger may take for nouns."""
 VAGUE = re.compile(
-    r"(?:a |an |the )?(?:certain|several|said|own|complex|many|various|necessary|immediate|additional|multiple|some|other)\b"
+    r"(?:a |an |the )?(?:hood\b|certain|several|said|own|complex|similar|many|various|necessary|immediate|additional|multiple|some|other)\b"
 )
 
 
@@ -158,9 +160,7 @@ def choose_topics(
     alone = [
         candidate
         for candidate in found
-        if candidate.strength > 1
-        and is_new(candidate.text)
-        and not any(candidate.is_in(other) for other in others)
+        if candidate.strength > 1 and is_new(candidate.text) and not any(candidate.is_in(other) for other in others)
     ]
     used = [candidate for candidate in alone if candidate.points >= LEAST_POINTS][:most]
     used = used or [candidate for candidate in alone if candidate.points >= LEAST_MENTIONED][:1]
@@ -198,6 +198,8 @@ def strength_of(phrase: NounPhrase, language: str) -> int:
         return 0
     words = [word for word in re.findall(r"[\w'’-]+", text) if word.lower() not in SMALL]
     weights = sorted(commonness(word, language) for word in words)
+    if language == ENGLISH and len(words) == 1 and re.match(r"an? ", text):
+        return int(weights[0] <= COMMON[language])
     if weights and (weights[0] <= COMMON[language] or sum(weights[:2]) <= COMMON_TOGETHER):
         return 2
     return int(bool(weights) and weights[0] <= COMMONEST[language] and phrase.part in (SUBJECT, FRONT, OBJECT))

@@ -79,6 +79,8 @@ REFERS = re.compile(
     re.I,
 )
 """What makes a sentence say only where something is."""
+NEARBY = re.compile(r"\b(?:above|the below)\b|\b(?:oben|obige\w*)\b", re.I)
+"""What points to the text before a lead-in."""
 LATEX = re.compile(r"\\(?:ref|label|cite)\{|\[\s*\]")
 CONNECTIVE = re.compile(
     r"(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
@@ -130,9 +132,20 @@ class Reader:
         self.section_sentences: list[str] = []
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
-        """Yield the statements of a section in page order."""
+        """Yield the statements of a section: those of its sentences and lists in page order, then its passages."""
         if self.language not in ASKERS:
             return
+        asked: dict[str, str] = {}
+        for statement in self.read_blocks(section, topic):
+            asked[statement.answer] = f"{asked.get(statement.answer, '')} {statement.topic}"
+            yield statement
+        for passage in self.passages(section):
+            most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
+            besides = asked.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
+            for phrase in self.topics(passage, topic, most, besides):
+                yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
+
+    def read_blocks(self, section: Section, topic: str) -> Iterator[Statement]:
         texts = [block.text for block in section.blocks]
         self.section_sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         codes: dict[str, list[str]] = {}
@@ -151,10 +164,6 @@ class Reader:
                     yield from self.read_paragraph(block.text, topic)
                 elif block.label and not only_refers(block.text):
                     yield from self.read_note(block, topic)
-        for passage in self.passages(section):
-            most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
-            for phrase in self.topics(passage, topic, most):
-                yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
 
     def passages(self, section: Section) -> Iterator[passages.Passage]:
         """Yield the passages of the paragraphs; a list, or code after one, parts those around it."""
@@ -250,7 +259,7 @@ class Reader:
         code = "\n".join(codes).strip("\n")
         if len(code.split("\n")) > MOST_CODE_LINES or len(code) > MOST_CODE_CHARS or not acceptable_part(lead):
             return
-        if sentences.FOLLOWING_STEPS.search(lead) or num_words(lead) < LEAST_LEAD:
+        if sentences.FOLLOWING_STEPS.search(lead) or NEARBY.search(lead) or num_words(lead) < LEAST_LEAD:
             return
         blocks = "\n\n".join(f"```\n{part.strip(chr(10))}\n```" for part in codes)
         answer = f"{lead}\n\n{blocks}"
@@ -474,7 +483,9 @@ def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
     """Return "filter the listing by path" of "You can filter the listing by path" or of the command; else nothing."""
     if language != ENGLISH:
         return ""
-    match = re.match(r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I)
+    match = re.match(
+        r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I
+    )
     goal = sentence[match.end() :] if match else ""
     if not goal and clauses.begins_with_command(sentence):
         goal = sentence[0].lower() + sentence[1:]

@@ -30,6 +30,8 @@ from trainyard.spec.nodes import ValidatorConfig
 
 MOST = 0.5
 """At most half of the documents are held out, whatever number of rows is asked."""
+FEWEST_ANSWER_WORDS = 5
+"""Of an answer that makes rows belong together."""
 WITHOUT_CONTENT = ("doc_id", "source", "split", "pair")
 """Fields of a row that say where it is from."""
 
@@ -132,15 +134,17 @@ class Entries:
         splits = block.column("split").to_pylist()
         marks = np.fromiter((MARKS.get(split, 0) for split in splits), np.uint8, len(block))
         assert block.tokens is not None
-        self.columns.append((block.numbers, documents, pairs, question_hashes(block), block.tokens, marks))
+        answers = answer_places(block)
+        self.columns.append((block.numbers, documents, pairs, question_hashes(block), block.tokens, marks, answers))
 
     def survivors(self, path: Path, port: Port) -> KeptRows:
-        kinds = (np.int64, np.uint64, np.uint64, np.uint64, np.int64, np.uint8)
+        kinds = (np.int64, np.uint64, np.uint64, np.uint64, np.int64, np.uint8, np.uint64)
         whole = [
             np.concatenate([np.zeros(0, kind), *(part[place] for part in self.columns)]).astype(kind)
             for place, kind in enumerate(kinds)
         ]
-        numbers, documents, pairs, asked, tokens, marks = whole
+        numbers, documents, pairs, asked, tokens, marks, answers = whole
+        documents = join_same_answers(documents, answers)
         fates = np.zeros(len(numbers), np.uint8)
         return KeptRows(path, port, numbers, documents, pairs, asked, tokens, marks, fates)
 
@@ -157,6 +161,33 @@ def origins(block: Block) -> tuple[np.ndarray, np.ndarray]:
     names = zip(ids, block.column("pair").to_pylist(), strict=True)
     keys = (xxhash.xxh3_64_intdigest(f"{doc_id}\0{pair}".encode()) if pair else 0 for doc_id, pair in names)
     return documents, np.fromiter(keys, np.uint64, len(block))
+
+
+def answer_places(block: Block) -> np.ndarray:
+    """uint64 place of each row's answer in the hold-out order; 0 for a short one, such as a label."""
+    if block.port is Port.TEXT:
+        return np.zeros(len(block), np.uint64)
+    lengths = np.diff(block.words.offsets)[1::2].tolist()
+    answers = block.answer.to_pylist()
+    return np.fromiter(
+        (
+            holdout_order(answer) if length >= FEWEST_ANSWER_WORDS else 0
+            for answer, length in zip(answers, lengths, strict=True)
+        ),
+        np.uint64, len(block),
+    )  # fmt: skip
+
+
+def join_same_answers(documents: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    """Return the documents, with those of one row that give the same answer as one.
+
+    Such a set asks for each answer in several ways. With one row held out, decontamination would drop all others that
+    give its answer.
+    """
+    _, of_row, rows = np.unique(documents, return_inverse=True, return_counts=True)
+    _, of_answer, answered = np.unique(answers, return_inverse=True, return_counts=True)
+    joined = (answers != 0) & (rows[of_row] == 1) & (answered[of_answer] > 1)
+    return np.where(joined, answers, documents)
 
 
 # --- near-duplicates ------------------------------------------------------------------------------------------------

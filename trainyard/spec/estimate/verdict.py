@@ -13,7 +13,7 @@ from pydantic import Field
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, Port
-from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.heldout import too_few_rows
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import TrainerConfig
@@ -57,8 +57,8 @@ class VerdictFloor(Strict):
     """Any other trainer -> (node, port) of the rows of a candidate: nothing is trained before they are counted."""
     confidence: float
     least_rows: int
-    counts_held_out: bool = True
-    """Whether the rows that decide are those that are held out of the trainer's data."""
+    decides: tuple[str, Port] | None = None
+    """(node, port) of the set whose held-out rows decide; None where an evaluator's own tasks do."""
 
     @property
     def cases_needed(self) -> int:
@@ -66,7 +66,7 @@ class VerdictFloor(Strict):
 
     def reasons(self, *, trained: int | None = None, held_out: Counted | None = None) -> list[str]:
         """Why there will be no verdict on so many rows; what is not known is not judged."""
-        rows = held_out if self.counts_held_out else None
+        rows = held_out if self.decides else None
         found = too_few_rows(trained, rows.rows if rows else None, least=self.least_rows)
         unclear = undecidable("The held-out rows", rows.cases, self.confidence) if rows else None
         return found + ([unclear] if unclear else [])
@@ -81,7 +81,6 @@ def find_floor(chain: ResolvedChain) -> VerdictFloor | None:
     evaluator, config = evaluators[0], evaluators[0].config
     assert isinstance(config, EvaluatorConfig)
     sources = [source.node_id for port in (Port.ADAPTER, Port.MODEL) for source in evaluator.inputs.get(port, ())]
-    own = [line for line in config.benchmarks if line.path is not None]
     candidates = tuple(one for one in sources if isinstance(chain.node(one).config, TrainerConfig))
     return VerdictFloor(
         evaluator=evaluator.id,
@@ -89,8 +88,25 @@ def find_floor(chain: ResolvedChain) -> VerdictFloor | None:
         waits=waits_for_rows(chain, candidates),
         confidence=config.confidence,
         least_rows=config.least_rows,
-        counts_held_out=not own and len(DATA_PORTS & set(evaluator.inputs)) == 1,
+        decides=deciding_set(evaluator, config),
     )
+
+
+def deciding_set(evaluator: ResolvedNode, config: EvaluatorConfig) -> tuple[str, Port] | None:
+    """Return the set whose held-out rows the primary metric is measured on; None where that is not known.
+
+    Of preferences and rows to answer, the latter decide, unless the primary metric is one of preferences
+    (`evals.gate.choose_primary`).
+    """
+    if any(line.path is not None for line in config.benchmarks):
+        return None
+    sets = [
+        (one.node_id, one.port) for port, sources in evaluator.inputs.items() if port in DATA_PORTS for one in sources
+    ]
+    if len({port for _, port in sets}) > 1:
+        of_pairs = (config.primary or "").startswith("pairwise_reward_accuracy")
+        sets = [one for one in sets if (one[1] is Port.PREFERENCE) is of_pairs]
+    return sets[0] if len(sets) == 1 else None
 
 
 def waits_for_rows(chain: ResolvedChain, candidates: tuple[str, ...]) -> dict[str, tuple[tuple[str, Port], ...]]:
