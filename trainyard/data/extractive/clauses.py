@@ -104,7 +104,8 @@ def is_command(reading: Reading) -> bool:
         return False
     opening = shape[0] in "vIB" or tokens[0].text.lower() in ("be", "do") or (shape[0] == "A" and shape[1] == "v")
     if not opening and shape[0] in "naN" and (shape[1] in "dq" or tokens[1].text[0] == "`"):
-        opening = read(f"You should {tokens[0].text.lower()}{reading.text[tokens[0].end :]}").shape[2:3] == "I"
+        probe = read(f"You should {tokens[0].text.lower()}{reading.text[tokens[0].end :]}").shape[2:3]
+        opening = probe == "I" or (probe == "n" and tokens[1].tag in ("AT0", "DPS"))
     return opening and not re.match(r"(?:that|which|who) (?!the|you|a|your|all)", reading.text[tokens[1].start :])
 
 
@@ -139,9 +140,7 @@ def agrees(reading: Reading, subject: re.Match[str], verb: Verb) -> bool:
     many = head.tag in ("NN2",) or head.text.lower() in ("we", "you", "they", "i", "people", "staff", "data")
     if finite in ("VVZ", "VHZ", "VDZ", "VBZ"):
         return not many or head.text.lower() == "data"
-    if finite in ("VVB", "VHB", "VDB", "VBB"):
-        return many or not singular
-    return True
+    return many or not singular or finite not in ("VVB", "VHB", "VDB", "VBB")
 
 
 def read_verb(reading: Reading, start: int) -> Verb | None:  # noqa: PLR0911 (one return for each form of an English verb)

@@ -54,6 +54,7 @@ ADVISING = re.compile(
     r"(?:we|I) (?:suggest|recommend|advise|encourage)\b|it is (?:recommended|best|advisable|important)\b", re.I
 )
 POINTS = re.compile(r"\b(?:this|these|following|above|below|here)\b(?! (?:page|guide|document|project|site|handbook))")
+POINTS_NEAR = re.compile(r"\b(?:above|below)\b(?! (?:the|an?|zero|average|\d))")
 CONDITION_WORDS = ("if", "when", "whenever", "unless", "once", "before", "after")
 
 
@@ -68,7 +69,8 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
     asks: list[Ask] = []
     length = len(sentence.split())
     most = 3 if length >= THREE_FACTS else 2 if length >= TWO_FACTS else 1
-    for ask in forms_of(front, vocabulary):
+    forms = () if POINTS_NEAR.search(front.main) else forms_of(front, vocabulary)
+    for ask in forms:
         if ask.rule == "subject":
             if subject or FOLLOWING.match(front.main):
                 continue

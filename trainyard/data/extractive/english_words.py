@@ -16,8 +16,8 @@ HANGING = re.compile(
     re.I,
 )
 DANGLING = re.compile(
-    r"\b(?:this|these|those|them|such|the above|above(?! \w)|below(?! \w)|below in|above in|here|latter|do so|doing so|so doing|both|"
-    r"former|following|it|they|its|their|same|other|others|another|further)\b",
+    r"\b(?:this|these|those|them|such|the above|above(?! \w)|below(?! \w)|below in|above in|here|latter|"
+    r"do so|doing so|so doing|both|former|following|it|they|its|their|same|other|others|another|further)\b",
     re.I,
 )
 """A question with such a word needs the text around it."""

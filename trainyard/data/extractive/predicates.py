@@ -69,6 +69,7 @@ UNCERTAIN = re.compile(
 """What makes the answer to a question with "is" more than yes or no."""
 UNCERTAIN_STATE = re.compile(r"\b(?:only|just|always|necessarily|yet|longer|much|many|either|both)\b")
 PLACE_PREPOSITIONS = ("in", "on", "at", "under", "inside", "within", "into", "onto")
+KEEPING_VERBS = ("store", "keep", "save", "put", "place", "hang", "record", "install")
 NEEDED_PREPOSITIONS = ("to", "with", "from", "as", "on", "by", "for", "of", "against", "into", "under")
 """Prepositions behind a participle that belong to it."""
 NO_PURPOSE = (
@@ -321,6 +322,9 @@ def ask_action(clause: Clause, where: str) -> Iterator[Ask]:
         yield from ask_needed(clause, following, obj.text, where=where)
     elif is_place(following, clause) and clause.lemma not in WEAK_VERBS:
         yield ask_with("Where", clause, obj.text, where)
+    elif clause.lemma in KEEPING_VERBS and following.kind == "place" and following.first in PLACE_PREPOSITIONS:
+        if not hangs(inner(following)):
+            yield ask_with("Where", clause, obj.text, where)
     elif following.text.startswith("to ") and following.kind == "infinitive" and clause.lemma in TO_DO_VERBS:
         yield ask_with("What", clause, obj.text, "to do", where)
 
@@ -340,6 +344,7 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
             and short
             and "i" not in clause.reading.shape[obj.start : obj.end]
             and not following.text.startswith("to be ")
+            and len(following.text.split()) > 2
         ):
             yield ask_with("What", clause, obj.text, "to do" if following.first == "to" else "do", where)
         return
@@ -347,12 +352,7 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
         yield ask_with("What", clause, obj.text, where)
         return
     word = who(obj, clause)
-    if (
-        not word
-        or hangs(obj.text)
-        or clause.lemma in WEAK_VERBS
-        or (following and following.kind == "infinitive" and following.first != "to")
-    ):
+    if not word or hangs(obj.text) or clause.lemma in WEAK_VERBS or is_complement(following, clause):
         return
     named = short and len(content_words(obj.text)) > 1
     if is_means(following) and named:
@@ -363,12 +363,21 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
         yield ask_with(word, clause, tail_of(clause, following), where)
 
 
+def is_complement(phrase: Phrase | None, clause: Clause) -> bool:
+    """Whether a phrase behind an object is a part of what the verb says: "find it hard", "use it to do that"."""
+    if phrase is None:
+        return False
+    bare = phrase.kind == "infinitive" and phrase.first != "to"
+    hanging = clause.lemma == "use" and phrase.kind == "infinitive" and hangs(phrase.text)
+    return bare or hanging or phrase.kind == "adjective" or (phrase.kind == "gerund" and phrase.first != "using")
+
+
 def tail_of(clause: Clause, following: Phrase | None) -> str:
     """Return the phrase behind an object that belongs to the verb, so that a question keeps it."""
     if following is None or len(following.text.split()) > LONGEST_TAIL or hangs(following.text):
         return ""
     condition = following.kind == "when" and following.first in CONDITIONS
-    condition = condition or (clause.lemma == "use" and following.text.startswith("to "))
+    condition = condition or (clause.lemma == "use" and following.kind == "infinitive")
     needed = following.kind == "place" and following.first in FRAMES.get(clause.lemma, ())
     return following.text if condition or needed else ""
 
