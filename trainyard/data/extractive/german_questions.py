@@ -6,7 +6,7 @@ The phrase that answers is taken away and a question word comes to the front; th
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from trainyard.data.extractive.clauses import join
 from trainyard.data.extractive.english import Ask
@@ -295,7 +295,7 @@ def ask_governed(clause: Clause) -> Iterator[Ask]:
             yield Ask("bare", question)
 
 
-def question_word(preposition: str, words: Collection[str]) -> str:
+def question_word(preposition: str, words: set[str]) -> str:
     """Return "worauf" for "auf", "wozu" for "zum"."""
     plain = {"zum": "zu", "zur": "zu", "vom": "von", "im": "in", "beim": "bei", "als": "zu"}.get(
         preposition, preposition

@@ -78,18 +78,18 @@ def name_of(phrase: Phrase, clause: Clause, *, least: int) -> str:
     text = clause.words(core)
     head = next(token for token in core if token.tag in NOUNS)
     lemma = base_form(head.text, "NN", GERMAN) if head.text.isalpha() else head.text
-    vague = POINTING.search(re.sub(r"`[^`]*`", "x", text)) or head.text in GENERIC or lemma in GENERIC
-    vague = (
-        vague
-        or core[-1].tag in ("KON", "ADV")
-        or core[-1].text in ("bzw", "etc")
-        or re.search(r"(?:weise|falls|seits)$", head.text)
-    )
     quoted = CLOSED.match(text)
-    vague = vague or (re.search(r"[„“\"]", text) and not quoted) or is_inflected(phrase, core)
     genitive = core[0].tag == "ADJ(A)" and core[0].text.endswith("er") and phrase.tokens[0] is core[0]
-    vague = vague or (genitive and clause.verb.text.endswith("en"))
-    if vague or (len(core) == 1 and is_abstract(head.text)):
+    unfit = (
+        POINTING.search(re.sub(r"`[^`]*`", "x", text)) or head.text in GENERIC or lemma in GENERIC,
+        core[-1].tag in ("KON", "ADV") or core[-1].text in ("bzw", "etc"),
+        re.search(r"(?:weise|falls|seits)$", head.text),
+        re.search(r"[„“\"]", text) and not quoted,
+        genitive and clause.verb.text.endswith("en"),
+        len(core) == 1 and is_abstract(head.text),
+        is_inflected(phrase, core),
+    )
+    if any(unfit):
         return ""
     if len(core) == 1 and not NAME.fullmatch(head.text) and (len(head.text) < least or is_definite(phrase, head.text)):
         return ""
