@@ -56,7 +56,7 @@ def tag_sentence(sentence: str, language: str) -> tuple[Token, ...]:
     matches = list(WORD.finditer(sentence))
     if not matches:
         return ()
-    # A word that stands for code keeps the tags around it right: "the X is set".
+    # An unknown name in place of code keeps the tags around it right: "the Xanadu is set".
     words = ["Xanadu" if match["verbatim"] else match["word"].replace("’", "'") for match in matches]
     tags = load_tagger(language).tag_sent(words, taglevel=0)
     return tuple(
