@@ -101,6 +101,10 @@ def test_markdown_gives_headings_questions_items_and_tables() -> None:
         "role": "`role`: what the adapter is for.",
         "slot": "slot: the right to use the training device.",
         "Which chain has six kinds of nodes?": "The training chain has six kinds of nodes, and each does one thing.",
+        "What does the validator keep?": (
+            "The validator keeps the good rows and counts every other one with its reason. It runs before training."
+        ),
+        "canary": "Nothing is switched unless every target has answered its canary prompt.",
     }
 
 
@@ -112,7 +116,7 @@ def test_the_question_names_the_document_and_where_a_term_stands() -> None:
 
 
 def test_questions_of_headings_come_first_then_terms() -> None:
-    assert [fact.worth for fact in extract(document(MANUAL), QA)] == sorted([0, 1, 1, 1, 1, 1, 1, 1, 1])
+    assert [fact.worth for fact in extract(document(MANUAL), QA)] == [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3]
 
 
 def test_what_a_page_is_about_is_asked_only_where_there_is_nothing_else() -> None:
@@ -135,7 +139,7 @@ def test_a_definition_inside_a_paragraph_is_found() -> None:
     assert found["What is a reference?"].startswith(
         "A reference is the address, digest, kind and size of a finished result."
     )
-    assert set(found) == {"Kinds", "What are Nodes linked to?", "What is a reference?"}
+    assert set(found) == {"Kinds", "What is a reference?"}
 
 
 def test_a_sentence_that_an_answer_already_holds_is_not_taken_again() -> None:
@@ -248,7 +252,7 @@ def test_restructured_text() -> None:
         "host": "host: the name or address of the machine.",
         "timeout": "timeout: The seconds after which a call gives up.",
         "port": "port: number between 0 and 65535.",
-        "`a network`": "Sockets connect two programs over `a network`.",
+        "What do sockets connect?": "Sockets connect two programs over `a network`.",
         "`close`": "Call `close` when nothing more is to be sent over it.",
     }
     assert "root:" not in str(outline("rst", textwrap.dedent(text)))
@@ -280,10 +284,7 @@ def test_plain_text_has_headings_paragraphs_and_items() -> None:
     - cloth: removes dust and dirt from it
     """
     assert facts(text, "text") == {
-        "What should you store in a dry box with a lid that closes?": (
-            "Store every tool in a dry box with a lid that closes."
-        ),
-        "storing every tool": "Store every tool in a dry box with a lid that closes.",
+        "Where should you store every tool?": "Store every tool in a dry box with a lid that closes.",
         "oil": "oil: keeps the metal parts from rusting.",
         "cloth": "cloth: removes dust and dirt from it.",
     }
@@ -456,12 +457,12 @@ def test_a_definition_of_what_the_title_names_is_asked_for_directly() -> None:
 def test_pairs_are_stable_and_their_questions_unique() -> None:
     first, second = (pairs(document(MANUAL), QA, wordings=3) for _ in range(2))
     assert first == second
-    assert Counter(len(pair.wordings) for pair in first) == {3: 9}
-    assert len({pair.id for pair in first}) == 9
+    assert Counter(len(pair.wordings) for pair in first) == {3: 11}
+    assert len({pair.id for pair in first}) == 11
     asked = [wording for pair in first for wording in pair.wordings]
     assert len(set(asked)) == len(asked)
     changed = pairs(document(MANUAL.replace("good rows", "best rows")), QA, wordings=3)
-    assert len({pair.id for pair in first} & {pair.id for pair in changed}) == 8
+    assert len({pair.id for pair in first} & {pair.id for pair in changed}) == 9
 
 
 def test_topics_with_braces_are_taken_as_text() -> None:
@@ -504,9 +505,9 @@ GOOD = {
     "The team meets every week.": "How often does the team meet?",
     "The deposit costs 40 EUR.": "How much does the deposit cost?",
     "Members must not lend a card to guests.": "Must members lend a card to guests?",
-    "Wenn der Akku leer ist, wenden Sie sich an die Station.": "Was gilt, wenn der Akku leer ist?",
+    "Wenn der Akku leer ist, wenden Sie sich an die Station.": "Was ist zu tun, wenn der Akku leer ist?",
     "Der Antrag ist innerhalb von 14 Tagen bei der Behörde einzureichen.": "In welcher Frist ist der Antrag",
-    "Bei der Rückgabe muss das Rad abgeschlossen werden.": "Was gilt bei der Rückgabe?",
+    "Bei der Rückgabe muss das Rad abgeschlossen werden.": "Was muss bei der Rückgabe abgeschlossen werden?",
 }
 
 

@@ -1,4 +1,4 @@
-"""English sentences cut into subject, verb and rest by a list of common verbs; None where that is not certain."""
+"""English sentences cut into subject, verb and the phrases behind it; None where that is not certain."""
 
 from __future__ import annotations
 
@@ -6,30 +6,17 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-from trainyard.data.extractive.lexicon import BASE, GERUNDS, PARTICIPLES, PAST, THIRD, word_set
+from trainyard.data.extractive.phrases import FINITE, SUBJECT, Phrase, Reading, read, read_phrases
+from trainyard.data.extractive.tagging import base_form
+from trainyard.data.language import ENGLISH
 
-BE = ("is", "are", "was", "were")
-MODALS = ("can", "could", "may", "might", "must", "should", "shall", "will", "would")
-HAVE = ("has", "have", "had")
-AUXILIARIES = frozenset((*BE, *MODALS, *HAVE))
-CONTRACTED = {
-    "can't": "can", "cannot": "can", "won't": "will", "don't": "do", "doesn't": "does", "didn't": "did", "isn't": "is",
-    "aren't": "are", "wasn't": "was", "weren't": "were", "shouldn't": "should", "couldn't": "could",
-    "wouldn't": "would", "mustn't": "must", "hasn't": "has", "haven't": "have",
-}  # fmt: skip
-PRONOUNS = word_set("en_pronouns")
-POINTING_SUBJECTS = word_set("en_pointing_subjects")
-DETERMINERS = word_set("en_determiners")
-PREPOSITIONS = word_set("en_prepositions")
-TAILS = word_set("en_tails")
-RELATIVE = word_set("en_relative")
-ADVERBS = word_set("en_adverbs")
-NOT_FIRST = word_set("en_not_first")
-NO_START = word_set("en_no_start")
-NOUN_PREPOSITIONS = {name: word_set(f"en_before_{name}") for name in ("to", "for", "on", "in", "with", "from")}
-"""Preposition -> nouns after which it belongs to the object."""
-AMBIGUOUS = word_set("en_ambiguous")
-"""Forms that may be plural nouns."""
+CONTRACTED = {"ca": "can", "wo": "will", "sha": "shall", "'s": "is", "'re": "are", "'ll": "will", "'ve": "have"}
+NEVER = ("never", "rarely", "hardly", "neither", "no longer")
+PRONOUNS = ("we", "you", "i")
+COMMON = ["AT0", "DPS", "DT0", "PRP", "VVG", "VVN", "AV0", "CRD", "PNI", "PNP", "CJS", "TO0", "ORD", "NN2", "AVQ"]
+ADJECTIVES = ("AJ0", "AJC", "AJS")
+"""Tags of a first word that is written in small letters within a sentence."""
+PAST_BE = ("was", "were")
 
 
 class Clause(NamedTuple):
@@ -43,148 +30,203 @@ class Clause(NamedTuple):
     """The verb as it is in the sentence, the auxiliary included."""
     negative: bool
     kind: str
-    """be, modal, have, verb or command."""
+    """be, passive, verb or command."""
+    lemma: str
+    phrases: tuple[Phrase, ...]
+    head: str
+    """Noun of the subject in small letters."""
+    plural: bool
+    reading: Reading
 
 
-def parse_clause(text: str, vocabulary: Collection[str]) -> Clause | None:
-    """Cut a sentence at its verb; None where that is not certain."""
-    words = [] if "not only" in text else text.split()
-    first = words[0].lower() if words else ""
-    if (
-        first in AUXILIARIES
-        or (first in THIRD and first not in AMBIGUOUS and words[1:] and words[1].lower() not in AUXILIARIES)
-        or not re.match(r"[\w`\"'“‘<$.(]", first)
-    ):
+class Verb(NamedTuple):
+    """A finite verb with its auxiliaries, from the sentence's words; `end` is the first token after it."""
+
+    auxiliary: str
+    verb: str
+    surface: str
+    negative: bool
+    kind: str
+    lemma: str
+    end: int
+
+
+def parse_clause(text: str, vocabulary: Collection[str], *, partly: bool = False) -> Clause | None:
+    """Cut a sentence at its verb; None where that is not certain.
+
+    With `partly`, only subject and verb have to be certain; the phrases behind the verb may be missing.
+    """
+    reading = read(text)
+    if not reading.shape or "not only" in text:
         return None
-    if (
-        first in BASE
-        and first != "default"
-        and len(words) > 2
-        and words[1].lower() not in AUXILIARIES
-        and second_of_command(words)
-    ):
-        return Clause("you", "should", first, " ".join(words[1:]), f"should {first}", False, "command")
-    words = [] if first in BASE and f"{first}s" not in AMBIGUOUS else words
-    for place, word in enumerate(words[1:13], 1):
-        plain = word.lower().replace("’", "'")
-        before, after = words[place - 1], words[place + 1 :]
-        if before[-1:] in ",;:" or before.lower() in RELATIVE or plain in RELATIVE:
-            return None
-        subject = strip_adverbs(words[:place])
-        if not subject or not noun_like(subject):
-            continue
-        helps = plain in ("do", "does", "did") and after[:1] == ["not"]
-        if plain in CONTRACTED or plain in AUXILIARIES or helps:
-            return with_auxiliary(subject, plain, after, vocabulary)
-        found = finite_verb(plain, subject, after)
-        if found:
-            auxiliary, verb = found
-            return Clause(
-                decapitalise(" ".join(subject), vocabulary), auxiliary, verb, " ".join(after), word, False, "verb"
-            )
-    return None
-
-
-def second_of_command(words: list[str]) -> bool:
-    """Whether a sentence that begins with a verb's base form is a command: "Open the lid", not "Access rights are"."""
-    second = words[1].lower().strip("\"'`“,")
-    if second in DETERMINERS or second in PREPOSITIONS or words[1][0] in '`"“' or second in ("sure", "out", "up"):
-        return True
-    verbs = [word for word in words[2:8] if word.lower() in AUXILIARIES or word.lower() in THIRD]
-    return not verbs
-
-
-def noun_like(subject: list[str]) -> bool:
-    last = subject[-1].lower().strip("`\"”'")
-    if any(word.lower() in PRONOUNS for word in subject[1:]):
-        return False
-    if len(subject) == 1 and last in PRONOUNS:
-        return True
-    if subject[0].lower() in POINTING_SUBJECTS and len(subject) == 1:
-        return False
-    if subject[0].lower() in NOT_FIRST:
-        return False
-    return last not in DETERMINERS and last not in PREPOSITIONS and last not in ("and", "or", "to")
-
-
-def strip_adverbs(words: list[str]) -> list[str]:
-    while words and (words[-1].lower() in ADVERBS or (words[-1].endswith("ly") and len(words) > 1)):
-        words = words[:-1]
-    return words
-
-
-def is_plural(subject: list[str]) -> bool:
-    last = subject[-1].lower()
-    head = [word for word in subject if word.lower() not in DETERMINERS][:1]
-    if last in PRONOUNS or "and" in [word.lower() for word in subject]:
-        return True
-    for place, word in enumerate(subject):
-        if word.lower() in PREPOSITIONS and place:
-            last = subject[place - 1].lower()
-            break
-    return bool(head) and (last in ("people", "children", "data", "others") or bool(re.search(r"[^su]s$", last)))
-
-
-def is_followed_by_object(following: str, word: str) -> bool:
-    """Whether the word after an ambiguous form shows that the form is a verb."""
-    return (
-        following in DETERMINERS
-        or following in ("that", "you", "us", "how", "what")
-        or (word[:1] in '`"“$€£' or word[:1].isdigit() or word[:1].isupper())
+    if is_command(reading):
+        return parse_command(reading, partly=partly)
+    match = SUBJECT.match(reading.shape)
+    if match is None:
+        return None
+    verb = read_verb(reading, match.end())
+    if verb is None or not agrees(reading, match, verb):
+        return None
+    phrases = read_phrases(reading, verb.end, partly=partly)
+    if phrases is None:
+        return None
+    if any(reading.lower(place) in NEVER for place in range(match.end("subject"), match.end())):
+        verb = verb._replace(negative=True)
+    end = match.end("subject")
+    head = reading.head(1 if reading.shape[0] == "G" else 0, end)
+    name = decapitalise(reading.words(0, end), vocabulary)
+    rest = text[reading.tokens[verb.end].start :] if verb.end < len(reading.tokens) else ""
+    singular = reading.tokens[match.end()].tag[-1] == "Z"
+    plural = (bool(head and head.tag == "NN2") and not singular) or reading.lower(match.end()) in (
+        "are",
+        "were",
+        "have",
+        "do",
     )
+    return Clause(
+        name, verb.auxiliary, verb.verb, rest, verb.surface, verb.negative, verb.kind, verb.lemma, tuple(phrases),
+        head.text.lower() if head else "", plural, reading,
+    )  # fmt: skip
 
 
-def finite_verb(word: str, subject: list[str], after: list[str]) -> tuple[str, str] | None:
-    """(auxiliary of the question, base form) of a word that is the verb of this subject; None if it is none."""
-    following = after[0].lower().strip(',.`"') if after else ""
-    if following in AUXILIARIES or (following in THIRD and following not in BASE):
+def begins_with_command(text: str) -> bool:
+    return is_command(read(text))
+
+
+def begins_with_preposition(text: str) -> bool:
+    return read(text).shape[:1] in ("r", "o")
+
+
+def is_command(reading: Reading) -> bool:
+    """Whether a sentence begins with a verb's base form: "Open the lid", not "Access rights are"."""
+    tokens, shape = reading.tokens, reading.shape
+    if len(shape) < 3 or not tokens[0].text.isalpha() or shape[1] in FINITE:
+        return False
+    opening = shape[0] in "vIB" or tokens[0].text.lower() in ("be", "do") or (shape[0] == "A" and shape[1] == "v")
+    if not opening and shape[0] in "naN" and (shape[1] in "dq" or tokens[1].text[0] == "`"):
+        probe = read(f"You should {tokens[0].text.lower()}{reading.text[tokens[0].end :]}").shape[2:3]
+        opening = probe == "I" or (probe == "n" and tokens[1].tag in ("AT0", "DPS"))
+    return opening and not re.match(r"(?:that|which|who) (?!the|you|a|your|all)", reading.text[tokens[1].start :])
+
+
+def parse_command(reading: Reading, *, partly: bool) -> Clause | None:
+    start = 1 + (reading.shape[0] == "A" and reading.shape[1] == "v")
+    particle = has_particle(reading, start)
+    verb = reading.words(start - 1, start + particle).lower()
+    phrases = read_phrases(reading, start + particle, partly=partly)
+    if phrases is None:
         return None
-    if any(
-        later.lower() in AUXILIARIES and after[place].lower() not in RELATIVE and after[place].lower() not in PRONOUNS
-        for place, later in enumerate(after[1:4])
-    ):
-        return None
-    plural, pronoun = is_plural(subject), subject[-1].lower() in PRONOUNS
-    code = len(subject) == 1 and subject[0][0] == subject[0][-1] == "`"
-    sure = code or is_followed_by_object(following, after[0] if after else "")
-    if word in THIRD and not plural and (sure or word not in AMBIGUOUS):
-        return "does", THIRD[word]
-    if word in BASE and (pronoun or plural) and following not in ("and", "or"):
-        adverb = following in ADVERBS or following in PREPOSITIONS or following.endswith("-time")
-        return ("do", word) if pronoun or sure or adverb or f"{word}s" not in AMBIGUOUS else None
-    if word in PAST and following in DETERMINERS and word not in PARTICIPLES:
-        return "did", PAST[word]
-    return None
+    rest = reading.text[reading.tokens[start + particle].start :] if start + particle < len(reading.tokens) else ""
+    return Clause(
+        "you", "should", verb, rest, f"should {verb}", False, "command", verb.split()[0], tuple(phrases), "you", True,
+        reading,
+    )  # fmt: skip
 
 
-def with_auxiliary(subject: list[str], word: str, after: list[str], vocabulary: Collection[str]) -> Clause | None:
-    negative = word in CONTRACTED or bool(after and after[0].lower() in ("not", "never", "no"))
-    auxiliary = CONTRACTED.get(word, word)
-    if after and after[0].lower() in ("not", "never"):
-        after = after[1:]
-    while (
-        len(after) > 1
-        and (after[0].lower() in ADVERBS or after[0].endswith("ly"))
-        and after[0].lower() not in BASE
-        and auxiliary not in BE
-    ):
-        after = after[1:]
-    if not after:
+def agrees(reading: Reading, subject: re.Match[str], verb: Verb) -> bool:
+    """Whether the number of the verb is that of the subject; what does not agree was tagged wrongly."""
+    shape, end = subject["subject"], subject.end("subject")
+    finite = reading.tokens[subject.end()].tag
+    if finite == "VVD" and "`" in reading.words(0, end):
+        return False  # "`frequency` desired frequency": a participle
+    if shape[0] == "G":
+        return finite in ("VVZ", "VBZ", "VM0", "VHZ", "VDZ", "VBD", "VVD")
+    head = reading.head(0, end)
+    if head is None or head.tag in ("NP0", "PNI", "UNC") or "c" in shape:
+        return True
+    if head.text[0].isupper() and head.text[1:].islower() and finite in ("VVZ", "VHZ", "VDZ", "VBZ"):
+        return True  # a name that looks like a plural
+    singular = head.tag in ("NN1", "NN0", "CRD")
+    many = head.tag in ("NN2",) or head.text.lower() in ("we", "you", "they", "i", "people", "staff", "data")
+    if finite in ("VVZ", "VHZ", "VDZ", "VBZ"):
+        return not many or head.text.lower() == "data"
+    return many or not singular or finite not in ("VVB", "VHB", "VDB", "VBB")
+
+
+def read_verb(reading: Reading, start: int) -> Verb | None:  # noqa: PLR0911 (one return for each form of an English verb)
+    """Return the verb group at `start`: "is stored", "must not be moved", "does not copy", "runs"."""
+    shape, letter = reading.shape, reading.shape[start]
+    auxiliary = CONTRACTED.get(reading.lower(start), reading.lower(start))
+    place, negative = skip_adverbs(reading, start + 1)
+    following = shape[place] if place < len(shape) else ""
+    if letter == "m":
+        return read_modal(reading, place, auxiliary, negative)
+    if letter == "x" and following in ("I", "H") and place > start + 1:
+        word = reading.lower(place)
+        return Verb(auxiliary, word, f"{auxiliary} {word}", negative, "verb", word, place + 1)
+    if letter == "h" and following in ("N", "M"):
+        return participle(reading, place, auxiliary, "", negative)
+    if letter == "b":
+        if following in ("N", "g", "G"):
+            return participle(reading, place, auxiliary, "", negative)
+        return Verb(auxiliary, "", auxiliary, negative, "be", "be", place)
+    if negative or shape[start] not in "vzDhx":
         return None
-    name = decapitalise(" ".join(subject), vocabulary)
-    if auxiliary in BE:
-        return Clause(name, auxiliary, "", " ".join(after), auxiliary, negative, "be")
-    following = after[0].lower()
-    participle = following in PARTICIPLES or following.endswith("ed")
-    if auxiliary in HAVE and participle and len(after) > 1:
-        second = after[1].lower()
-        if following != "been" and second not in DETERMINERS and second not in PREPOSITIONS and second != "to":
-            return None
-    if auxiliary in HAVE and not participle:
-        helper = {"has": "does", "have": "do", "had": "did"}[auxiliary]
-        return Clause(name, helper, "have", " ".join(after), auxiliary, negative, "verb")
-    kind = "have" if auxiliary in HAVE else "modal"
-    return Clause(name, auxiliary, after[0], " ".join(after[1:]), f"{auxiliary} {after[0]}", negative, kind)
+    word = reading.lower(start)
+    helper = {"B": "do", "Z": "does", "D": "did"}.get(reading.tokens[start].tag[-1], "")
+    lemma = base_form(reading.tokens[start].text, reading.tokens[start].tag, ENGLISH)
+    if not helper or not lemma.isalpha():
+        return None
+    end = start + 1
+    if has_particle(reading, end):
+        return Verb(
+            helper, f"{lemma} {reading.lower(end)}", f"{word} {reading.lower(end)}", False, "verb", lemma, end + 1
+        )
+    return Verb(helper, lemma, word, False, "verb", lemma, end)
+
+
+def read_modal(reading: Reading, place: int, auxiliary: str, negative: bool) -> Verb | None:
+    letter = reading.shape[place : place + 1]
+    word = reading.lower(place)
+    if letter in ("B", "H"):
+        after, also = skip_adverbs(reading, place + 1)
+        following = reading.shape[after : after + 1]
+        if following in ("N", "M", "G", "g") and (letter == "B" or following in "NM"):
+            return participle(reading, after, auxiliary, word, negative or also)
+        kind = "be" if letter == "B" else "verb"
+        return Verb(auxiliary, word, f"{auxiliary} {word}", negative, kind, word, place + 1)
+    if letter not in ("I", "v"):
+        return None
+    end = place + 1
+    if has_particle(reading, end):
+        word, end = f"{word} {reading.lower(end)}", end + 1
+    return Verb(auxiliary, word, f"{auxiliary} {word}", negative, "verb", word.split()[0], end)
+
+
+def participle(reading: Reading, place: int, auxiliary: str, before: str, negative: bool) -> Verb | None:
+    """Return a group that ends with a participle: "has been moved", "must be moved", "is being moved", "is moving"."""
+    words = [word for word in (before,) if word]
+    passive = auxiliary in ("is", "are", *PAST_BE) or before == "be"
+    while reading.shape[place : place + 1] in ("M", "g"):
+        words.append(reading.lower(place))
+        passive = True
+        place, also = skip_adverbs(reading, place + 1)
+        negative = negative or also
+    letter = reading.shape[place : place + 1]
+    if letter not in ("N", "G"):
+        return None
+    words.append(reading.lower(place))
+    lemma = base_form(reading.tokens[place].text, reading.tokens[place].tag, ENGLISH)
+    kind = "passive" if letter == "N" and passive else "verb"
+    if has_particle(reading, place + 1):
+        place += 1
+        words.append(reading.lower(place))
+    group = " ".join(words)
+    return Verb(auxiliary, group, f"{auxiliary} {group}", negative, kind, lemma, place + 1)
+
+
+def has_particle(reading: Reading, place: int) -> bool:
+    """Whether a word belongs to the verb in front of it: "set up", but not "up to 60 %"."""
+    return reading.shape[place : place + 1] == "P" and reading.lower(place + 1) != "to"
+
+
+def skip_adverbs(reading: Reading, place: int) -> tuple[int, bool]:
+    """Return the first token that is no adverb, and whether one of them denies."""
+    negative = False
+    while place < len(reading.shape) and reading.shape[place] in "AX":
+        negative = negative or reading.shape[place] == "X" or reading.lower(place) in NEVER
+        place += 1
+    return place, negative
 
 
 def cut(text: str) -> str:
@@ -200,57 +242,13 @@ def join(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def split_object(rest: str) -> tuple[str, str]:
-    """(object, what follows it from its first preposition or conjunction on)."""
-    rest = until_verb(rest)
-    words = rest.split()
-    for place, word in enumerate(words):
-        plain = word.lower()
-        if words[place - 1][-1:] in ",;:" and place:
-            return " ".join(words[:place]), ""
-        if plain in RELATIVE and place:
-            return " ".join(words[:place]), ""
-        belongs = place and words[place - 1].lower() in NOUN_PREPOSITIONS.get(plain, ()) and place + 1 < len(words)
-        if belongs and (plain != "to" or words[place + 1].lower() not in BASE):
-            continue
-        if plain in TAILS:
-            return " ".join(words[:place]), until_verb(cut(" ".join(words[place:])))
-    return until_verb(rest), ""
-
-
-def until_verb(text: str) -> str:
-    """The text before an "and" or "or" that a further verb follows."""
-    for match in re.finditer(r" (?:and|or) ([\w-]+)", text):
-        if match[1].lower() in BASE or match[1].lower() in THIRD:
-            return text[: match.start()]
-    return text
-
-
-def noun_start(text: str) -> bool:
-    """Whether a phrase begins like a thing and not like an adverb or a clause."""
-    first = text.split(maxsplit=1)[0].lower().strip(",")
-    if first in NO_START or first in ADVERBS:
-        return False
-    return not first.endswith("ly") and first not in PREPOSITIONS
-
-
-def first_word(text: str) -> str:
-    return text.split(maxsplit=1)[0].lower().strip(",") if text.split() else ""
-
-
 def decapitalise(text: str, vocabulary: Collection[str]) -> str:
     """The text with a small first letter, unless its first word is a name."""
-    first = text.split(maxsplit=1)[0] if text.split() else ""
-    lower = first.lower()
-    known = (
-        lower.removesuffix("s") in vocabulary
-        or lower in GERUNDS
-        or lower in DETERMINERS
-        or lower in PREPOSITIONS
-        or (len(text.split()) > 1 and lower.endswith(("ed", "able", "ible", "ive", "ous")))
-        or lower
-        in ("we", "you", "everyone", "nobody", "anyone", "further", "additional", "certain", "various", "multiple")
-    )
-    if first != "I" and first[1:].islower() | (len(first) == 1) and (known or lower in vocabulary):
+    first = read(text).tokens[:1]
+    if not first or first[0].text == "I" or not (first[0].text[1:].islower() or len(first[0].text) == 1):
+        return text
+    word, tag = first[0].text.lower(), first[0].tag
+    common = tag in COMMON or (tag in ADJECTIVES and read(text).shape[1:2] in ("a", "n") and not text.istitle())
+    if common or word in vocabulary or word.removesuffix("s") in vocabulary or f"{word}s" in vocabulary:
         return text[0].lower() + text[1:]
     return text

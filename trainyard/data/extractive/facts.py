@@ -16,15 +16,20 @@ from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken,
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, PLACE_WORDS, Reader, acceptable_part, ended
+from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, Reader, acceptable_part, ended, place_of
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 LISTS = ("listing", "steps")
 ALSO = re.compile(r"(?:\w+ ){1,3}(?:also|auch)\b")
 """A first sentence that adds something to the text above it."""
+MOST_SECTION_WORDS = 100
+"""Of a section that is one answer."""
 QUESTION_SENTENCES = 3
 """Sentences that may answer a heading that asks."""
-LEAST_FRESH, MOST_FRESH = 2, 3
+ALONE_WORDS = 20
+"""Of an answer that may add something ("also") to the text before it."""
+LEAST_FRESH = 2
+FRESH = {"statement": 4, "section": 3, "purpose": 3}
 """Words of an answer that its question does not have; more where the question only names a topic."""
 MEASURE = re.compile(
     r"\d[\d.,:/–-]*(?: ?(?:%|min\w*|stund\w*|hours?|days?|tage?n?|sek\w*|sec\w*|weeks?|wochen?|months?|monate?n?|"
@@ -122,32 +127,24 @@ def is_sound(fact: Fact, language: str) -> bool:
         return False
     first = sentences.sentences(fact.answer)[0]
     additions = fact.rule in ("statement", "section") and not soundness.NOT_ONLY.search(first)
-    if additions and soundness.ADDS.search(first):
+    if additions and soundness.ADDS.search(first) and num_words(fact.answer) < ALONE_WORDS:
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
-    least = MOST_FRESH if fact.rule in ("statement", "section", "purpose") else LEAST_FRESH
+    least = FRESH.get(fact.rule, LEAST_FRESH)
     closed = re.match(r"(?:Is|Are|Was|Were|Can|Could|Do|Does|Did|Has|Have|Must|Should|Will|May) ", fact.topic)
     return bool(fact.rule in ("condition_do", "avoid") or closed) or soundness.is_fresh(fact.answer, question, least)
 
 
-def section_answer(section: Section, opening: str, language: str) -> str:
-    """Return up to three sentences of a section from its opening on, as long as they are complete prose."""
-    taken: list[str] = []
-    for block in section.blocks:
-        if block.list_id:
-            break
-        if not taken and not block.text.startswith(opening[:20]):
-            return opening
-        for sentence in sentences.sentences(block.text):
-            whole = " ".join([*taken, sentence])
-            ends = sentence.rstrip(CLOSERS + " ")[-1:] in ".!…"
-            cut = not ends or sentences.INCOMPLETE.search(sentence) or soundness.EXAMPLE.search(sentence)
-            if cut or ELSEWHERE.search(sentence) or not acceptable_part(sentence):
-                return " ".join(taken) or opening
-            if len(taken) == QUESTION_SENTENCES or num_words(whole) > sentences.MOST_WORDS:
-                return " ".join(taken) or opening
-            taken.append(sentence)
-    return " ".join(taken) or opening
+def section_answer(section: Section, opening: str, reader: Reader) -> str:
+    """Return a whole section that is short prose, or its first passage."""
+    plain = [without_label(block.text) for block in section.blocks if not block.list_id]
+    if not section.code and not section.rows and len(plain) == len(section.blocks):
+        whole = " ".join(plain)
+        good = all(map(reader.is_usable, sentences.sentences(whole)))
+        if good and num_words(whole) <= MOST_SECTION_WORDS and whole.startswith(opening[:20]):
+            return whole
+    first = next(reader.passages(section), None)
+    return first.text if first and first.text.startswith(opening[:20]) else opening
 
 
 def shares_word(topic: str, sentence: str) -> bool:
@@ -159,9 +156,8 @@ def shares_word(topic: str, sentence: str) -> bool:
 def section_facts(section: Section, topic: str, title: str, language: str, reader: Reader) -> Iterator[Fact]:
     # A long place would be most of the question, and questions about neighbours would pass for copies of each other.
     named = topic and topic != title and not BARE.fullmatch(topic)
-    near = named and num_words(f"{title} {topic}") <= PLACE_WORDS
     colon = COLONS.get(language, ": ")
-    where = f"{title}{colon}{topic}" if near else title
+    where = place_of(title, topic, colon) if named else title
     question = grammar.as_question(topic, language) if named else None
     opening = short_answer(section.paragraphs[0]) if section.paragraphs else None
     if opening and language in ASKERS and section.paragraphs[0].rstrip(CLOSERS + " ")[-1:] not in ".!?…":
@@ -181,7 +177,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
             if subject:
                 yield Fact("definition", subject, title, opening, 0)
         elif named and not question:
-            whole = section_answer(section, opening, language) if language in ASKERS else opening
+            whole = section_answer(section, opening, reader) if language in ASKERS else opening
             longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
             if not longest or len(whole) > longest or (language in ASKERS and shares_word(topic, opening)):
                 yield Fact("section", topic, title, whole, 1)
@@ -220,7 +216,7 @@ def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
             continue
         if pointer and pointer.fullmatch(term):
             continue
-        if language == ENGLISH and term.split()[0].lower() in clauses.PREPOSITIONS:
+        if language == ENGLISH and clauses.begins_with_preposition(term):
             continue
         meaning = short_answer(match["meaning"])
         answer = meaning if not meaning or begins_with(term, meaning) else short_answer(item.text)

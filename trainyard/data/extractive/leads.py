@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from trainyard.data.extractive import clauses, english, german, lexicon, sentences
+from trainyard.data.extractive import clauses, english_words, fronts, german, sentences
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.lexicon import word_set
 from trainyard.data.language import GERMAN
@@ -22,39 +22,33 @@ LEAD_PREDICATE = re.compile(
 def ask_lead(lead: str, language: str, vocabulary: Collection[str]) -> Ask | None:
     """Return the question that the lead-in of a list answers with its items."""
     text = sentences.sentences(lead.rstrip(" :："))[-1]
-    return ask_german_lead(text) if language == GERMAN else ask_english_lead(text, vocabulary)
+    return german.ask_lead(text) if language == GERMAN else ask_english_lead(text, vocabulary)
 
 
 def ask_english_lead(text: str, vocabulary: Collection[str]) -> Ask | None:
     match = re.fullmatch(r"(?:In order to|To) (?P<goal>.*?),? you (?:should|can|must|need to|have to|may)", text)
     if match:
         return Ask("purpose", match["goal"])
-    opening = english.OPENING.match(text)
-    if opening:
-        text = text[opening.end() :][:1].upper() + text[opening.end() :][1:]
+    text = fronts.without_adverbs(text)
     if ask := ask_predicate(text, vocabulary):
         return ask
-    words, found = text.split(), None
-    if len(words) > 3 and words[-1] in LEAD_VERBS:
-        subject = clauses.decapitalise(" ".join(words[:-1]), vocabulary)
-        plain = not english.DANGLING.search(subject) and words[0].lower() not in clauses.PREPOSITIONS
-        if plain and words[-1] in ("are", "is"):
-            found = Ask("named", f"What {words[-1]} {subject}?", f"what {subject} {words[-1]}")
-        elif plain:
-            base = lexicon.THIRD.get(words[-1])
-            question = f"What {'does' if base else 'do'} {subject} {base or words[-1]}?"
-            found = Ask("named", question, f"what {subject} {words[-1]}")
-    elif re.fullmatch(r"(?:If|When) .{8,100}", (clause := text.partition(",")[0])) and not english.HANGING.match(
-        clause
-    ):
-        found = Ask("condition_do", clause[0].lower() + clause[1:])
-    return found
+    clause = clauses.parse_clause(text, vocabulary)
+    if clause and not clause.phrases and not clause.negative and clause.lemma in LEAD_VERBS:
+        plain = not english_words.pointing(clause) and len(text.split()) > 3
+        return english_words.ask_with("What", clause) if plain else None
+    condition = text.partition(",")[0]
+    if re.fullmatch(r"(?:If|When) .{8,100}", condition) and not english_words.hangs(condition):
+        advice = re.match(r" ?(?:please|you|we) |$", text.partition(",")[2]) or clauses.begins_with_command(
+            text.partition(", ")[2]
+        )
+        return Ask("condition_do" if advice else "condition", condition[0].lower() + condition[1:])
+    return None
 
 
 def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:
     """Return the question of a lead-in whose items say what somebody does, or what something is."""
     match = LEAD_PREDICATE.fullmatch(text)
-    if match is None or english.DANGLING.search(text):
+    if match is None or english_words.DANGLING.search(text):
         return None
     place = clauses.decapitalise(match["place"], vocabulary) if match["place"] else ""
     subject = clauses.decapitalise(match["subject"], vocabulary)
@@ -70,20 +64,3 @@ def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:
         question = clauses.join(f"What {verb}", subject, "do", place)
         clause = clauses.join("what", subject, verb, "do", place)
     return Ask("named", f"{question}?", clause)
-
-
-def ask_german_lead(text: str) -> Ask | None:
-    """Return the question of "Bei der Prüfung sind folgende Punkte wichtig"."""
-    match = re.fullmatch(r"(?P<before>.*?)\b[Ff]olgende (?P<noun>[A-ZÄÖÜ][\w-]+) ?(?P<after>.*)", text)
-    if match is None:
-        return None
-    if (parts := german.cut_at_verb(text)) and parts[0] == f"Folgende {match['noun']}":
-        return Ask("bare", f"Welche {match['noun']} {parts[1]} {parts[2]}?")
-    parts = german.cut_at_verb(match["before"] + "X")
-    if parts is None:
-        return None
-    inner = parts[2].removesuffix("X").strip()
-    if german.POINTING.match(parts[0].lower()) or "z. B" in inner or parts[1] in ("geht", "handelt"):
-        return None
-    before = parts[0][0].lower() + parts[0][1:]
-    return Ask("bare", f"Welche {match['noun']} {parts[1]} {clauses.join(before, inner, match['after'])}?")

@@ -49,11 +49,13 @@ INCOMPLETE = re.compile(
     re.I,
 )
 """A lead-in without what follows it, a question, a sentence that was cut off, or one that points at what is near."""
+FOLLOWING_STEPS = re.compile(r"\bsteps?\b|\b(?:Schritte?n?|Vorgehen)\b", re.I)
+"""A lead-in of several paragraphs."""
 POINTING = re.compile(
     r"(?:it|its|they|their|them|this|these|those|that|he|she|his|her|such|then|thus|so|hence|therefore|otherwise|"
     r"however|instead|both|neither|also|but|and|or|nor|still|yet|likewise|similarly|meanwhile|moreover|furthermore|"
     r"here|now|next|let['’]s|let us|suppose|imagine|as you can see|as we|you (?:may|might) have|remember|"
-    r"for example|for instance|in this case|in that case|in these cases|in addition|in doing so|as a result|"
+    r"for example|for instance|in this case|in that case|in these cases|in addition(?! to)|in doing so|as a result|"
     r"the (?:former|latter|same|other|others|rest)|"
     r"das (?:ist|sind|bedeutet|heißt|kann|wird)|"
     r"hier(?:zu|für|bei|mit|von|durch|auf|an|in|unter|über)|denn|ebenfalls|ebenso|davon|darunter|darin|daraus|zudem|"

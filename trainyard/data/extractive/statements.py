@@ -13,27 +13,19 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from trainyard.data.extractive import clauses, english, german, lexicon, sentences, soundness
-from trainyard.data.extractive.cleaning import only_refers
+from trainyard.data.extractive import clauses, english, german, passages, sentences, soundness
+from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
 from trainyard.data.extractive.leads import ask_lead
-from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
-MOST_CODE_LINES, MOST_CODE_CHARS = 12, 500
-LEAST_LETTERS, LEAST_NAME = 6, 5
-NAME = re.compile(r"`[^`]+`|[A-Z][A-Z0-9.]+|[A-Z][a-z]+[A-Z]\w*")
-"""A short phrase that is a name all the same."""
-GENERIC_DE = word_set("en_generic_de")
-COMPOUND = 12
-"""Letters of a German compound that says enough alone."""
-ABSTRACT_DE = re.compile(
-    r"(?:Unter|Ver|Vor|Be|Ent|Er|Über|Aus|An|Ein|Ab|Zu|Um|Auf|Her|Heraus|Zusammen|Mit)[a-zäöüß]{3,12}(?:ung|ungen|heit|keit|keiten)"
-)
-"""A noun made of a verb, which names no thing of a page."""
+MOST_CODE_LINES, MOST_CODE_CHARS = 16, 700
+LEAST_LEAD = 4
+"""Words of a sentence that announces code."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
 ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
@@ -51,7 +43,7 @@ FOLLOWS = {
     ENGLISH: re.compile(
         r"(?:it|its|they|their|this|these|that|those|such|then|so|therefore|however|otherwise|instead|also|but|and|"
         r"moreover|furthermore|unfortunately|fortunately|additionally|similarly|likewise|still|thus|hence|"
-        r"he|she|in (?:this|that) case|for example|for instance|in addition|as a result|there|here|most|both|"
+        r"he|she|in (?:this|that) case|for example|for instance|in addition(?! to)|as a result|there|here|most|both|"
         r"other)\b", re.I
     ),
     GERMAN: re.compile(
@@ -79,28 +71,34 @@ ELSEWHERE = re.compile(
     re.I,
 )
 """What makes a sentence point to another place."""
+REFERS = re.compile(
+    r"\b(?:please (?:see|refer|visit|read|check)|take a look at|"
+    r"(?:can|may|could) be (?:found|read|seen) (?:in|at|on|here|under)|"
+    r"for (?:an? )?(?:more|further) [\w -]+|learn more|more (?:information|details)|documented (?:in|at|on|here))\b"
+    r"|^(?:Visit|See|Read|Check out|Refer to|Consult|Explore) "
+    r"|\b(?:weitere|mehr|genauere) (?:Informationen|Infos|Details|Hinweise)\b"
+    r"|\b(?:findet|finden) (?:sich|Sie|du) \w*\s?(?:hier|unter|auf)\b",
+    re.I,
+)
+"""What makes a sentence say only where something is."""
+NEARBY = re.compile(r"\b(?:above|the below)\b|\b(?:oben|obige\w*)\b", re.I)
+"""What points to the text before a lead-in."""
 LATEX = re.compile(r"\\(?:ref|label|cite)\{|\[\s*\]")
 CONNECTIVE = re.compile(
     r"(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
     r"Außerdem|Zudem|Allerdings|Daher|Deshalb)(?:,)? (?=\w)"
 )
 ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
-PHRASE_EN = re.compile(r"(?<=[a-z,] )(?:[A-Z][\w.-]+)(?: [A-Z][\w.-]+)*(?: and (?:[A-Z][\w-]+)(?: [A-Z][\w-]+)*)?")
-TIME_OR_PATH = re.compile(rf"^(?:{english.DAYS}|{english.MONTHS}|I)\b|[>→/]")
-GERUND_OF = {verb: gerund for gerund, verb in lexicon.GERUNDS.items()}
-LONGEST_OBJECT = 6
 TWO_TOPICS = 10
 """Words of a sentence that two questions may name a topic of."""
-ADJECTIVES = ("al", "ive", "able", "ible", "ful", "less", "ous", "ic")
 
-GENERIC = word_set("en_generic")
-"""Nouns that a question cannot be about."""
-QUANTITIES = ("lot", "number", "variety", "couple", "range", "bit", "set", "series", "list", "group")
 OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
 CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
 PLACE_WORDS = 9
 """Longest page and section that a question names."""
+LEAST_PLACE = 3
+"""Words of a heading that names its section without the page."""
 IN_SECTION = 3
 """Times as many sentences of a page may have a topic whose section is named."""
 SUBJECT_SENTENCES, NAME_SENTENCES = 4, 2
@@ -136,9 +134,20 @@ class Reader:
         self.section_sentences: list[str] = []
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
-        """Yield the statements of a section in page order."""
+        """Yield the statements of a section: those of its sentences and lists in page order, then its passages."""
         if self.language not in ASKERS:
             return
+        asked: dict[str, str] = {}
+        for statement in self.read_blocks(section, topic):
+            asked[statement.answer] = f"{asked.get(statement.answer, '')} {statement.topic}"
+            yield statement
+        for passage in self.passages(section):
+            most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
+            besides = asked.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
+            for phrase in self.topics(passage, topic, most, besides):
+                yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
+
+    def read_blocks(self, section: Section, topic: str) -> Iterator[Statement]:
         texts = [block.text for block in section.blocks]
         self.section_sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         codes: dict[str, list[str]] = {}
@@ -151,12 +160,70 @@ class Reader:
                 yield from self.read_list(blocks, topic)
                 continue
             for block in blocks:
-                for code in codes.get(block.text, ())[:1]:
-                    yield from self.read_code(block, code, topic)
+                if block.text in codes:
+                    yield from self.read_code(block, codes[block.text], topic)
                 if not only_refers(block.text) and not block.label:
                     yield from self.read_paragraph(block.text, topic)
                 elif block.label and not only_refers(block.text):
                     yield from self.read_note(block, topic)
+
+    def passages(self, section: Section) -> Iterator[passages.Passage]:
+        """Yield the passages of the paragraphs; a list, or code after one, parts those around it."""
+        before_code = {before for before, _ in section.code}
+        runs: list[list[str]] = [[]]
+        for block in section.blocks:
+            if block.list_id or block.label or only_refers(block.text):
+                runs.append([])
+                continue
+            runs[-1].append(without_label(block.text))
+            if block.text in before_code:
+                runs.append([])
+        for run in runs:
+            for passage in passages.passages(run, self.follows, self.is_usable):
+                if is_sentence(passage.sentences[0], self.language):
+                    yield passage
+
+    def follows(self, sentence: str) -> bool:
+        """Whether a sentence points back to the one before."""
+        bare = sentence.lstrip(sentences.OPENERS)
+        return bool(FOLLOWS[self.language].match(bare)) or soundness.leans(sentence, self.language)
+
+    def is_usable(self, sentence: str) -> bool:
+        """Whether a sentence may be a part of a passage."""
+        if sentence.rstrip(sentences.CLOSERS + " ")[-1:] not in ".!?…" or not acceptable_part(sentence):
+            return False
+        if sentence[:1] in "([→" or REFERS.search(sentence):
+            return False
+        refers = ELSEWHERE.search(sentence) or ABOVE.search(sentence) or only_refers(sentence)
+        asks = sentence.rstrip()[-1:] == "?"
+        return not (
+            refers or soundness.EXAMPLE.search(sentence) or (not asks and sentences.INCOMPLETE.search(sentence))
+        )
+
+    def topics(self, passage: passages.Passage, topic: str, most: int, besides: str = "") -> list[str]:
+        """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
+        known = soundness.stems(f"{self.title} {topic}")
+        pointer = POINTERS[self.language]
+        near = topic and place_of(self.title, topic, ": ") != self.title
+        own = {plain_text(sentence) for sentence in passage.sentences}
+        others = [text for text in (self.section_sentences if near else self.sentences) if text not in own]
+        taken = set(CONTENT[self.language](besides))
+        chosen: list[str] = []
+
+        def is_new(phrase: str) -> bool:
+            return bool(soundness.stems(phrase) - known) and (topic, phrase.lower()) not in self.used_phrases
+
+        found = []
+        for candidate in passages.candidates(passage, self.language):
+            content = set(CONTENT[self.language](candidate.text))
+            bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
+            if content and not taken & content and not (self.language == ENGLISH and pointer.search(bare)):
+                found.append(candidate)
+        for parts in passages.choose_topics(found, most, others, is_new):
+            phrases = [part.shown for part in sorted(parts, key=lambda part: passage.text.find(part.text))]
+            chosen.append((" and " if self.language == ENGLISH else " und ").join(phrases))
+            self.used_phrases.add((topic, parts[0].text.lower() if len(parts) == 1 else chosen[-1]))
+        return chosen
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """A further paragraph of a labelled list item."""
@@ -173,11 +240,11 @@ class Reader:
     def read_paragraph(self, text: str, topic: str) -> Iterator[Statement]:
         for first, answer, count in self.units(text):
             head, *others = sentences.sentences(answer) if count > 1 else [first]
-            yield from self.ask(head, answer, topic, count)
+            yield from self.ask(head, answer, topic, count, alone=False)
             subject = self.subject_of(head)
             for other in others:
                 if num_words(other) >= FOLLOWING_WORDS and not POINTS_ONLY.match(other):
-                    yield from self.ask(other, answer, topic, count, subject)
+                    yield from self.ask(other, answer, topic, count, subject, alone=False)
 
     def subject_of(self, sentence: str) -> str:
         """Return what a pronoun after an English sentence means; empty where that is not certain."""
@@ -188,28 +255,31 @@ class Reader:
             return ""
         return clause.subject if len(clause.subject.split()) <= 5 else ""
 
-    def read_code(self, block: TextBlock, code: str, topic: str) -> Iterator[Statement]:
-        """Yield the statement of a paragraph that announces a short piece of code."""
-        lead = sentences.sentences(block.text)[-1].strip()
-        if num_words(lead) < 4 or FOLLOWS[self.language].match(lead) or not acceptable_part(lead.rstrip(":")):
+    def read_code(self, block: TextBlock, codes: Collection[str], topic: str) -> Iterator[Statement]:
+        """Yield the statements of a paragraph that announces a short piece of code, with all of it."""
+        *before, lead = sentences.sentences(block.text)
+        code = "\n".join(codes).strip("\n")
+        if len(code.split("\n")) > MOST_CODE_LINES or len(code) > MOST_CODE_CHARS or not acceptable_part(lead):
             return
-        lines = code.strip("\n").split("\n")
-        if not 1 <= len(lines) <= MOST_CODE_LINES or len(code) > MOST_CODE_CHARS:
+        if sentences.FOLLOWING_STEPS.search(lead) or NEARBY.search(lead) or num_words(lead) < LEAST_LEAD:
             return
-        answer = f"{lead}\n\n```\n{code.strip(chr(10))}\n```"
-        others = []
-        for statement in self.ask(lead.rstrip(" :："), answer, topic):
-            if statement.rule in ("condition_do", "condition", "purpose"):
-                yield statement
-                return
-            if statement.rule != "statement":
-                others.append(statement)
-        if (command := clauses.parse_clause(lead.rstrip(" :"), self.vocabulary)) and command.kind == "command":
-            goal = f"{command.verb} {clauses.cut(command.rest)}"
-            if not english.DANGLING.search(goal) and len(goal.split()) > 2 and self.language == ENGLISH:
+        blocks = "\n\n".join(f"```\n{part.strip(chr(10))}\n```" for part in codes)
+        answer = f"{lead}\n\n{blocks}"
+        command = lead.rstrip(" :：")
+        if not self.follows(lead):
+            asks = list(self.ask(command, answer, topic, alone=False))
+            asks.sort(key=lambda statement: statement.rule not in ("condition_do", "condition", "purpose"))
+            if asks:
+                yield asks[0]
+            elif goal := goal_of(command, self.language, self.vocabulary):
                 yield Statement("purpose", goal, answer, 0, "", True)
-                return
-        yield from others[:1]
+        elif not before or self.follows(before[0]) or num_words(block.text) > MOST_ANSWER_WORDS:
+            return
+        whole = before and all(map(self.is_usable, before)) and num_words(block.text) <= MOST_ANSWER_WORDS
+        if whole and not self.follows(before[0]):
+            answer = f"{block.text}\n\n{blocks}"
+        for phrase in self.topics(passages.Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
+            yield Statement("statement", phrase, answer, 2, sentences=len(before) + 1)
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
         """(sentence, the answer that it begins, sentences of the answer).
@@ -249,7 +319,9 @@ class Reader:
                 taken = []
         return found
 
-    def ask(self, sentence: str, answer: str, topic: str, count: int = 1, subject: str = "") -> Iterator[Statement]:
+    def ask(
+        self, sentence: str, answer: str, topic: str, count: int = 1, subject: str = "", *, alone: bool = True
+    ) -> Iterator[Statement]:
         """Yield the statements of a sentence, with questions of its own or one about its subject."""
         if sentence[:1] == "(" and (inner := re.fullmatch(r"\(([^()]+[.!])\)", sentence.strip())):
             answer = inner[1] if answer == sentence.strip() else answer
@@ -265,20 +337,17 @@ class Reader:
             and (num_words(sentence) < MOST_VAGUE or sentence.split()[2] in ("also", "auch"))
         ):
             return
-        if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.first_word(sentence) in lexicon.BASE:
+        if not asks and len(sentence.split()) < SHORT_COMMAND and clauses.begins_with_command(sentence):
             return
         if (count == 1 and "://" in sentence) or ABOVE.search(sentence):
             return
         if count == 1 and DEICTIC[self.language].search(sentence):
             return
-        length = len(sentence.split())
-        besides = " ".join(ask.topic for ask in asks)
-        if sentence[:1].islower() or (asks and length < english.TWO_FACTS):
+        if sentence[:1].islower() or not alone or not is_sentence(sentence, self.language) or REFERS.search(sentence):
             return
-        for _ in range(2 if length >= TWO_TOPICS else 1):
-            if phrase := self.phrase_of(sentence, topic, besides=besides or None):
-                yield Statement("statement", phrase, answer, 2, sentences=count)
-                besides = f"{besides} {phrase}"
+        besides = " ".join(ask.topic for ask in asks)
+        for phrase in self.topics(passages.Passage((answer,)), topic, 1, besides):
+            yield Statement("statement", phrase, answer, 2, sentences=count)
 
     def is_vague(self, ask: Ask) -> bool:
         """Whether a question needs the name of its page."""
@@ -286,140 +355,6 @@ class Reader:
         title_words = {word[:5] for word in CONTENT[self.language](self.title)}
         names = re.search(r"`|(?<=[a-z] )[A-Z]", ask.topic) if self.language == ENGLISH else "`" in ask.topic
         return not (any(word[:5] in title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
-
-    def phrase_of(self, sentence: str, topic: str, *, besides: str | None = None) -> str | None:
-        """Return what a sentence is about, in words that few sentences of the page have.
-
-        With `besides`, a question of the same sentence, the phrase has other words than it.
-        """
-        taken = set(CONTENT[self.language](besides or ""))
-        known = soundness.stems(f"{self.title} {topic}")
-        pointer = POINTERS.get(self.language)
-        for phrase, most in self.phrases(sentence):
-            plain = phrase.lower()
-            content = CONTENT[self.language](phrase)
-            if not content or taken & set(content) or (topic, plain) in self.used_phrases or len(phrase.split()) > 7:
-                continue
-            bare = phrase
-            if self.language == ENGLISH and len(content) > 1 and content[0] not in english.POINTING_ADJECTIVES:
-                bare = re.sub(r"\b(?:the|all|each) ", "", phrase)
-            if pointer and pointer.search(re.sub(r"`[^`]*`", "", bare)):
-                continue
-            if re.search(r"[\"“”„()\[\]<>|={}]", phrase.strip("`")) or phrase.count("`") % 2 or only_refers(phrase):
-                continue
-            words = phrase.split()
-            if any(
-                word in clauses.DETERMINERS
-                and words[place] not in clauses.PREPOSITIONS
-                and words[place] not in (*lexicon.GERUNDS, "of")
-                for place, word in enumerate(words[1:])
-            ):
-                continue
-            if self.language == ENGLISH and len(content) < 3 and content[0] in english.POINTING_ADJECTIVES:
-                continue
-            shown = plain_text(phrase)
-            texts = sum(f" {shown} " in f" {text} " for text in self.sentences)
-            if topic and num_words(f"{self.title} {topic}") <= PLACE_WORDS and texts <= most * IN_SECTION:
-                texts = sum(f" {shown} " in f" {text} " for text in self.section_sentences)
-                most -= 1
-            if not shown or texts > most or not soundness.stems(phrase) - known:
-                continue
-            self.used_phrases.add((topic, plain))
-            return phrase
-        return None
-
-    def phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
-        """Yield what a sentence may be about with the sentences of the page that may have it, the surest first."""
-        yield from self.german_phrases(sentence) if self.language == GERMAN else self.english_phrases(sentence)
-
-    def german_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
-        parts = german.cut_at_verb(sentence)
-        placed = parts and re.match(german.PREPOSITION, parts[0])
-        if parts and not placed and german.is_noun_phrase(parts[0]) and "," not in parts[0]:
-            subject = re.sub(r"^(?:Der|Die|Das|Ein|Eine|Jede[rs]?|Alle) ", "", parts[0])
-            if re.fullmatch(r"[A-ZÄÖÜ][\w-]{3,}(?: (?:de[rs]|von|für) [A-ZÄÖÜ][\w-]+)?", subject):
-                if is_german_topic(subject.split()[0], least=LEAST_LETTERS) or " " in subject:
-                    yield subject, SUBJECT_SENTENCES
-            elif is_german_topic(subject.split()[-1], least=COMPOUND):
-                yield subject.split()[-1], SUBJECT_SENTENCES
-        yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
-        words = re.finditer(r"(?<![\w„\"-])[A-ZÄÖÜ][\w-]+(?!\w)(?![-*:/]\w)", sentences.outside_code(sentence))
-        names = [
-            match[0]
-            for match in words
-            if match.start()
-            and not re.search(
-                r"(?:,|\b(?:und|oder|sowie|bzw\.|[Nn]eben|[Ss]tatt|[Oo]hne))(?: \w+en)? $", sentence[: match.start()]
-            )
-            and not (match[0].endswith("s") and re.search(r"\b\w*es (?:\w+n )?$", sentence[: match.start()]))
-        ]
-        for name in sorted(names, key=len, reverse=True):
-            if ABSTRACT_DE.fullmatch(name):
-                continue
-            if is_german_topic(name, least=COMPOUND) or ("-" in name and is_german_topic(name, least=9)):
-                yield name, NAME_SENTENCES
-
-    def english_phrases(self, sentence: str) -> Iterator[tuple[str, int]]:
-        clause = clauses.parse_clause(re.sub(english.OPENING, "", sentence.rstrip(".!")), self.vocabulary)
-        if clause and clause.subject.lower() not in clauses.PRONOUNS and clause.kind != "command":
-            words = clause.subject.split()
-            vague = english.VAGUE_SUBJECT.search(clause.subject) or not re.match(r"[\w`]", clause.subject)
-            content = english.content_words(clause.subject)
-            is_topic = NAME.fullmatch(clause.subject) or (
-                len(content) > 1 or (content and len(content[0]) >= LEAST_LETTERS)
-            )
-            vague = vague or (len(content) == 1 and words[-1].lower() in english.PERSON_NOUNS)
-            vague = vague or (len(words) == 1 and words[0].lower() in lexicon.BASE)
-            if not vague and is_topic and words[-1].lower().removesuffix("s") not in GENERIC:
-                yield clause.subject, SUBJECT_SENTENCES
-        if clause and (doing := doing_of(clause)):
-            yield doing, SUBJECT_SENTENCES
-        yield from ((part, NAME_SENTENCES) for part in code_spans(sentence))
-        for match in PHRASE_EN.finditer(sentence):
-            name = match[0].rstrip(".")
-            if TIME_OR_PATH.search(f"{name}{sentence[match.end() : match.end() + 3]}"):
-                continue
-            known = " " in name or (re.search(r"\w[A-Z\d]", name) and len(name) >= LEAST_NAME)
-            if re.search(r"(?:,|\b(?:and|or)) $", sentence[: match.start()]) or name.endswith("ed"):
-                continue
-            if known and self.is_whole_name(match, sentence) and " and " not in name:
-                yield name, NAME_SENTENCES
-        if clause and clause.kind != "be" and clause.verb != "be":
-            obj, _ = clauses.split_object(clauses.cut(clause.rest))
-            obj = re.sub(r"^(?:any|some|more|every|each) ", "", obj)
-            words = obj.split()
-            whole = (
-                obj
-                and not obj.endswith("ed")
-                and clauses.noun_start(obj)
-                and 2 <= len(english.content_words(obj)) <= 4
-                and words[0] not in lexicon.BASE
-                and words[0] not in ("a", "an")
-                and (words[0] in ("the", "your") or words[-1].endswith("s"))
-                and not re.search(r"\b(?:and|or)\b", obj)
-            )
-            if whole and not (
-                obj.endswith(ADJECTIVES) or words[-1].removesuffix("s") in GENERIC or words[0] in QUANTITIES
-            ):
-                yield obj, 1
-
-    def is_whole_name(self, match: re.Match[str], sentence: str) -> bool:
-        """Whether a name in capitals is not part of a longer name or of a compound such as "the DC fridge"."""
-        before = sentence[: match.start()].split()[-1:]
-        after = re.match(r" ([a-z][\w-]+)", sentence[match.end() :])
-        if before and before[0].lstrip("\"'“(")[:1].isupper() and before[0].lower() not in clauses.DETERMINERS:
-            return False
-        word = after[1] if after else ""
-        verbal = (
-            word in english.STOP_WORDS or word in clauses.PREPOSITIONS or word in lexicon.THIRD or word in lexicon.BASE
-        )
-        return " " in match[0] or not word or verbal or word.endswith("ed")
-
-    def has_verb(self, sentence: str) -> bool:
-        """Whether a list item is a sentence, and not only a name."""
-        if self.language == GERMAN:
-            return german.cut_at_verb(sentence) is not None or bool(re.match(r"\w+en Sie\b", sentence))
-        return clauses.parse_clause(sentence.rstrip(".!"), self.vocabulary) is not None
 
     def read_list(self, blocks: list[TextBlock], topic: str) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
@@ -448,6 +383,10 @@ class Reader:
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
+        if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
+            sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
+            for phrase in self.topics(passages.Passage((lead,)), topic, 1) if sound else ():
+                yield Statement("statement", phrase, answer, 2, sentences=len(texts))
         if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         elif name and (ordered or commands(texts, self.language)):
@@ -486,47 +425,29 @@ class Reader:
         if continues and num_words(f"{block.lead} {answer}") <= MOST_ANSWER_WORDS:
             answer = f"{block.lead.strip()} {answer}"
         for statement in self.ask(first, answer, topic, count) if units else ():
-            says = self.has_verb(first) or (topic and num_words(first) >= ITEM_WORDS and not first[0].islower())
+            says = is_sentence(first, self.language) or (
+                topic and num_words(first) >= ITEM_WORDS and not first[0].islower()
+            )
             if statement.rule == "statement" and ((block.number and topic) or not says):
                 break
             yield statement
             for other, its_answer, its_count in units[1:]:
                 yield from self.ask(other, its_answer, topic, its_count)
             return
-        name = self.language == ENGLISH and not (self.has_verb(first) or clauses.first_word(first) in lexicon.BASE)
+        name = self.language == ENGLISH and not (
+            is_sentence(first, self.language) or clauses.begins_with_command(first)
+        )
         if block.number and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
             if num_words(text) <= MOST_ANSWER_WORDS:
                 yield Statement("step", step, ended(text), 1, context="")
 
 
-def doing_of(clause: clauses.Clause) -> str:
-    """Return "using a proxy" of "You can use a proxy …"; empty where there is no such phrase."""
-    advises = clause.kind == "command" or (clause.subject.lower() in ("you", "we") and clause.kind in ("modal", "verb"))
-    verb = clause.verb.lower()
-    if not advises or clause.negative or verb not in GERUND_OF or verb in english.WEAK_VERBS:
-        return ""
-    obj, _ = clauses.split_object(clauses.cut(clause.rest))
-    words = obj.split()
-    if not 1 <= len(words) <= LONGEST_OBJECT or not clauses.noun_start(obj) or words[0].lower() in english.PERSONS:
-        return ""
-    if len(english.content_words(obj)) < 2 and not re.search(r"[`A-Z]", obj):
-        return ""
-    if words[-1].lower() in (*clauses.PREPOSITIONS, *clauses.DETERMINERS, "and", "or", "to") or "to" in words:
-        return ""
-    return f"{GERUND_OF[verb]} {obj}"
-
-
-def code_spans(sentence: str) -> list[str]:
-    """Return the code spans of a sentence that may be a topic."""
-    return [part for part in re.split(r"(`[^`]*`)", sentence)[1::2] if 4 < len(part) < 42]
-
-
-def is_german_topic(word: str, *, least: int) -> bool:
-    """Whether a noun says alone what a German sentence is about."""
-    if len(word) < least or not word[0].isupper() or word in GENERIC_DE or word.endswith("-"):
-        return False
-    return not re.search(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*)$", word)
+def place_of(title: str, topic: str, colon: str, *, repeated: bool = False) -> str:
+    """Return how a question names a section: with its page, alone where that is long, or only the page."""
+    if num_words(f"{title} {topic}") <= PLACE_WORDS:
+        return f"{title}{colon}{topic}"
+    return topic if LEAST_PLACE <= num_words(topic) <= PLACE_WORDS and not repeated else title
 
 
 def without_opening(text: str) -> str:
@@ -560,8 +481,23 @@ def ended(text: str) -> str:
     return text if text[-1:] in ".!?。" else f"{text}."
 
 
+def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
+    """Return "filter the listing by path" of "You can filter the listing by path" or of the command; else nothing."""
+    if language != ENGLISH:
+        return ""
+    match = re.match(
+        r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I
+    )
+    goal = sentence[match.end() :] if match else ""
+    if not goal and clauses.begins_with_command(sentence):
+        goal = sentence[0].lower() + sentence[1:]
+    if english.DANGLING.search(goal) or len(goal.split()) < LEAST_LEAD or re.search(r"[,;()]|\b(?:and|or)\b", goal):
+        return ""
+    return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal
+
+
 def commands(texts: Collection[str], language: str) -> bool:
     """Whether most items of a list are instructions."""
     if language != ENGLISH:
         return sum(bool(re.match(r"\w+en Sie\b", text)) for text in texts) * 2 > len(texts)
-    return sum(clauses.first_word(text) in lexicon.BASE for text in texts) * 2 > len(texts)
+    return sum(map(clauses.begins_with_command, texts)) * 2 > len(texts)

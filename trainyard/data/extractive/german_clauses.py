@@ -1,0 +1,435 @@
+"""German main clauses cut at their finite verb by the tags of their words; None where that is not certain.
+
+A German statement has one phrase before its finite verb and the rest of the verb at its end: "Über den Knopf | kann |
+der Text | gespeichert werden". A question moves the phrase that answers it away and leaves all others as they are, so
+no word has to be inflected: "Wie | kann | der Text | gespeichert werden?".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from trainyard.data.extractive import sentences
+from trainyard.data.extractive.tagging import MEMORY, Token, base_form, load_tagger, tag_sentence
+from trainyard.data.language import GERMAN
+
+FINITE = ("VV(FIN)", "VA(FIN)", "VM(FIN)", "VV(IMP)", "VA(IMP)")
+NOUNS = ("NN", "NE", "NNI", "NNA", "FM", "XY")
+DETERMINERS = ("ART", "PIAT", "PPOSAT", "PDAT", "CARD")
+PREPOSITIONS = ("APPR", "APPRART")
+ENDS = ("PTKVZ", "VV(PP)", "VA(PP)", "VM(PP)", "VV(INF)", "VA(INF)", "VM(INF)", "VV(IZU)", "PTKZU")
+"""Tags of the words that may end a clause as the rest of its verb."""
+SUBORDINATE = ("KOUS", "PRELS", "PRELAT", "KOUI", "PWS", "PWAV", "PWAT")
+QUOTES = "„“”\"'‚‘«»"
+LONGEST_FRONT = 16
+FIRST_PERSON = {
+    "ist": "ist", "sind": "bin", "bist": "bin", "hast": "habe", "haben": "habe", "werden": "werde", "wirst": "werde",
+    "können": "kann", "kannst": "kann", "könnt": "kann", "müssen": "muss", "musst": "muss", "müsst": "muss",
+    "dürfen": "darf", "darfst": "darf", "sollen": "soll", "sollst": "soll", "sollten": "sollte", "solltest": "sollte",
+    "wollen": "will", "willst": "will", "möchten": "möchte", "möchtest": "möchte", "könnten": "könnte",
+    "könntest": "könnte", "wissen": "weiß", "weißt": "weiß", "müssten": "müsste", "müsstest": "müsste",
+}  # fmt: skip
+"""Finite verb of "Sie" or "du" -> that of "ich", where it is irregular."""
+ASKERS_WORDS = {"sich": "mich", "dich": "mich", "Ihnen": "mir", "dir": "mir", "Sie": "ich", "du": "ich", "Du": "ich"}
+POSSESSIVE = re.compile(r"(?:Ihr|[Dd]ein)(e|en|em|er|es)?")
+
+
+class Phrase(NamedTuple):
+    """A phrase of a clause. `kind` is NP, PP, ADV or PRON."""
+
+    kind: str
+    tokens: tuple[Token, ...]
+
+    @property
+    def head(self) -> Token | None:
+        """The first noun."""
+        return next((token for token in self.tokens if token.tag in NOUNS), None)
+
+
+class MainClause(NamedTuple):
+    """A main clause: `front`, `verb`, `middle`, `end` (rest of the verb) and `after` (all that follows)."""
+
+    text: str
+    front: tuple[Token, ...]
+    verb: Token
+    middle: tuple[Phrase, ...]
+    end: tuple[Token, ...]
+    after: tuple[Token, ...]
+
+    @property
+    def kind(self) -> str:
+        """Return what the front is: NP, PP, ADV, PRON, CLAUSE, or an empty string for a command."""
+        return kind_of_front(self.front)
+
+    def words(self, tokens: Sequence[Token]) -> str:
+        """Return the text of neighbouring tokens."""
+        return self.text[tokens[0].start : tokens[-1].end] if tokens else ""
+
+    @property
+    def is_for_reader(self) -> bool:
+        """Whether the reader does what the clause says: a command, "Sie" or "du"."""
+        pronoun = self.pronoun
+        if self.kind == "" or pronoun is None:
+            return self.kind == ""
+        if pronoun.text == "Sie" and self.kind == "PRON":  # may be a third person
+            return self.verb.tag == "VM(FIN)" or base_form(self.verb.text, "VV(FIN)", GERMAN) in READERS_VERBS
+        return pronoun.text in ("Sie", "du", "Du")
+
+    @property
+    def pronoun(self) -> Token | None:
+        """The pronoun that is the subject."""
+        if self.kind == "PRON":
+            return self.front[0]
+        first = self.middle[0] if self.middle else None
+        if first and first.kind == "PRON" and first.tokens[0].text in SUBJECT_PRONOUNS:
+            return first.tokens[0]
+        return None
+
+
+READERS_VERBS = (
+    "finden", "erhalten", "sehen", "benötigen", "brauchen", "gelangen", "klicken", "öffnen", "geben", "wählen", "melden"
+)  # fmt: skip
+"""Verbs whose subject "Sie" at the start of a sentence is the reader."""
+SUBJECT_PRONOUNS = ("Sie", "du", "man", "wir", "ich", "es", "er", "sie", "ihr", "dies", "das")
+
+
+def kind_of_front(front: Sequence[Token]) -> str:
+    if not front:
+        return ""
+    tag = front[0].tag
+    if tag in ("KOUS", "KOUI", *FINITE) or any(token.tag in ("VV(IZU)", "PTKZU") for token in front):
+        return "CLAUSE"
+    if len(front) == 1 and tag in ("PPER", "PIS", "PDS"):
+        return "PRON"
+    if tag in PREPOSITIONS:
+        return "PP"
+    if tag in (*DETERMINERS, *NOUNS, "ADJ(A)", "$(") and any(token.tag in NOUNS for token in front):
+        return "NP"
+    return "ADV"
+
+
+@lru_cache(maxsize=MEMORY)
+def parse_clause(text: str) -> MainClause | None:
+    """Cut a sentence without its final mark at the finite verb of its main clause."""
+    tokens = tag_sentence(text, GERMAN)
+    place = find_verb(tokens)
+    if place is None or len(sentences.sentences(re.sub(r"[“”\"](?=[.!?] )", "", text))) > 1:
+        return None
+    front, verb = tokens[:place], tokens[place]
+    while kind_of_front(front) == "CLAUSE" and front[-1].text in (",", "so", "dann"):
+        front = front[:-1]
+    if front and front[-1].text == ",":
+        front = front[:-1]
+    if not is_one_phrase(front):
+        return None
+    rest = with_participles(tokens[place + 1 :], verb)
+    size = main_length(rest, verb)
+    main, after = rest[:size], rest[size:]
+    first, last = find_end(main, verb)
+    if (verb.tag.startswith("VM") or verb.text.startswith("würd")) and first == last:
+        return None
+    middle = split_phrases(main[:first])
+    if middle is None:
+        return None
+    clause = MainClause(text, front, verb, middle, main[first:last], main[last:] + after)
+    return None if lacks_subject(clause) or is_instruction_phrase(clause) else clause
+
+
+def is_instruction_phrase(clause: MainClause) -> bool:
+    """Whether a singular noun without an article is before a plural verb: "Vorlage bearbeiten und starten"."""
+    if clause.kind != "NP" or len(clause.front) != 1 or not clause.verb.text.endswith("en"):
+        return False
+    noun = clause.front[0]
+    return noun.tag == "NN" and clause.verb.tag.startswith("VV") and base_form(noun.text, "NN", GERMAN) == noun.text
+
+
+def with_participles(tokens: Sequence[Token], verb: Token) -> tuple[Token, ...]:
+    """Return the tokens after a finite verb with participles that look like a finite verb: "wird … ergänzt"."""
+    if not verb.tag.startswith(("VA", "VM")):
+        return tuple(tokens)
+    end = next((place for place, token in enumerate(tokens) if token.tag in ("KON", "$,", "$(")), len(tokens))
+    return tuple(
+        token._replace(tag="VV(PP)") if place < end and token.tag == "VV(FIN)" and token.text.endswith("t") else token
+        for place, token in enumerate(tokens)
+    )
+
+
+def lacks_subject(clause: MainClause) -> bool:
+    """Whether a verb in the second person has no "du"."""
+    if clause.kind == "" or clause.pronoun or not clause.verb.tag.startswith("VV") or clause.verb.text[-2:] != "st":
+        return False
+    stem = base_form(clause.verb.text, "VV(FIN)", GERMAN).removesuffix("n").removesuffix("e")
+    return clause.verb.text in (f"{stem}st", f"{stem}est") and not stem.endswith(("s", "ß", "z", "x"))
+
+
+def find_verb(tokens: Sequence[Token]) -> int | None:
+    """Return the place of the finite verb of the main clause."""
+    foreign = sum(token.tag == "FM" for token in tokens)
+    if not tokens or tokens[0].tag in ("KON", "PWS", "PWAV", "PWAT") or foreign * 2 > len(tokens):
+        return None
+    if is_command(tokens):
+        return 0
+    if tokens[0].tag in ("KOUS", "KOUI", *FINITE) or opens_infinitive(tokens):
+        return find_after_clause(tokens)
+    return find_second(tokens)
+
+
+def find_after_clause(tokens: Sequence[Token]) -> int | None:
+    """Return the place of the finite verb after a first clause: "Wenn …, (so) wird …"."""
+    for comma, token in enumerate(tokens):
+        place = comma + 1
+        if token.text != ",":
+            continue
+        while place < len(tokens) and tokens[place].text in ("so", "dann"):
+            place += 1
+        if place < len(tokens) and (is_finite(tokens, place) or is_small_command(tokens, place)):
+            return place
+        if tokens[comma + 1 : comma + 2] and tokens[comma + 1].tag not in SUBORDINATE:
+            return None
+    return None
+
+
+def find_second(tokens: Sequence[Token]) -> int | None:
+    """Return the place of the finite verb after a first phrase."""
+    place = 0
+    while place < min(len(tokens), LONGEST_FRONT):
+        token = tokens[place]
+        if place and is_finite(tokens, place):
+            return place
+        following = tokens[place + 1 :]
+        if token.text == "," and following[:1] and following[0].tag in (*SUBORDINATE, "APPR"):
+            closing = next((here for here, later in enumerate(following) if later.text == ","), None)
+            if closing is None or following[0].tag in ("KOUS", "KOUI"):
+                return None
+            place += closing + 1
+        elif token.text in (":", ";", "–", "—") or token.tag in ("PTKVZ", "KOUS", "PRELS"):
+            return None
+        place += 1
+    return None
+
+
+def opens_infinitive(tokens: Sequence[Token]) -> bool:
+    """Whether a sentence begins with "Um … zu …,"."""
+    if tokens[0].text != "Um":
+        return False
+    comma = next((here for here, token in enumerate(tokens) if token.text == ","), 0)
+    return any(token.tag in ("VV(IZU)", "PTKZU") for token in tokens[:comma])
+
+
+def is_small_command(tokens: Sequence[Token], place: int) -> bool:
+    """Whether a word with a small letter is an imperative that looks like a noun: "wende dich"."""
+    token, following = tokens[place], tokens[place + 1 : place + 2]
+    return token.tag == "NN" and token.text.islower() and bool(following) and following[0].tag in ("PPER", "PRF")
+
+
+def is_finite(tokens: Sequence[Token], place: int) -> bool:
+    tag = tokens[place].tag
+    if tag in FINITE:
+        return True
+    # A plural form looks like an infinitive.
+    following = tokens[place + 1 : place + 2]
+    return tag in ("VV(INF)", "VA(INF)") and not any(token.tag in FINITE for token in tokens[place + 1 :]) and (
+        bool(following) and following[0].tag not in ("$,", "$.", "KON")
+    )  # fmt: skip
+
+
+def is_command(tokens: Sequence[Token]) -> bool:
+    """Whether a sentence begins with an imperative: "Klicken Sie", "Klicke auf"."""
+    if len(tokens) < 3:
+        return False
+    first, second = tokens[0], tokens[1]
+    if second.text == "Sie" and first.text.endswith("n"):
+        return first.tag.startswith(("VV", "VA", "NN"))
+    if first.tag in ("VV(IMP)", "VA(IMP)"):
+        return True
+    if first.tag == "VV(FIN)" and second.tag not in ("PPER", "PIS"):
+        return not first.text.endswith(("t", "en"))
+    bare_noun = first.tag in ("NN", "NE") and re.fullmatch(r"[A-ZÄÖÜ][a-zäöüß]{2,}e", first.text)
+    if not bare_noun or second.tag not in (*PREPOSITIONS, "PRF", "PPER", "PROAV", "ADV", "ART", "PPOSAT"):
+        return False
+    comma = next((here for here, token in enumerate(tokens) if token.tag == "$,"), len(tokens))
+    verbs = [here for here in range(1, comma) if tokens[here].tag in FINITE and tokens[here - 1].tag != "KON"]
+    return not verbs and is_verb_form(first.text)
+
+
+def is_verb_form(word: str) -> bool:
+    tags = {str(tag) for tag, _ in load_tagger(GERMAN).tag_word(word.lower())}
+    return bool(tags & {"VV(FIN)", "VV(IMP)"})
+
+
+def is_one_phrase(front: Sequence[Token]) -> bool:
+    """Whether what is before the verb can be a single phrase."""
+    if any(token.text in (":", ";", "(", ")") for token in front):
+        return False
+    if kind_of_front(front) != "NP":
+        return True
+    seen_noun = False
+    for place, token in enumerate(front):
+        if token.tag in ("PPER", "PRF", "PTKVZ", "PTKNEG", "KOUS"):
+            return False
+        if seen_noun and token.tag == "ART" and token.text[:1].isupper():
+            return False
+        if seen_noun and token.tag in ("ADV", "ADJ(D)") and place + 1 == len(front):
+            return False
+        seen_noun = seen_noun or token.tag in NOUNS
+    return True
+
+
+def main_length(tokens: Sequence[Token], verb: Token) -> int:
+    """Return the number of tokens after the verb that belong to its clause."""
+    for place, token in enumerate(tokens):
+        if token.text in (":", ";", "–", "—", "(", "-") or token.tag in ("KOUS", "KOUI"):
+            return place
+        if token.text == "," and not is_enumeration(tokens, place):
+            return place
+        if token.tag == "KON" and place:
+            closed = tokens[place - 1].tag in ENDS and tokens[place - 1].tag != "VV(PP)"
+            comma = next((here for here in range(place, len(tokens)) if tokens[here].text == ","), len(tokens))
+            if closed or any(later.tag in FINITE for later in tokens[place + 1 : comma]):
+                return place
+    return len(tokens)
+
+
+def is_enumeration(tokens: Sequence[Token], place: int) -> bool:
+    """Whether a comma is between nouns or adjectives: "Namen, Orte und Zeiten"."""
+    following = tokens[place + 1 : place + 3]
+    if not following or following[0].tag in (*SUBORDINATE, "KON", *FINITE):
+        return False
+    if following[0].tag == "APPR" and following[1:] and following[1].tag in ("PRELS", "PRELAT"):
+        return False
+    ahead: list[Token] = []
+    for token in tokens[place + 1 :]:
+        if token.text in (",", ";", ":"):
+            break
+        ahead.append(token)
+    if any(token.tag in ("VV(IZU)", "PTKZU", "VM(INF)", "VA(INF)", *FINITE) for token in ahead):
+        return False
+    return any(token.tag == "KON" for token in tokens[place + 1 :]) and following[0].tag in (
+        *NOUNS, *DETERMINERS, "ADJ(A)", "ADJ(D)", *PREPOSITIONS, "TRUNC",
+    )  # fmt: skip
+
+
+def find_end(main: Sequence[Token], verb: Token) -> tuple[int, int]:
+    """Return where the rest of the verb begins and ends in the tokens after the finite verb."""
+    helps = verb.tag.startswith(("VM", "VA"))
+    last = len(main)
+    places = [
+        place
+        for place, token in enumerate(main)
+        if token.tag in ENDS or (helps and token.tag == "VV(FIN)" and place + 1 == last)
+    ]
+    if not places:
+        return last, last
+    end = places[-1] + 1
+    begin = end - 1
+    while begin and begin - 1 in places:
+        begin -= 1
+    return begin, end
+
+
+def split_phrases(tokens: Sequence[Token]) -> tuple[Phrase, ...] | None:
+    """Cut the middle of a clause into phrases; None where a word does not fit."""
+    phrases: list[Phrase] = []
+    place = 0
+    while place < len(tokens):
+        token = tokens[place]
+        if token.tag in FINITE:
+            return None
+        if token.tag in ("PPER", "PRF") or (token.tag in ("PIS", "PDS") and token.text in ("man", "dies", "das")):
+            kind, end = "PRON", place + 1
+        elif token.tag in PREPOSITIONS:
+            double = tokens[place + 1 : place + 2] and tokens[place + 1].tag in PREPOSITIONS  # "innerhalb von"
+            kind, end = "PP", end_of_noun_phrase(tokens, place + 2 if double else place + 1)
+        elif token.tag in (*DETERMINERS, *NOUNS, "ADJ(A)", "TRUNC") or token.text in QUOTES:
+            kind, end = "NP", end_of_noun_phrase(tokens, place)
+        else:
+            kind, end = "ADV", place + 1
+        end = max(end, place + 1)
+        while kind in ("NP", "PP") and (joined := end_of_joined(tokens, end)) > end:
+            end = joined
+        phrases.append(Phrase(kind, tuple(tokens[place:end])))
+        place = end
+    return tuple(phrases)
+
+
+def end_of_joined(tokens: Sequence[Token], place: int) -> int:
+    """Return where a phrase ends that "oder", "sowie" or "wie" joins to the one before: "per Mail oder am Telefon"."""
+    if place + 2 > len(tokens) or (
+        tokens[place].tag not in ("KON", "KOKOM") and tokens[place].text not in ("wie", ",")
+    ):
+        return place
+    following = tokens[place + 1]
+    if following.tag in PREPOSITIONS:
+        end = end_of_noun_phrase(tokens, place + 2)
+        return end if end > place + 2 else place
+    if following.tag in (*DETERMINERS, *NOUNS, "ADJ(A)", "TRUNC"):
+        end = end_of_noun_phrase(tokens, place + 1)
+        return end if end > place + 1 else place
+    return place
+
+
+def end_of_noun_phrase(tokens: Sequence[Token], place: int) -> int:
+    """Return where the noun phrase that begins at `place` ends, with its genitives, "von" and what "und" joins."""
+    start = place
+    while place < len(tokens) and tokens[place].tag not in NOUNS:
+        inside = tokens[place].tag in (*DETERMINERS, "ADJ(A)", "ADJ(D)", "ADV", "TRUNC", "KON", "$,", *PREPOSITIONS)
+        if not inside and tokens[place].text not in QUOTES:
+            return place
+        if tokens[place].tag in PREPOSITIONS and not is_participle_phrase(tokens, place):
+            return place
+        if tokens[place].tag in PREPOSITIONS:
+            place = end_of_noun_phrase(tokens, place + 1)
+            continue
+        place += 1
+    while place < len(tokens) and (tokens[place].tag in NOUNS or tokens[place].text in QUOTES):
+        place += 1
+    if place > start and tokens[place : place + 1] and tokens[place].tag == "CARD":  # a version
+        following = tokens[place + 1 : place + 2]
+        place += not (following and following[0].tag in (*NOUNS, "ADJ(A)"))
+    if place == start or place >= len(tokens):
+        return place
+    token, following = tokens[place], tokens[place + 1 : place + 2]
+    starts = following and following[0].tag in (*DETERMINERS, *NOUNS, "ADJ(A)", "TRUNC")
+    genitive = (
+        (token.tag == "ART" and token.text in ("der", "des", "eines", "einer"))
+        or (token.tag in ("PPOSAT", "PDAT") and token.text.endswith(("er", "es")))
+    )  # fmt: skip
+    if (genitive and starts) or token.text in ("von", "vom"):
+        return end_of_noun_phrase(tokens, place + (token.tag in PREPOSITIONS))
+    if starts and (token.tag == "KON" or token.text == ",") and token.text not in ("aber", "sondern", "denn"):
+        return end_of_noun_phrase(tokens, place + 1)
+    return place
+
+
+def is_participle_phrase(tokens: Sequence[Token], place: int) -> bool:
+    """Whether a preposition is inside of a noun phrase: "den in Klammern angegebenen Namen"."""
+    before = tokens[place - 1].tag if place else ""
+    if before not in DETERMINERS:
+        return False
+    later = [token.tag for token in tokens[place + 1 : place + 8]]
+    return any(first == "ADJ(A)" and second in ("NN", "NE") for first, second in pairwise(later))
+
+
+def first_person(verb: Token) -> str:
+    """Return the form of a finite verb that follows "ich"."""
+    if verb.text.lower() in FIRST_PERSON:
+        return FIRST_PERSON[verb.text.lower()]
+    infinitive = base_form(verb.text.lower(), "VV(FIN)", GERMAN)
+    if infinitive.endswith("eln"):
+        return f"{infinitive[:-3]}le"
+    return infinitive[:-1] if infinitive.endswith("en") else f"{infinitive[:-1]}e"
+
+
+def for_asker(text: str, *, reflexive: bool = True) -> str:
+    """Return a text with "mein" in place of "Ihr", as the reader asks; `reflexive` makes "mich" of "sich", too."""
+    words = re.split(r"(`[^`]*`|\W+)", text)
+    return "".join(
+        word
+        if word == "sich" and not reflexive
+        else ASKERS_WORDS.get(word, f"mein{match[1] or ''}" if (match := POSSESSIVE.fullmatch(word)) else word)
+        for word in words
+    )
