@@ -93,6 +93,9 @@ def test_markdown_gives_headings_questions_items_and_tables() -> None:
         "The validator": (
             "The validator keeps the good rows and counts every other one with its reason. It runs before training."
         ),
+        "What does the validator keep?": (
+            "The validator keeps the good rows and counts every other one with its reason. It runs before training."
+        ),
         "What does a gate decide?": "A gate decides whether an adapter is deployed.",
         "Notes (What does a gate decide?)": "Nothing is switched unless every target has answered its canary prompt.",
         "quarantine": "quarantine: the file of rejected rows with line numbers.",
@@ -113,7 +116,7 @@ def test_the_question_names_the_document_and_where_a_term_stands() -> None:
 
 
 def test_questions_of_headings_come_first_then_terms() -> None:
-    assert [fact.worth for fact in extract(document(MANUAL), QA)] == [0, 1, 1, 1, 1, 1, 1, 1, 1, 3]
+    assert [fact.worth for fact in extract(document(MANUAL), QA)] == [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3]
 
 
 def test_what_a_page_is_about_is_asked_only_where_there_is_nothing_else() -> None:
@@ -150,6 +153,7 @@ def test_a_heading_that_occurs_twice_is_told_apart_by_the_one_above_it() -> None
     assert facts(text) == {
         "Care (Saw)": "Clean the saw after every use.",
         "Care (Drill)": "Oil the drill every second month.",
+        "How often should you oil the drill?": "Oil the drill every second month.",
     }
 
 
@@ -280,7 +284,7 @@ def test_plain_text_has_headings_paragraphs_and_items() -> None:
     - cloth: removes dust and dirt from it
     """
     assert facts(text, "text") == {
-        "Storing": "Store every tool in a dry box with a lid that closes.",
+        "Where should you store every tool?": "Store every tool in a dry box with a lid that closes.",
         "oil": "oil: keeps the metal parts from rusting.",
         "cloth": "cloth: removes dust and dirt from it.",
     }
@@ -453,8 +457,8 @@ def test_a_definition_of_what_the_title_names_is_asked_for_directly() -> None:
 def test_pairs_are_stable_and_their_questions_unique() -> None:
     first, second = (pairs(document(MANUAL), QA, wordings=3) for _ in range(2))
     assert first == second
-    assert Counter(len(pair.wordings) for pair in first) == {3: 10}
-    assert len({pair.id for pair in first}) == 10
+    assert Counter(len(pair.wordings) for pair in first) == {3: 11}
+    assert len({pair.id for pair in first}) == 11
     asked = [wording for pair in first for wording in pair.wordings]
     assert len(set(asked)) == len(asked)
     changed = pairs(document(MANUAL.replace("good rows", "best rows")), QA, wordings=3)
