@@ -102,8 +102,14 @@ def is_asked_in(language: str, question: str) -> bool:
     return scores[language] == max(scores.values()) > 0
 
 
-SENTENCES = {"question": (1, 2, 3), "section": (1, 2, 3)}
-"""Sentences of an answer that may be a whole short section."""
+SENTENCES = {
+    "question": (1, 2, 3),
+    "section": (1, 2, 3, 4, 5, 6),
+    "statement": (1, 2, 3, 4, 5, 6),
+    "named": (1, 2),
+    "bare": (1, 2),
+}
+"""Sentences of an answer that may be a whole short section, a passage, or a sentence with one that points back."""
 
 
 def faults(language: str, pair: Pair, text: str) -> list[str]:

@@ -15,7 +15,7 @@ from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.german_clauses import (
     FINITE,
     SUBORDINATE,
-    Clause,
+    MainClause,
     Phrase,
     first_person,
     for_asker,
@@ -112,7 +112,7 @@ def is_clear(ask: Ask, sentence: str) -> bool:
     return len(asked) >= least and len(fresh) >= fewest and len(ask.topic.split()) <= LONGEST_QUESTION
 
 
-def forms_of(clause: Clause) -> Iterator[Ask]:
+def forms_of(clause: MainClause) -> Iterator[Ask]:
     """Yield the questions of a clause, the surest first."""
     yield from ask_relations(clause)
     if clause.kind == "CLAUSE" or is_negative(clause):
@@ -131,7 +131,7 @@ def forms_of(clause: Clause) -> Iterator[Ask]:
     yield from ask_case(clause)
 
 
-def is_negative(clause: Clause) -> bool:
+def is_negative(clause: MainClause) -> bool:
     tokens = [*clause.front, *(token for phrase in clause.middle for token in phrase.tokens)]
     return any(token.tag == "PTKNEG" or re.match(r"[Kk]ein", token.text) or token.text == "weder" for token in tokens)
 
@@ -149,7 +149,7 @@ def needs_complement(after: Sequence[Token]) -> bool:
     return after[1].tag != "KOUI" and after[1].text != "um" and any(tag in ("VV(IZU)", "PTKZU") for tag in tags[:comma])
 
 
-def ask_relations(clause: Clause) -> Iterator[Ask]:
+def ask_relations(clause: MainClause) -> Iterator[Ask]:
     """Yield questions for a condition, a purpose or a reason beside the main clause."""
     for tokens, first in ((clause.front, True), (subordinate_after(clause), False)):
         if not tokens or (first and clause.kind != "CLAUSE"):
@@ -190,7 +190,7 @@ def ask_relations(clause: Clause) -> Iterator[Ask]:
             yield Ask("bare", question)
 
 
-def subordinate_after(clause: Clause) -> tuple[Token, ...]:
+def subordinate_after(clause: MainClause) -> tuple[Token, ...]:
     """Return the subordinate clause that ends the sentence, right after the main clause."""
     after = clause.after
     if len(after) < 4 or after[0].text != "," or after[1].tag not in ("KOUS", "KOUI", "APPR"):
@@ -202,7 +202,7 @@ def subordinate_after(clause: Clause) -> tuple[Token, ...]:
     return after[1:]
 
 
-def as_asked(tokens: Sequence[Token], clause: Clause) -> str | None:
+def as_asked(tokens: Sequence[Token], clause: MainClause) -> str | None:
     """Return a subordinate clause as the reader asks it: "wenn ich unsicher bin" for "wenn du unsicher bist"."""
     inner = any(token.tag in SUBORDINATE for token in tokens[1:])
     if len(tokens) < 4 or (inner and any(token.text in (",", ":", ";", "(") for token in tokens)):
@@ -219,7 +219,7 @@ def as_asked(tokens: Sequence[Token], clause: Clause) -> str | None:
     return JOINING.sub("", text[0].lower() + text[1:])
 
 
-def conditional(tokens: Sequence[Token], clause: Clause) -> str | None:
+def conditional(tokens: Sequence[Token], clause: MainClause) -> str | None:
     """Return "wenn der Akku leer ist" for "Ist der Akku leer"."""
     first, last = tokens[0], tokens[-1]
     reader = tokens[1].text in ("Sie", "du", "Du")
@@ -234,7 +234,7 @@ def conditional(tokens: Sequence[Token], clause: Clause) -> str | None:
     return JOINING.sub("", for_asker(f"wenn {clause.words(rest)} {verb}", reflexive=reader))
 
 
-def advises(clause: Clause) -> bool:
+def advises(clause: MainClause) -> bool:
     """Whether a clause tells the reader what to do."""
     if clause.is_for_reader or (clause.pronoun and clause.pronoun.text.lower() == "man"):
         return True
@@ -268,7 +268,7 @@ def ask_lead(text: str) -> Ask | None:
     return ask if ask and is_clear(ask, f"{text} x y z") else None
 
 
-def ask_following(clause: Clause, phrase: Phrase, number: int) -> Ask | None:
+def ask_following(clause: MainClause, phrase: Phrase, number: int) -> Ask | None:
     """Return "Welche Punkte sind …?" for a lead-in with "folgende Punkte"."""
     words = [token.text for token in phrase.tokens]
     noun = " ".join(words[number + 1 :]) if phrase.head else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trainyard.data.extractive.german_clauses import DETERMINERS, NOUNS, Clause
+from trainyard.data.extractive.german_clauses import DETERMINERS, NOUNS, MainClause
 from trainyard.data.extractive.tagging import Token, base_form
 from trainyard.data.language import GERMAN
 
@@ -38,7 +38,7 @@ def core_of(tokens: Sequence[Token], *, whole: bool = False) -> tuple[Token, ...
     return tuple(tokens[start:end]) if seen else ()
 
 
-def accusative(before: Sequence[Token], core: Sequence[Token], clause: Clause, *, nominative: bool) -> str:
+def accusative(before: Sequence[Token], core: Sequence[Token], clause: MainClause, *, nominative: bool) -> str:
     """Return "den neuen Pfad" for "der neue Pfad"; empty where the gender or the case is not certain.
 
     `before` has the preposition and article, `core` the adjectives, the noun and what follows it.
@@ -65,7 +65,7 @@ def accusative(before: Sequence[Token], core: Sequence[Token], clause: Clause, *
 
 
 def without_article(
-    before: Sequence[Token], words: list[str], head: Token, noun: str, clause: Clause, *, nominative: bool
+    before: Sequence[Token], words: list[str], head: Token, noun: str, clause: MainClause, *, nominative: bool
 ) -> str:
     """Return the accusative of "agile Teams" or "moderner Unterricht"."""
     endings = {word[-2:] for word in words}

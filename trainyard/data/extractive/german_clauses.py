@@ -50,7 +50,7 @@ class Phrase(NamedTuple):
         return next((token for token in self.tokens if token.tag in NOUNS), None)
 
 
-class Clause(NamedTuple):
+class MainClause(NamedTuple):
     """A main clause: `front`, `verb`, `middle`, `end` (rest of the verb) and `after` (all that follows)."""
 
     text: str
@@ -113,7 +113,7 @@ def kind_of_front(front: Sequence[Token]) -> str:
 
 
 @lru_cache(maxsize=MEMORY)
-def parse_clause(text: str) -> Clause | None:
+def parse_clause(text: str) -> MainClause | None:
     """Cut a sentence without its final mark at the finite verb of its main clause."""
     tokens = tag_sentence(text, GERMAN)
     place = find_verb(tokens)
@@ -135,11 +135,11 @@ def parse_clause(text: str) -> Clause | None:
     middle = split_phrases(main[:first])
     if middle is None:
         return None
-    clause = Clause(text, front, verb, middle, main[first:last], main[last:] + after)
+    clause = MainClause(text, front, verb, middle, main[first:last], main[last:] + after)
     return None if lacks_subject(clause) or is_instruction_phrase(clause) else clause
 
 
-def is_instruction_phrase(clause: Clause) -> bool:
+def is_instruction_phrase(clause: MainClause) -> bool:
     """Whether a singular noun without an article is before a plural verb: "Vorlage bearbeiten und starten"."""
     if clause.kind != "NP" or len(clause.front) != 1 or not clause.verb.text.endswith("en"):
         return False
@@ -158,7 +158,7 @@ def with_participles(tokens: Sequence[Token], verb: Token) -> tuple[Token, ...]:
     )
 
 
-def lacks_subject(clause: Clause) -> bool:
+def lacks_subject(clause: MainClause) -> bool:
     """Whether a verb in the second person has no "du"."""
     if clause.kind == "" or clause.pronoun or not clause.verb.tag.startswith("VV") or clause.verb.text[-2:] != "st":
         return False

@@ -6,12 +6,12 @@ The phrase that answers is taken away and a question word comes to the front; th
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from trainyard.data.extractive.clauses import join
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.german_cases import accusative, core_of
-from trainyard.data.extractive.german_clauses import NOUNS, SUBORDINATE, Clause, Phrase, first_person, for_asker
+from trainyard.data.extractive.german_clauses import NOUNS, SUBORDINATE, MainClause, Phrase, first_person, for_asker
 from trainyard.data.extractive.lexicon import word_set
 from trainyard.data.extractive.tagging import Token, base_form
 from trainyard.data.language import GERMAN
@@ -116,7 +116,7 @@ SINGULAR = {"werden": "wird", "können": "kann", "müssen": "muss", "sind": "ist
 
 
 def invert(
-    clause: Clause, word: str, without: Phrase | None = None, *, rest: bool = True, attached: bool = True
+    clause: MainClause, word: str, without: Phrase | None = None, *, rest: bool = True, attached: bool = True
 ) -> str | None:
     """Return the question that begins with `word` and lacks a phrase of the clause.
 
@@ -174,7 +174,7 @@ def is_subject(tokens: Sequence[Token]) -> bool:
     return tokens[0].text.lower() not in ("den", "dem", "des", "einen", "einem", "eines", "keinen", "diesen", "jeden")
 
 
-def small(tokens: Sequence[Token], clause: Clause) -> str:
+def small(tokens: Sequence[Token], clause: MainClause) -> str:
     """Return a phrase with a small first letter, unless it begins with a noun or a name."""
     text = clause.words(tokens)
     if tokens[0].tag in (*NOUNS, "TRUNC") or re.match(r"[A-ZÄÖÜ]{2}|Ihr", text):
@@ -182,11 +182,11 @@ def small(tokens: Sequence[Token], clause: Clause) -> str:
     return text[:1].lower() + text[1:]
 
 
-def front_phrase(clause: Clause) -> Phrase:
+def front_phrase(clause: MainClause) -> Phrase:
     return Phrase(clause.kind, clause.front)
 
 
-def ask_definition(clause: Clause) -> Iterator[Ask]:
+def ask_definition(clause: MainClause) -> Iterator[Ask]:
     """Yield "Was ist X?" and "Wie heißt X?"."""
     if clause.front[:1] and clause.front[0].text == "Als" and main_verb(clause) == "bezeichnen":
         name = clause.words(clause.front[1:])
@@ -214,7 +214,7 @@ def ask_definition(clause: Clause) -> Iterator[Ask]:
         yield Ask("bare", f"{'Was' if lemma == 'bedeuten' else 'Wie'} {clause.verb.text} {subject}?")
 
 
-def is_plural_subject(clause: Clause) -> bool:
+def is_plural_subject(clause: MainClause) -> bool:
     """Whether the subject in front is a plural without an article: "Reguläre Ausdrücke", "Wireframes und Mock-Ups"."""
     if clause.verb.text != "sind":
         return False
@@ -225,7 +225,7 @@ def is_plural_subject(clause: Clause) -> bool:
     )
 
 
-def ask_measure(clause: Clause) -> Iterator[Ask]:
+def ask_measure(clause: MainClause) -> Iterator[Ask]:
     """Yield questions for a price, an amount, a duration or a time."""
     lemma = base_form(clause.verb.text, clause.verb.tag, GERMAN)
     if clause.kind == "NP" and is_subject(clause.front) and len(clause.front) <= 8:
@@ -245,7 +245,7 @@ def ask_measure(clause: Clause) -> Iterator[Ask]:
                 yield Ask("bare", question)
 
 
-def ask_person(clause: Clause) -> Iterator[Ask]:
+def ask_person(clause: MainClause) -> Iterator[Ask]:
     """Yield "Wer darf …?" and "Von wem wird X geprüft?"."""
     things = [phrase for phrase in clause.middle if phrase.kind in ("NP", "PP")]
     verb = SINGULAR.get(clause.verb.text, clause.verb.text)
@@ -264,7 +264,7 @@ def ask_person(clause: Clause) -> Iterator[Ask]:
             yield Ask("bare", question)
 
 
-def ask_governed(clause: Clause) -> Iterator[Ask]:
+def ask_governed(clause: MainClause) -> Iterator[Ask]:
     """Yield "Wofür ist X zuständig?", "Worauf basiert X?", "Wozu dient X?"."""
     if clause.kind != "NP" or not is_subject(clause.front):
         return
@@ -295,7 +295,7 @@ def ask_governed(clause: Clause) -> Iterator[Ask]:
             yield Ask("bare", question)
 
 
-def question_word(preposition: str, words: Collection[str]) -> str:
+def question_word(preposition: str, words: set[str]) -> str:
     """Return "worauf" for "auf", "wozu" for "zum"."""
     plain = {"zum": "zu", "zur": "zu", "vom": "von", "im": "in", "beim": "bei", "als": "zu"}.get(
         preposition, preposition
@@ -305,7 +305,7 @@ def question_word(preposition: str, words: Collection[str]) -> str:
     return f"Wo{'r' if plain[0] in 'aeiouäöü' else ''}{plain}"
 
 
-def ask_means_and_place(clause: Clause) -> Iterator[Ask]:
+def ask_means_and_place(clause: MainClause) -> Iterator[Ask]:
     """Yield "Wie kann ich …?" and "Wo finde ich …?" for a phrase that says how or where."""
     verbs = " ".join([*(token.text.lower() for token in (clause.verb, *clause.end)), main_verb(clause)])
     verbs += " " + " ".join(phrase.tokens[0].text for phrase in clause.middle if phrase.kind == "ADV")
@@ -335,7 +335,7 @@ def ask_means_and_place(clause: Clause) -> Iterator[Ask]:
             yield Ask("bare", question)
 
 
-def main_verb(clause: Clause) -> str:
+def main_verb(clause: MainClause) -> str:
     """Return the infinitive of what is done: "anlegen" for "Legen Sie … an"."""
     last = clause.end[-1] if clause.end else clause.verb
     if last.text == "werden" and len(clause.end) > 1:
@@ -345,18 +345,18 @@ def main_verb(clause: Clause) -> str:
     return base_form(last.text.lower(), last.tag, GERMAN)
 
 
-def is_passive(clause: Clause) -> bool:
+def is_passive(clause: MainClause) -> bool:
     """Whether something is done: "wird gespeichert"."""
     return clause.verb.text in ("wird", "werden") and bool(clause.end) and clause.end[-1].tag == "VV(PP)"
 
 
-def subject_or_object(clause: Clause, without: Phrase) -> bool:
+def subject_or_object(clause: MainClause, without: Phrase) -> bool:
     """Whether a clause names a thing besides a phrase."""
     others = [phrase for phrase in (*clause.middle, front_phrase(clause)) if phrase is not without]
     return any(phrase.kind == "NP" and phrase.head for phrase in others)
 
 
-def ask_complement(clause: Clause) -> Iterator[Ask]:
+def ask_complement(clause: MainClause) -> Iterator[Ask]:
     """Yield the question of a main clause that "dass", "ob" or an infinitive completes: "Worin besteht X?"."""
     correlate = next((phrase for phrase in clause.middle if phrase.tokens[0].text in CORRELATES), None)
     plain = clause.kind == "NP" and is_subject(clause.front) and len(clause.front) <= 8
@@ -383,7 +383,7 @@ def stands_alone(front: Sequence[Token]) -> bool:
     return len(core) == 1 and is_vague(Phrase("NP", core))
 
 
-def ask_object(clause: Clause) -> Iterator[Ask]:
+def ask_object(clause: MainClause) -> Iterator[Ask]:
     """Yield "Was unterstützt X?" and "Was finde ich unter X?"."""
     lemma = main_verb(clause)
     if clause.kind == "PP":
@@ -400,7 +400,7 @@ def ask_object(clause: Clause) -> Iterator[Ask]:
             yield Ask("bare", question)
 
 
-def ask_command(clause: Clause) -> Iterator[Ask]:
+def ask_command(clause: MainClause) -> Iterator[Ask]:
     """Yield "Was muss ich beim Einbinden beachten?"."""
     things = [phrase for phrase in clause.middle if phrase.kind == "NP"]
     places = [clause.words(phrase.tokens) for phrase in clause.middle if phrase.kind == "PP" and phrase.head]
@@ -411,7 +411,7 @@ def ask_command(clause: Clause) -> Iterator[Ask]:
         yield Ask("bare", question)
 
 
-def ask_content(clause: Clause) -> Iterator[Ask]:
+def ask_content(clause: MainClause) -> Iterator[Ask]:
     """Yield "Was finde ich unter X?", "Was gibt es in X?" and "Was wird in X gespeichert?"."""
     text = clause.words(clause.front)
     preposition = clause.front[0].text.lower()
@@ -445,7 +445,7 @@ def is_vague(phrase: Phrase) -> bool:
     return head is None or head.text in GENERIC or base_form(head.text, "NN", GERMAN) in GENERIC
 
 
-def is_object(phrase: Phrase, clause: Clause) -> bool:
+def is_object(phrase: Phrase, clause: MainClause) -> bool:
     """Whether a noun phrase is a thing in the accusative."""
     first = phrase.tokens[0].text.lower()
     if first in ("dem", "einem", "des", "eines", "der", "einer", "ihrem", "seinem") or re.match(r"\w+em$", first):
@@ -453,7 +453,7 @@ def is_object(phrase: Phrase, clause: Clause) -> bool:
     return bool(phrase.head) and not PERSON.search(clause.words(phrase.tokens))
 
 
-def ask_subject(clause: Clause) -> Iterator[Ask]:
+def ask_subject(clause: MainClause) -> Iterator[Ask]:
     """Yield "Was gilt für X?", "Wie kann X geändert werden?", "Wie wird X genannt?" for the subject."""
     text = clause.words(clause.front)
     if clause.kind != "NP" or clause.pronoun or len(clause.front) > 8 or "," in text or not clause.end:
@@ -479,7 +479,7 @@ def ask_subject(clause: Clause) -> Iterator[Ask]:
         yield Ask("bare", question)
 
 
-def ask_case(clause: Clause) -> Iterator[Ask]:
+def ask_case(clause: MainClause) -> Iterator[Ask]:
     """Yield "Was gilt bei X?" or "Was passiert beim X?" for a sentence that begins with a phrase with a preposition."""
     text = clause.words(clause.front)
     if clause.kind != "PP" or IDIOM.match(text) or "," in text or len(clause.front) > 12:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from trainyard.data.extractive.german import is_negative, plain_sentence
 from trainyard.data.extractive.german_cases import accusative, core_of
-from trainyard.data.extractive.german_clauses import DETERMINERS, NOUNS, Clause, Phrase, parse_clause
+from trainyard.data.extractive.german_clauses import DETERMINERS, NOUNS, MainClause, Phrase, parse_clause
 from trainyard.data.extractive.german_questions import GENERIC, IDIOM, POINTING
 from trainyard.data.extractive.tagging import Token, base_form, load_tagger
 from trainyard.data.language import GERMAN
@@ -38,7 +38,7 @@ def topics(sentence: str) -> Iterator[tuple[str, int]]:
             yield name, most
 
 
-def candidates(clause: Clause) -> Iterator[tuple[Phrase, int]]:
+def candidates(clause: MainClause) -> Iterator[tuple[Phrase, int]]:
     if clause.kind == "NP" or (clause.kind == "PP" and is_topic_in_front(clause)):
         yield Phrase(clause.kind, clause.front), SUBJECT_SENTENCES
     things = [phrase for phrase in clause.middle if phrase.kind == "NP"]
@@ -53,24 +53,24 @@ def candidates(clause: Clause) -> Iterator[tuple[Phrase, int]]:
         yield things[0], OBJECT_SENTENCES
 
 
-def names_things(clause: Clause) -> bool:
+def names_things(clause: MainClause) -> bool:
     """Whether a clause with "wir" or "es gibt" introduces its object."""
     if clause.pronoun is None or is_negative(clause):
         return False
     return clause.pronoun.text.lower() == "wir" or (clause.verb.text == "gibt" and bool(clause.after))
 
 
-def is_topic_in_front(clause: Clause) -> bool:
+def is_topic_in_front(clause: MainClause) -> bool:
     return clause.front[0].text.lower() in FRONT_PREPOSITIONS and not IDIOM.match(clause.words(clause.front))
 
 
-def topic_of(phrase: Phrase, clause: Clause) -> tuple[Token, ...]:
+def topic_of(phrase: Phrase, clause: MainClause) -> tuple[Token, ...]:
     """Return the words of a phrase that may be a topic: all of a subject in front, else the noun with its genitive."""
     front = clause.kind == "NP" and phrase.tokens == clause.front and len(phrase.tokens) <= LONGEST_FRONT
     return core_of(phrase.tokens, whole=front and not any(token.text == "," for token in phrase.tokens))
 
 
-def name_of(phrase: Phrase, clause: Clause, *, least: int) -> str:
+def name_of(phrase: Phrase, clause: MainClause, *, least: int) -> str:
     """Return the words of a phrase that name a topic; empty where it names none."""
     core = topic_of(phrase, clause)
     if not core or len(core) > LONGEST_TOPIC or not is_whole(phrase, core):
@@ -78,18 +78,18 @@ def name_of(phrase: Phrase, clause: Clause, *, least: int) -> str:
     text = clause.words(core)
     head = next(token for token in core if token.tag in NOUNS)
     lemma = base_form(head.text, "NN", GERMAN) if head.text.isalpha() else head.text
-    vague = POINTING.search(re.sub(r"`[^`]*`", "x", text)) or head.text in GENERIC or lemma in GENERIC
-    vague = (
-        vague
-        or core[-1].tag in ("KON", "ADV")
-        or core[-1].text in ("bzw", "etc")
-        or re.search(r"(?:weise|falls|seits)$", head.text)
-    )
     quoted = CLOSED.match(text)
-    vague = vague or (re.search(r"[„“\"]", text) and not quoted) or is_inflected(phrase, core)
     genitive = core[0].tag == "ADJ(A)" and core[0].text.endswith("er") and phrase.tokens[0] is core[0]
-    vague = vague or (genitive and clause.verb.text.endswith("en"))
-    if vague or (len(core) == 1 and is_abstract(head.text)):
+    unfit = (
+        POINTING.search(re.sub(r"`[^`]*`", "x", text)) or head.text in GENERIC or lemma in GENERIC,
+        core[-1].tag in ("KON", "ADV") or core[-1].text in ("bzw", "etc"),
+        re.search(r"(?:weise|falls|seits)$", head.text),
+        re.search(r"[„“\"]", text) and not quoted,
+        genitive and clause.verb.text.endswith("en"),
+        len(core) == 1 and is_abstract(head.text),
+        is_inflected(phrase, core),
+    )
+    if any(unfit):
         return ""
     if len(core) == 1 and not NAME.fullmatch(head.text) and (len(head.text) < least or is_definite(phrase, head.text)):
         return ""
@@ -157,7 +157,7 @@ def in_question(name: str, sentence: str) -> str:
     return quoted
 
 
-def phrases_with_case(clause: Clause) -> Iterator[tuple[Phrase, bool]]:
+def phrases_with_case(clause: MainClause) -> Iterator[tuple[Phrase, bool]]:
     """Yield the noun phrases in the nominative (True) or the accusative (False)."""
     subject_in_front = clause.kind == "NP" and clause.pronoun is None
     if clause.kind == "NP":

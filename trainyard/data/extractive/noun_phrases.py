@@ -36,6 +36,7 @@ MOST_WORDS = 6
 SHORT = 6
 """Tokens of a German sentence that may end with its verb."""
 KEPT_ARTICLES = ("the", "a", "an", "your")
+DEMONSTRATIVE = frozenset(("this", "these", "those", "such", "another", "no"))
 OWN = ("our", "its", "their", "his", "her", "each", "every", "any")
 """Words before a noun in place of which a question has "the"."""
 TIME = re.compile(
@@ -113,6 +114,7 @@ def noun_phrases(sentence: str, language: str) -> Iterator[NounPhrase]:
     """Yield the noun phrases of a sentence in its order."""
     tokens = tag_sentence(sentence, language)
     verb = next((place for place, token in enumerate(tokens) if is_finite(token, language)), len(tokens))
+    words = Words(sentence, tokens, verb, language)
     place = 0
     while place < len(tokens):
         end = place
@@ -121,7 +123,7 @@ def noun_phrases(sentence: str, language: str) -> Iterator[NounPhrase]:
         if end == place:
             place += 1
             continue
-        if phrase := phrase_at(sentence, tokens, place, end, verb, language):
+        if phrase := phrase_at(words, place, end):
             yield phrase
         place = end
 
@@ -148,64 +150,64 @@ def is_verb_first(tokens: Sequence[Token], place: int) -> bool:
     return place == 0 and may_be_verb(tokens[0].text)
 
 
-def phrase_at(
-    sentence: str, tokens: Sequence[Token], start: int, end: int, verb: int, language: str
-) -> NounPhrase | None:
-    nouns = NOUNS[language]
+class Words(NamedTuple):
+    """A tagged sentence with the place of its first finite verb."""
+
+    sentence: str
+    tokens: tuple[Token, ...]
+    verb: int
+    language: str
+
+
+def span_of(words: Words, start: int, end: int) -> tuple[int, int, int] | None:
+    """Return (start, end, end of the head) of the phrase in a run of nouns; None where it may be a part of one."""
+    tokens, language = words.tokens, words.language
+    head_end = end
     if language == ENGLISH:
-        if is_verb_first(tokens, start):
-            start += 1
+        start += is_verb_first(tokens, start)
         while start < end and (tokens[start].text.lower() in POINTING or tokens[start].tag == "POS"):
             start += 1
-        while start < end and tokens[end - 1].tag not in nouns:
+        while start < end and tokens[end - 1].tag not in NOUNS[language]:
             end -= 1
-    if start >= end:
-        return None
-    following = tokens[end] if end < len(tokens) else None
-    if language == ENGLISH and following and following.tag == "PRF":
-        whole = extended(tokens, end)
-        if whole is None:
-            return None
-        end, head_end = whole, end
-    else:
         head_end = end
-    if language == ENGLISH and is_cut_before_verb(tokens, start, end, verb):
-        return None
-    if language == GERMAN and end - start > 1:
+        if start < end < len(tokens) and tokens[end].tag == "PRF":
+            end = extended(tokens, end) or start
+        if start >= end or is_cut_before_verb(tokens, start, end, words.verb):
+            return None
+    elif end - start > 1:
         start = end - 1  # "die Schaltfläche Original": the name stands last
-    joined = is_joined(tokens, start, end, language)
+    closes = end < len(tokens) and re.match(r"[)\]\"”“/*:]", tokens[end].text)
+    return None if closes else (start, end, head_end)
+
+
+def phrase_at(words: Words, start: int, end: int) -> NounPhrase | None:
+    """Return the noun phrase of a run of nouns with what stands before it."""
+    sentence, tokens, verb, language = words
+    if (span := span_of(words, start, end)) is None:
+        return None
+    start, end, head_end = span
     before = start - 1
     while before >= 0 and tokens[before].tag in DETERMINERS[language]:
         before -= 1
-    pointing = [token.text.lower() for token in tokens[before + 1 : start]]
-    if language == ENGLISH and any(word in ("this", "these", "those", "such", "another", "no") for word in pointing):
+    pointing = [token.text.lower() for token in tokens[before + 1 : start]] if language == ENGLISH else []
+    if not DEMONSTRATIVE.isdisjoint(pointing):
         return None
     if before >= 0 and (re.match(r"[\"“„(\[‘]", tokens[before].text) or belongs_to_noun(tokens, before, language)):
         return None
-    if end < len(tokens) and re.match(r"[)\]\"”“/*:]", tokens[end].text):
-        return None
-    first = start
-    if language == ENGLISH and pointing and pointing[-1] in KEPT_ARTICLES:
-        first = start - 1
+    first = start - 1 if pointing and pointing[-1] in KEPT_ARTICLES else start
     text = sentence[tokens[first].start : tokens[end - 1].end]
-    if (
-        language == ENGLISH
-        and first == start
-        and pointing
-        and pointing[-1] in OWN
-        and tokens[head_end - 1].tag == "NN1"
-    ):
+    if pointing and pointing[-1] in OWN and tokens[head_end - 1].tag == "NN1":
         text = f"the {text}"
-    head = tokens[head_end - 1].text
     bare = sentence[tokens[start].start : tokens[end - 1].end]
-    if len(bare.split()) > MOST_WORDS or re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare):
-        return None
     if first == 0 and language == ENGLISH:
         text = lower_first(text, tokens[0])
     part = part_of(tokens, before, start, verb, language)
     is_name = bool(NAME.fullmatch(bare)) or (start and bare.count(" ") and all(w[0].isupper() for w in bare.split()))
-    if joined and not (" " in bare or is_name):
+    joined = is_joined(tokens, start, end, language)
+    strange = re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare)
+    if strange or len(bare.split()) > MOST_WORDS or (joined and not (" " in bare or is_name)):
         return None
+    head = tokens[head_end - 1].text
     return NounPhrase(text, head, OTHER if joined and part != SUBJECT else part, bool(is_name), len(bare.split()))
 
 
@@ -227,7 +229,7 @@ def extended(tokens: Sequence[Token], of: int) -> int | None:
 
 
 def is_cut_before_verb(tokens: Sequence[Token], start: int, end: int, verb: int) -> bool:
-    """Whether the word after a phrase, or its last one, may be a noun and a verb: "free phone calls", "features work"."""
+    """Whether the word after a phrase, or its last one, may be a noun and a verb: "phone calls", "features work"."""
     following = tokens[end].tag if end < len(tokens) else ""
     if end < len(tokens) and following.startswith("V") and tokens[end].text[0].isupper():
         return True  # "the Docker Compose files", where "Compose" is taken for a verb

@@ -26,8 +26,8 @@ from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 CONNECTIVE = re.compile(
-    r"^(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|Similarly|"
-    r"Finally|Lastly|Next|Then|Instead|Alternatively|Besides), "
+    r"^(?:However|Moreover|Furthermore|In addition|Additionally|Also|Therefore|Thus|Unfortunately|Fortunately|"
+    r"Similarly|Finally|Lastly|Next|Then|Instead|Alternatively|Besides), "
 )
 """What joins a sentence to the one before, and is left out where that is not in the answer."""
 MOST_WORDS = 60
@@ -56,7 +56,8 @@ SMALL = ("the", "a", "an", "your", "of")
 UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*|Dein\w*)$")
 """Endings of German words that the tagger may take for nouns."""
 VAGUE = re.compile(
-    r"(?:a |an |the )?(?:hood\b|certain|several|said|own|complex|similar|many|various|necessary|immediate|additional|multiple|some|other)\b"
+    r"(?:a |an |the )?(?:hood\b|certain|several|said|own|complex|similar|many|"
+    r"various|necessary|immediate|additional|multiple|some|other)\b"
 )
 
 

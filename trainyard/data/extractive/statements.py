@@ -72,10 +72,12 @@ ELSEWHERE = re.compile(
 )
 """What makes a sentence point to another place."""
 REFERS = re.compile(
-    r"\b(?:please (?:see|refer|visit|read|check)|take a look at|(?:can|may|could) be (?:found|read|seen) (?:in|at|on|here|under)|"
+    r"\b(?:please (?:see|refer|visit|read|check)|take a look at|"
+    r"(?:can|may|could) be (?:found|read|seen) (?:in|at|on|here|under)|"
     r"for (?:an? )?(?:more|further) [\w -]+|learn more|more (?:information|details)|documented (?:in|at|on|here))\b"
     r"|^(?:Visit|See|Read|Check out|Refer to|Consult|Explore) "
-    r"|\b(?:weitere|mehr|genauere) (?:Informationen|Infos|Details|Hinweise)\b|\b(?:findet|finden) (?:sich|Sie|du) \w*\s?(?:hier|unter|auf)\b",
+    r"|\b(?:weitere|mehr|genauere) (?:Informationen|Infos|Details|Hinweise)\b"
+    r"|\b(?:findet|finden) (?:sich|Sie|du) \w*\s?(?:hier|unter|auf)\b",
     re.I,
 )
 """What makes a sentence say only where something is."""
@@ -265,7 +267,7 @@ class Reader:
         answer = f"{lead}\n\n{blocks}"
         command = lead.rstrip(" :：")
         if not self.follows(lead):
-            asks = [statement for statement in self.ask(command, answer, topic, alone=False)]
+            asks = list(self.ask(command, answer, topic, alone=False))
             asks.sort(key=lambda statement: statement.rule not in ("condition_do", "condition", "purpose"))
             if asks:
                 yield asks[0]
@@ -273,9 +275,9 @@ class Reader:
                 yield Statement("purpose", goal, answer, 0, "", True)
         elif not before or self.follows(before[0]) or num_words(block.text) > MOST_ANSWER_WORDS:
             return
-        if before and all(map(self.is_usable, before)) and num_words(block.text) <= MOST_ANSWER_WORDS:
-            if not self.follows(before[0]):
-                answer = f"{block.text}\n\n{blocks}"
+        whole = before and all(map(self.is_usable, before)) and num_words(block.text) <= MOST_ANSWER_WORDS
+        if whole and not self.follows(before[0]):
+            answer = f"{block.text}\n\n{blocks}"
         for phrase in self.topics(passages.Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
             yield Statement("statement", phrase, answer, 2, sentences=len(before) + 1)
 
