@@ -93,6 +93,9 @@ def test_markdown_gives_headings_questions_items_and_tables() -> None:
         "The validator": (
             "The validator keeps the good rows and counts every other one with its reason. It runs before training."
         ),
+        "What does the validator keep?": (
+            "The validator keeps the good rows and counts every other one with its reason. It runs before training."
+        ),
         "What does a gate decide?": "A gate decides whether an adapter is deployed.",
         "Notes (What does a gate decide?)": "Nothing is switched unless every target has answered its canary prompt.",
         "quarantine": "quarantine: the file of rejected rows with line numbers.",

@@ -202,6 +202,10 @@ def is_plural(phrase: Phrase, clause: Clause) -> bool:
     return head is not None and head.tag in ("NN2", "NP0")
 
 
+def first_two(clause: Clause) -> tuple[Phrase, Phrase | None]:
+    return clause.phrases[0], clause.phrases[1] if len(clause.phrases) > 1 else None
+
+
 def inner(phrase: Phrase) -> str:
     """Return a phrase without its preposition."""
     return phrase.text.partition(" ")[2]
@@ -228,7 +232,7 @@ def ask_state(clause: Clause, where: str) -> Iterator[Ask]:
         return
     if re.match(r"(?:each|every|all)\b", clause.subject):
         return
-    first, second = (*clause.phrases, None)[:2]
+    first, second = first_two(clause)
     is_clause = first.kind in ("infinitive", "that") and first.first in ("to", "that", "what")
     if (first.kind == "noun" and not hangs(first.text) and who(first, clause)) or (
         is_clause and len(content_words(clause.subject)) > 1
@@ -303,7 +307,7 @@ def ask_verb(clause: Clause, where: str) -> Iterator[Ask]:
 
 def ask_action(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the question for where, how or to what somebody does something."""
-    obj, following = (*clause.phrases, None)[:2]
+    obj, following = first_two(clause)
     is_named = len(content_words(obj.text)) > 1 or re.search(r"[`\dA-Z]", obj.text)
     if (
         following is None
@@ -331,7 +335,7 @@ def ask_action(clause: Clause, where: str) -> Iterator[Ask]:
 
 def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the question for the object of a verb, or for where and how something is done to it."""
-    obj, following = (*clause.phrases, None)[:2]
+    obj, following = first_two(clause)
     short = len(obj.text.split()) <= LONGEST_OBJECT
     if re.match(r"no (?!one|longer|more)", obj.text) and clause.auxiliary in ("does", "do") and short:
         yield Ask(
