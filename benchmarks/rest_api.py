@@ -1,4 +1,4 @@
-"""How quickly does the REST API answer with 10,000 jobs, and what do streams and step sessions cost over HTTP?
+"""How quickly does the REST API answer with 10,000 jobs, and what do streams cost?
 
 A service of its own with an index of 10,000 jobs, and a real client on loopback. Lists and details are asked idle, and
 while a training of this machine's engine computes next to it. Events: a line that is appended to a training's
@@ -27,20 +27,15 @@ import psutil
 
 from benchmarks.harness import Row, Sample, finish
 from tests.api_process import keep_in_step
-from tests.unit.backends.session_host import hosted, record_of
-from tests.unit.backends.session_in_process import batch_here, open_here
-from trainyard import connect
 from trainyard.api.live.trainings import with_files
 from trainyard.api.records import RunRecord
 from trainyard.compute.services import free_port, is_healthy
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.states import JobState
-from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.auth_string import keep_auth
 from trainyard.stores.live.job_index import JobIndex
-from trainyard.testing.tiny import build_tiny_model
 
-JOBS, ASKS, STREAMS, EVENTS, CALLS = 10_000, 600, 200, 200, 300
+JOBS, ASKS, STREAMS, EVENTS = 10_000, 600, 200, 200
 WATCHED = "job-000000000000"
 BURN = "import torch\ntorch.set_num_threads(1)\na = torch.randn(512, 512)\nwhile True: a = torch.tanh(a @ a)"
 
@@ -48,7 +43,6 @@ BURN = "import torch\ntorch.set_num_threads(1)\na = torch.randn(512, 512)\nwhile
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rest-api-") as name:
         root = Path(name)
-        build_tiny_model(root / "model")
         settings = load_settings(home=root / "home", threads=1)
         with keep_in_step(fill(settings)), service(settings) as (url, process):
             headers = {"authorization": f"Bearer {keep_auth(settings)}"}
@@ -59,7 +53,6 @@ def main() -> None:
                     figures |= ask(client, "busy")
             figures["event"] = asyncio.run(follow(settings, url, headers))
             share = asyncio.run(idle_streams(url, headers, process))
-            figures |= call_verbs(settings, root, url)
     report(figures, share)
 
 
@@ -202,26 +195,6 @@ async def read_stream(client: httpx.AsyncClient, ready: asyncio.Event) -> None:
             ready.set()
 
 
-def call_verbs(settings: Settings, root: Path, url: str) -> dict[str, list[float]]:
-    """Milliseconds of a forward of a tiny model in this process and over HTTP, in turn."""
-    record = record_of(root / "model")
-    times: dict[str, list[float]] = {"forward, in process": [], "forward, HTTP": []}
-    with hosted(settings, record), connect(url, TokenFile(settings.home).create("bench", "run", "", 1)) as surface:
-        own = open_here(settings.home, record.id, root / "own")
-        batch = batch_here(own)
-        lists = {name: value.tolist() for name, value in batch.items()}
-        for _ in range(CALLS + 20):
-            began = time.perf_counter()
-            here = float(own.forward(batch).loss)
-            between = time.perf_counter()
-            there = surface.sessions.forward(session=record.id, batch=lists).loss
-            ended = time.perf_counter()
-            assert here == there, (here, there)
-            times["forward, in process"].append((between - began) * 1000)
-            times["forward, HTTP"].append((ended - between) * 1000)
-    return {name: values[20:] for name, values in times.items()}
-
-
 def report(figures: dict[str, list[float]], share: float) -> None:
     p50 = {name: statistics.median(values) for name, values in figures.items()}
     p99 = {name: statistics.quantiles(values, n=100)[98] for name, values in figures.items()}
@@ -237,8 +210,6 @@ def report(figures: dict[str, list[float]], share: float) -> None:
     ]
     rows.append(Row.at_most("event to client (ms, p99)", p99["event"], 250.0))
     rows.append(Row.at_most(f"{STREAMS} idle streams (share of a core)", share, 0.03))
-    overhead = p50["forward, HTTP"] - p50["forward, in process"]
-    rows.append(Row.at_most("overhead of a verb over HTTP (ms, p50)", overhead, 5.0))
     samples = {name: [Sample(1, one / 1000, one / 1000) for one in values] for name, values in figures.items()}
     sys.exit(finish("rest_api", rows, samples))
 

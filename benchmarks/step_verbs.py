@@ -1,7 +1,9 @@
-"""What does a verb of a session cost beyond its computation?
+"""What does a verb of a session cost beyond its computation, and how much is that against a bare HTTP call?
 
-One session of a tiny model: the same forward in this process (`Session.forward`), through the session's socket, and
-through the operation that REST calls. Each call is timed alone, the three in turn, so that a busy moment hits all.
+One session of a tiny model: the same forward in this process (`Session.forward`), through the session's socket, through
+the operation that REST calls, and over HTTP by the Python client; `zero_grad`, which computes nothing, over HTTP. The
+peer is a bare FastAPI application in a process of its own, and httpx: it parses the same bytes and sends them back.
+Each call is timed alone, all in turn, so that a busy moment hits all.
 
     python -m benchmarks.step_verbs
 """
@@ -9,22 +11,31 @@ through the operation that REST calls. Each call is timed alone, the three in tu
 from __future__ import annotations
 
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from benchmarks.harness import Row, Sample, finish
+from benchmarks.rest_api import service
 from tests.unit.api.session_surface import surface_of
 from tests.unit.backends.session_host import ROWS, hosted, record_of
 from tests.unit.backends.session_in_process import batch_here, open_here
+from trainyard import connect
+from trainyard.compute.services import free_port, is_healthy
 from trainyard.settings import load_settings
+from trainyard.stores.access.tokens import TokenFile
 from trainyard.testing.tiny import build_tiny_model
 
 CALLS, WARM = 300, 20
-BAR_MS = 5.0
+MOST_ECHOES = 2.0
+"""A verb over HTTP, without its computation, takes at most as many times a bare call with the same bytes."""
 
 
 def main() -> None:
@@ -33,7 +44,14 @@ def main() -> None:
         build_tiny_model(root / "model")
         settings = load_settings(home=root / "home", threads=1)
         record = record_of(root / "model")
-        with hosted(settings, record) as session:
+        token = TokenFile(settings.home).create("bench", "run", "", 1)
+        with (
+            hosted(settings, record) as session,
+            service(settings) as (url, _),
+            connect(url, token) as remote,
+            echo_service() as echo_url,
+            httpx.Client(base_url=echo_url) as client,
+        ):
             own = open_here(settings.home, record.id, root / "own")
             batch, surface = batch_here(own), surface_of(settings).sessions
             lists = {name: value.tolist() for name, value in batch.items()}
@@ -43,10 +61,29 @@ def main() -> None:
                     "socket": lambda: session.call("forward", batch=lists)["loss"],
                     "socket, rows": lambda: session.call("forward", rows=ROWS)["loss"],
                     "operation": lambda: surface.forward(session=record.id, batch=lists).loss,
-                    "empty verb": lambda: session.call("zero_grad"),
+                    "HTTP": lambda: remote.sessions.forward(session=record.id, batch=lists).loss,
+                    "echo": lambda: client.post("/echo", json={"batch": lists}).json(),
+                    "empty verb, socket": lambda: session.call("zero_grad"),
+                    "empty verb, HTTP": lambda: remote.sessions.zero_grad(session=record.id),
+                    "empty echo": lambda: client.post("/echo", json={}).json(),
                 }
             )
     report(times)
+
+
+@contextmanager
+def echo_service() -> Iterator[str]:
+    """Return the URL of an application that sends back what it receives; it ends with the block."""
+    port = free_port(18_950)
+    child = subprocess.Popen([sys.executable, "-m", "benchmarks.echo_service", str(port)])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while not is_healthy(url):
+            time.sleep(0.2)
+        yield url
+    finally:
+        child.terminate()
+        child.wait()
 
 
 def measure(variants: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
@@ -64,13 +101,14 @@ def measure(variants: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
 def report(times: dict[str, list[float]]) -> None:
     p50 = {name: statistics.median(values) for name, values in times.items()}
     p99 = {name: statistics.quantiles(values, n=100)[98] for name, values in times.items()}
-    rows = []
-    for name in ("socket", "operation", "empty verb"):
-        base = 0.0 if name == "empty verb" else p50["in process"]
-        overhead = p50[name] - base
-        print(f"{name}: p50 {p50[name]:.2f} ms, p99 {p99[name]:.2f} ms; overhead p50 {overhead:.2f} ms")
-        rows.append(Row.at_most(f"overhead of a call, {name} (ms, p50)", overhead, BAR_MS))
-    print(f"in process: p50 {p50['in process']:.2f} ms, p99 {p99['in process']:.2f} ms")
+    for name in times:
+        computes = "echo" not in name and "empty" not in name and name != "in process"
+        beyond = f"; beyond the computation p50 {p50[name] - p50['in process']:.2f} ms" if computes else ""
+        print(f"{name}: p50 {p50[name]:.2f} ms, p99 {p99[name]:.2f} ms{beyond}")
+    rows = [
+        Row.ratio_at_most("forward over HTTP", p50["HTTP"] - p50["in process"], p50["echo"], "echo", MOST_ECHOES),
+        Row.ratio_at_most("empty verb over HTTP", p50["empty verb, HTTP"], p50["empty echo"], "echo", MOST_ECHOES),
+    ]
     samples = {name: [Sample(1, value / 1000, value / 1000) for value in values] for name, values in times.items()}
     sys.exit(finish("step_verbs", rows, samples))
 

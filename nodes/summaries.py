@@ -84,18 +84,20 @@ MOST_REASONS = 2
 
 
 def lost_rows(data: Mapping[str, Any]) -> str:
-    """Return the rows that were read and not trained, by reason, with the commonest words of the template."""
+    """Return the rows that were cut, and those that were not trained, by reason with the template's words."""
     rows = data.get("rows") or {}
     lost = {name: count for name, count in rows.items() if name.startswith("dropped_") and count}
+    cut = rows.get("truncated") or 0
+    cut_line = f"; {cut:,} of {rows.get('read', 0):,} rows cut at max_length" if cut else ""
     if not lost:
-        return ""
+        return cut_line
     refusals = sorted((data.get("refused") or {}).items(), key=lambda item: -item[1]["rows"])[:MOST_REASONS]
     words = {"dropped_template": f" ({'; '.join(text for text, _ in refusals)})"} if refusals else {}
     reasons = [
         f"{count:,} {LOST.get(name, name.removeprefix('dropped_').replace('_', ' '))}{words.get(name, '')}"
         for name, count in lost.items()
     ]
-    return f"; {sum(lost.values()):,} of {rows.get('read', 0):,} rows left out: {', '.join(reasons)}"
+    return f"{cut_line}; {sum(lost.values()):,} of {rows.get('read', 0):,} rows left out: {', '.join(reasons)}"
 
 
 def drawn(rollouts: Mapping[str, Any]) -> str:

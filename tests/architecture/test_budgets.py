@@ -102,16 +102,17 @@ def imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [alias.name for alias in node.names]
 
 
-def test_functions_import_other_packages_only() -> None:
-    """A heavy package is imported where it is needed; a module of ours inside a function would hide an arrow."""
+def test_a_module_of_ours_is_imported_in_a_function_only_with_a_reason() -> None:
+    """A heavy package is imported where it is needed; for one of our modules a comment on the line says why."""
     ours = {*ROOMS, "deployments"}
     offenders = [
         f"{name_of(path)}:{function.name}"
         for path in sources()
+        for lines in [path.read_text(encoding="utf-8").splitlines()]
         for function in functions(tree_of(path))
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
-        and function.name != "load"
+        and "  # " not in lines[node.lineno - 1]
         and {name.partition(".")[0] for name in imported_names(node)} & ours
     ]
     assert not offenders

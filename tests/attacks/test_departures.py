@@ -25,7 +25,7 @@ from tests.api_process import serving
 from trainyard.api.invocation import ends_with_caller
 from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
 from trainyard.api.records import RunRecord
-from trainyard.api.rest.operation_threads import MAX_WORKING
+from trainyard.api.rest.routes import MAX_WORKING
 from trainyard.api.verbs.serving.chat import Conversation, model_client
 from trainyard.cancellation import CallerLeft, Departure, bound_to, run_process
 from trainyard.data.quarantine import QUARANTINE_FILE

@@ -71,7 +71,9 @@ def test_every_number_of_a_job_is_that_of_rest(
     facts = dict(
         zip(page.locator(".facts dt").all_inner_texts(), page.locator(".facts dd").all_inner_texts(), strict=True)
     )
-    assert (facts["Id"], facts["Stage"], facts["Attempts"]) == (job, "sft", str(trained_job["attempts"]))
+    ids = facts["Job id, for commands and REST"], facts["Run id, for Prefect and its folder"].split()[0]
+    assert ids == (job, trained_job["run_id"])
+    assert (facts["Stage"], facts["Attempts"]) == ("sft", str(trained_job["attempts"]))
     assert facts["Loss"] == as_shown(trained_job["loss"])
     samples = service.get(f"jobs/{job}/samples", limit=1)["rounds"][0]
     answers = page.get_by_role("region", name=f"Answers of trainer at step {samples['step']}")

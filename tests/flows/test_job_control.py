@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.flows.real_stack import STEPS, Stack, standing, until
@@ -185,6 +186,30 @@ def test_jobs_that_want_one_device_take_turns(stack: Stack) -> None:
         assert ended <= starts, "two trained at once"
         assert starts - released <= 10
     print("seconds between release and start:", [round(b[0] - a[2], 1) for a, b in pairwise(turns)])
+
+
+TRIES, FIRST_LINE_CPU_S = 4, 1.0
+"""Of processor time until a log begins: to import Prefect's client alone takes more."""
+
+
+def cpu_of_first_line(stack: Stack, run_id: str) -> float:
+    """The processor time of `jobs logs RUN --follow` until it writes its first line."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "trainyard.cli", "jobs", "logs", run_id, "--follow"],
+        cwd=stack.work, env=stack.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        times = psutil.Process(process.pid).cpu_times()
+        process.kill()
+    assert first
+    return times.user + times.system
+
+
+def test_a_log_begins_within_a_second_of_processor_time(stack: Stack) -> None:
+    run_id = stack.start_job(max_steps=5)
+    stack.finish(run_id)
+    assert min(cpu_of_first_line(stack, run_id) for _ in range(TRIES)) <= FIRST_LINE_CPU_S
 
 
 def test_logs_metrics_and_lists(stack: Stack) -> None:

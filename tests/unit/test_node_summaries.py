@@ -1,10 +1,10 @@
-"""The sentence about the time of a training."""
+"""The sentences about a training: its time, and the rows that were cut or left out."""
 
 from __future__ import annotations
 
 import pytest
 
-from nodes.summaries import spent
+from nodes.summaries import lost_rows, spent
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,19 @@ from nodes.summaries import spent
 )
 def test_slower_than_expected_is_more(time: dict[str, float], text: str) -> None:
     assert spent(time) == text
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ({"read": 120, "trained": 120, "truncated": 0}, ""),
+        ({"read": 120, "trained": 120, "truncated": 7}, "; 7 of 120 rows cut at max_length"),
+        (
+            {"read": 120, "trained": 108, "truncated": 7, "dropped_too_long": 12},
+            "; 7 of 120 rows cut at max_length; 12 of 120 rows left out: 12 too long",
+        ),
+        ({"read": 9, "trained": 8, "dropped_truncated": 1}, "; 1 of 9 rows left out: 1 too long"),
+    ],
+)
+def test_rows_that_were_cut_or_left_out_are_in_the_end_line(rows: dict[str, int], text: str) -> None:
+    assert lost_rows({"rows": rows}) == text

@@ -4,8 +4,7 @@ uvicorn waits for ever for a client that sends half a request, and keeps all of 
 head ten seconds and 64 KiB and its body a minute, a client that reads nothing of its answer two minutes, and keeps at
 most 512 connections: beyond them the oldest that has sent no whole head, or has its answer already, gives way. Trailers
 are dropped: the checks of the headers ran before a field behind the body arrived (RFC 9110, 6.5.1).
-It parses with httptools and runs on
-uvloop, because h11 and asyncio's own loop take half of the time of a small request.
+uvicorn runs it on uvloop where that is installed.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ MAX_HEAD_BYTES = 64 << 10
 arrive of a next request while one is answered."""
 FRAMING_PER_BYTE = 8
 """As many bytes of chunk sizes, extensions and trailers may come with each byte of a body, and `MAX_HEAD_BYTES`."""
-JOINED_BYTES = 64 << 10
-"""As much is sent at once: uvicorn waits for a client that reads slowly once the transport has more."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
@@ -144,43 +141,6 @@ class AnnouncedServer(uvicorn.Server):
             write_record(self.folder / f"{EMBEDDED}.json", record)
 
 
-class JoinedWrites:
-    """A transport that sends together what one turn of the loop has written: uvicorn writes head and body apart, each
-    in a packet of its own for which a client wakes up.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self.transport, self.loop = transport, loop
-        self.written: list[bytes] = []
-        self.bytes = 0
-
-    def write(self, data: bytes) -> None:
-        if not self.written:
-            self.loop.call_soon(self.flush)
-        self.written.append(data)
-        self.bytes += len(data)
-        if self.bytes >= JOINED_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send what was written."""
-        if self.written:
-            data = b"".join(self.written)
-            self.written, self.bytes = [], 0
-            self.transport.write(data)
-
-    def close(self) -> None:
-        self.flush()
-        self.transport.close()
-
-    def abort(self) -> None:
-        self.written, self.bytes = [], 0
-        self.transport.abort()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.transport, name)
-
-
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 with deadlines for head, body and a client that does not read, and with caps."""
 
@@ -199,8 +159,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.joined = JoinedWrites(transport, self.loop)
-        self.transport = self.joined  # type: ignore[assignment]
         self.enter("head")
         if len(self.connections) > MAX_CONNECTIONS:
             self.make_room()
@@ -240,7 +198,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self.joined.flush()
         super().on_response_complete()
         if self.phase_now() == "rest":  # no data may ever come, upon which the phase would change
             self.enter("rest")
@@ -256,7 +213,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Give the connection to the protocol of websockets, which has its own deadlines."""
         self.cancel_timers()
-        self.transport = self.joined.transport
         super().handle_websocket_upgrade()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -162,7 +162,7 @@ class RealFiles:
         while True:
             with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if not _is_open(path, descriptor):  # the process that sweeps lock files removed it meanwhile
+                if not is_open(path, descriptor):  # the process that sweeps lock files removed it meanwhile
                     continue
                 yield
                 return
@@ -276,7 +276,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _is_open(path: Path, descriptor: int) -> bool:
+def is_open(path: Path, descriptor: int) -> bool:
     """Whether the name still means the file that is open."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))

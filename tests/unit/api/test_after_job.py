@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from tests.unit.serve.fitting_adapter import fitting_adapter
 from trainyard.api.context import Caller, Context
 from trainyard.api.invocation import carry_out, request_of
+from trainyard.api.live.found import open_index
 from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult
 from trainyard.api.terminal.command import render
 from trainyard.api.verbs.chains.run import with_next
@@ -171,6 +173,34 @@ def test_the_next_commands_have_real_names(yard: Yard) -> None:
     paused = with_next(result.model_copy(update={"state": JobState.PAUSED}), yard.context)
     assert paused.next == ("trainyard jobs resume desk-1f2e3d4c",)
     yard.call("adapters register", job=result.name, role="desk")  # what is printed can be called
+
+
+def test_the_next_commands_have_the_name_that_a_user_gave(yard: Yard) -> None:
+    """As long as no other run has it: the commands are called after they are printed."""
+    yard.job("desk")
+    keep_index(yard, "desk-1f2e3d4c")
+    assert with_next(read(yard, "desk"), yard.context).next[0] == "trainyard chat desk"
+    assert yard.call("jobs show", job="desk").next[0] == "trainyard chat desk"
+    keep_index(yard, "desk-1f2e3d4c", "desk-2f2e3d4c")
+    assert with_next(read(yard, "desk"), yard.context).next[0] == "trainyard chat desk-1f2e3d4c"
+
+
+def keep_index(yard: Yard, *names: str) -> None:
+    """An index in step, with a row for each name; the first one is that of `desk`."""
+    ids = [RUNS["desk"], *(f"cccc{number:04}-0000-4000-8000-00000000000{number}" for number in range(9))]
+    rows = [
+        {
+            "run_id": run_id, "id": f"job-{run_id[-12:]}", "name": name, "tenant": "default", "state": "completed",
+            "detail": "", "message": "", "created": 1.0, "started": 1.0, "seconds": 1.0, "attempts": 1, "pid": None,
+            "url": "", "parameters": {}, "tags": ["job"], "stage": "sft", "method": "lora", "backend": "native",
+            "base_model": "", "trainings": [],
+        }
+        for run_id, name in zip(ids, names, strict=False)
+    ]  # fmt: skip
+    index = open_index(yard.context.settings)
+    index.note_success(time.time())
+    index.note_try(time.time())
+    index.put(rows, time.time())
 
 
 def read(yard: Yard, name: str) -> RunResult:

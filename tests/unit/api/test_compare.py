@@ -11,10 +11,10 @@ from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, scored, sc
 from trainyard.api.context import Context
 from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult, read_result
 from trainyard.api.requests.jobs import CompareInput
-from trainyard.api.terminal.chains import comparison_text
+from trainyard.api.terminal.chains import comparison_text, side_names
 from trainyard.api.terminal.text import draw_curves
 from trainyard.api.training_logs import draw_run
-from trainyard.api.verbs.chains.compare import Comparison
+from trainyard.api.verbs.chains.compare import Comparison, Side
 from trainyard.api.verbs.monitoring.differing import compare
 from trainyard.compute.events import EventWriter
 from trainyard.errors import Conflict, InvalidInput, NotFound
@@ -113,9 +113,9 @@ def test_the_text_has_every_part_and_the_drawing_on_request(context: Context) ->
     assert "trainer.learning_rate  0.001" in text
     assert "heldout_loss/unseen_wording (nats per answer token)" in text
     assert "4 / 0 / 8" in text
-    assert "bbbb2222/trainer: As fast." in text
-    assert "aaaa1111/trainer loss" in text
-    assert "aaaa1111/trainer loss" not in comparison_text(compared(context, "aaaa", "bbbb"))
+    assert "\nfast: As fast." in text
+    assert "slow loss" in text
+    assert "slow loss" not in comparison_text(compared(context, "aaaa", "bbbb"))
 
 
 def test_reports_without_row_scores_are_compared_by_their_means(context: Context) -> None:
@@ -179,3 +179,22 @@ def test_the_curves_of_a_run_are_one_picture(context: Context) -> None:
 
 def test_a_curve_without_finite_losses_is_said(context: Context) -> None:
     assert "no finite losses" in draw_curves({"trainer": [Point(step=1, loss=float("nan"))]})
+
+
+@pytest.mark.parametrize(
+    ("sides", "names"),
+    [
+        ([("a" * 8, "desk-1f2e3d4c", "trainer"), ("b" * 8, "shop-2f2e3d4c-2", "trainer")], ["desk", "shop"]),
+        ([("a" * 8, "desk-1f2e3d4c", "trainer"), ("b" * 8, "desk-2f2e3d4c", "trainer")],
+         ["desk-1f2e3d4c", "desk-2f2e3d4c"]),
+        ([("a" * 8, "desk-1f2e3d4c", "trainer"), ("a" * 8, "desk-1f2e3d4c", "trainer-2")],
+         ["desk/trainer", "desk/trainer-2"]),
+        ([("a" * 8, "desk", "trainer"), ("b" * 8, "desk", "trainer")], ["aaaaaaaa/trainer", "bbbbbbbb/trainer"]),
+    ],
+)  # fmt: skip
+def test_trainings_have_the_shortest_names_that_differ(sides: list[tuple[str, str, str]], names: list[str]) -> None:
+    made = [
+        Side(run=run_id, name=name, trainer=trainer, state="completed", adapter_sha256="", curve=())
+        for run_id, name, trainer in sides
+    ]
+    assert side_names(made) == names

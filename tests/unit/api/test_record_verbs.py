@@ -138,6 +138,13 @@ def test_results_are_chosen_by_run_and_kind(context: Context) -> None:
     assert [one.run_id for one in list_evaluations(EvaluationsInput(), context).evaluations] == [RED, BLUE]
 
 
+def test_evaluations_are_listed_by_their_end(context: Context) -> None:
+    RunRecord(context.settings.runs / BLUE).emit("evaluator", "finished", key=REPORT_KEY, rows={}, facts={})
+    listed = list_evaluations(EvaluationsInput(), context).evaluations
+    assert [one.run_id for one in listed] == [BLUE, RED], "the older run has ended later"
+    assert listed[0].ended >= listed[1].ended
+
+
 def test_the_runs_of_a_result_are_found_by_its_digest(context: Context) -> None:
     one = show_artifact(ArtifactInput(**sft()), context)
     found = list_artifacts(ArtifactsInput(sha256=one.sha256), context)

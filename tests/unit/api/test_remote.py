@@ -22,9 +22,8 @@ from tests.unit.api.answering import answering
 from trainyard import Chain, DataSource, Trainer, aio, connect, connect_async, here
 from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
 from trainyard.api.sdk import asynchronous, wire
-from trainyard.api.sdk.answers import ServiceAnswer
-from trainyard.api.sdk.remote import RemoteSurface, ServiceConnection, client_options, proxy_for
-from trainyard.api.sdk.wire import HttpExchange, error_of, exchange_of
+from trainyard.api.sdk.remote import RemoteSurface, client_options
+from trainyard.api.sdk.wire import HttpExchange, error_of, exchange_of, request_words
 from trainyard.api.verbs.jobs import Job, JobDetail
 from trainyard.errors import (
     Conflict,
@@ -194,23 +193,12 @@ def test_what_json_does_not_have_is_refused_by_the_service(url: str, batch: dict
         remote.sessions.forward(session="session-0123456789ab", batch=batch)
 
 
-def test_a_connection_knows_the_path_of_its_service_and_repeats_lists(url: str) -> None:
-    seen: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(200, json={})
-
-    options = client_options("https://train.example/below/api/v1/", "ty_x", None, 10)
-    connection = ServiceConnection(
-        options["base_url"], options["headers"], options["timeout"], httpx.MockTransport(answer)
-    )
-    connection.send(HttpExchange("GET", "/api/v1/jobs", {"state": ["failed", "paused"], "limit": 5}))
-    connection.send(HttpExchange("POST", "/api/v1/jobs", headers={"content-type": "text/x"}, content=b"abc"))
-    listed, made = seen
+def test_a_client_knows_the_path_of_its_service_and_repeats_lists() -> None:
+    client = httpx.Client(**client_options("https://train.example/below/api/v1/", "ty_x", None, 10))
+    query = HttpExchange("GET", "/api/v1/jobs", {"state": ["failed", "paused"], "limit": 5})
+    listed = client.build_request(**request_words(query))
     assert str(listed.url) == "https://train.example/below/api/v1/jobs?state=failed&state=paused&limit=5"
     assert (listed.headers["authorization"], listed.headers["host"]) == ("Bearer ty_x", "train.example")
-    assert (made.content, made.headers["content-type"], made.headers["content-length"]) == (b"abc", "text/x", "3")
     with pytest.raises(httpx.InvalidURL):
         connect("https://train.example:port")
 
@@ -230,22 +218,6 @@ def test_a_body_that_is_too_long_is_refused_with_its_reason(url: str) -> None:
             with pytest.raises(LimitExceeded, match="E-BODY-LENGTH"):
                 remote.chains.create(spec={"name": "long", "nodes": nodes})
             assert remote.templates().templates
-
-
-def test_a_proxy_of_the_environment_is_used_but_for_the_names_that_it_leaves_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    outside, inside = httpx.URL("https://train.example"), httpx.URL("http://127.0.0.1:8898")
-    assert proxy_for(outside) is None
-    monkeypatch.setenv("HTTPS_PROXY", "proxy.example:3128")
-    assert (proxy_for(outside), proxy_for(inside)) == ("http://proxy.example:3128", None)
-    monkeypatch.setenv("ALL_PROXY", "http://all.example")
-    assert (proxy_for(outside), proxy_for(inside)) == ("http://proxy.example:3128", "http://all.example")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,.example")
-    assert (proxy_for(outside), proxy_for(inside)) == (None, None)
 
 
 # A service that fails
@@ -324,7 +296,7 @@ def test_what_is_no_answer_of_the_api_is_an_error_with_its_status() -> None:
 
 def test_a_problem_document_is_the_error_that_was_raised() -> None:
     words = {"code": "E-LIMIT", "kind": "LimitExceeded", "detail": "Too much.", "why": "w", "do": "d", "errors": []}
-    error = error_of(ServiceAnswer(422, {}, json.dumps(words).encode(), "http://x/"))
+    error = error_of(httpx.Response(422, json=words))
     assert isinstance(error, LimitExceeded)
     assert (error.code, error.what, error.why, error.do) == ("E-LIMIT", "Too much.", "w", "d")
 
@@ -379,15 +351,14 @@ class Cut(httpx.SyncByteStream, httpx.AsyncByteStream):
             yield piece
 
 
-def connection(service: Streaming) -> ServiceConnection:
-    headers = client_options("http://x", "", None, 10)["headers"]
-    return ServiceConnection("http://x", headers, httpx.Timeout(10), httpx.MockTransport(service.answer))
+def client_of(service: Streaming) -> httpx.Client:
+    return httpx.Client(transport=httpx.MockTransport(service.answer), base_url="http://x")
 
 
 def watched(streams: list[list[bytes] | int]) -> tuple[Any, list[str | None]]:
     """What a blocking and an awaited client return for the same streams, and the ids that each sent."""
     blocking, awaited = Streaming(list(streams)), Streaming(list(streams))
-    with RemoteSurface(connection(blocking)) as remote:
+    with RemoteSurface(client_of(blocking)) as remote:
         found = remote.chains.run(chain="x", watch=True)
 
     async def follow() -> Any:
@@ -419,5 +390,5 @@ def test_a_stream_that_was_cut_off_is_continued_after_its_last_event(end: list[b
 
 
 def test_a_job_that_cannot_be_followed_is_the_error_of_the_service() -> None:
-    with RemoteSurface(connection(Streaming([404]))) as remote, pytest.raises(Unavailable, match="answered 404"):
+    with RemoteSurface(client_of(Streaming([404]))) as remote, pytest.raises(Unavailable, match="answered 404"):
         remote.chains.run(chain="x", watch=True)

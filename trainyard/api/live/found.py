@@ -20,9 +20,9 @@ from trainyard.api.live.trainings import with_files
 from trainyard.api.live.waits import with_waits
 from trainyard.api.records import RunResult
 from trainyard.api.stack import import_prefect_client
-from trainyard.errors import Conflict, NotFound, Unavailable
+from trainyard.errors import Conflict, NotFound, TrainyardError, Unavailable
 from trainyard.settings import Settings
-from trainyard.stores.live.job_ids import group_of
+from trainyard.stores.live.job_ids import given_name, group_of
 from trainyard.stores.live.job_index import JobIndex, JobPage, JobQuery, Row
 from trainyard.stores.notes import NoteStore
 
@@ -74,6 +74,16 @@ def look_up_job(word: str, context: Context) -> FoundJob:
             raise
         return FoundJob(the_only(found, word), fresh.as_of(now))
     return FoundJob(with_files(row, settings), None)
+
+
+def shortest_name(run_id: str, name: str, context: Context) -> str:
+    """Return the shortest name of a run that names no other one: without its digest, else `name`."""
+    short = given_name(name)
+    try:
+        is_alone = short != name and look_up_job(short, context).row["run_id"] == run_id
+    except TrainyardError:  # of several runs, or nobody can say
+        is_alone = False
+    return short if is_alone else name
 
 
 def list_jobs(query: JobQuery, context: Context) -> FoundJobs:

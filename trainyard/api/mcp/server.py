@@ -6,10 +6,10 @@ Over HTTP every request is complete in itself (stateless): it carries its token,
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from mcp import types
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
@@ -26,7 +26,6 @@ from trainyard.api.context import Caller
 from trainyard.api.mcp.calls import MAX_CALLS, call_tool
 from trainyard.api.mcp.pages import list_resources, read_resource
 from trainyard.api.mcp.tools import list_tools
-from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.spool import received_body
 from trainyard.api.rest.structure import USUAL, require_structure
@@ -124,6 +123,6 @@ class HttpApp:
 async def checked_message(request: Request) -> Receive:
     """Receive a message and check what it contains before it is decoded. Raises `LimitExceeded`, `InvalidInput`."""
     async with received_body(request, MAX_MESSAGE_BYTES) as body:
-        message = await operation_threads().run(body.read)
-        await operation_threads().run(partial(require_structure, message, USUAL))
+        message = await anyio.to_thread.run_sync(body.read)
+        await anyio.to_thread.run_sync(require_structure, message, USUAL)
     return whole_body(message, request.receive)

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
+import anyio.to_thread
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
-from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.api.rest.problems import FieldProblem
 from trainyard.api.rest.spool import INLINE_BYTES, UPLOADING, Body, place_for, received_body
 from trainyard.api.rest.structure import USUAL, JsonLimits, require_structure
@@ -74,7 +74,7 @@ async def read_request(
     if kind == TENSORS_TYPE and TENSORS in model.model_fields:
         found = read_query(model, request.query_params, path)
         async with received_body(request, MAX_TENSORS_BYTES, caller, folder) as body, place_for(tensors=True):
-            tensors = await operation_threads().run(body.read)
+            tensors = await anyio.to_thread.run_sync(body.read)
             return found.model_copy(update={TENSORS: tensors})
     if not whole and request.scope["query_string"] and request.query_params:
         raise unknown_fields(request.query_params, "in the query", "Send them in the body, as JSON.")
@@ -83,7 +83,7 @@ async def read_request(
         if body.size <= INLINE_BYTES:
             return decode(body)
         async with place_for(tensors=False):
-            return await operation_threads().run(partial(decode, body))
+            return await anyio.to_thread.run_sync(decode, body)
 
 
 async def read_upload(
@@ -101,7 +101,7 @@ async def read_upload(
     """
     found = read_query(model, request.query_params, {name: str(text) for name, text in request.path_params.items()})
     body = await stack.enter_async_context(received_body(request, most_bytes, caller, folder, UPLOADING))
-    return found.with_received(await operation_threads().run(body.open))
+    return found.with_received(await anyio.to_thread.run_sync(body.open))
 
 
 def decode_request(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 import anyio.lowlevel
+import anyio.to_thread
 import orjson
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.background import BackgroundTask
@@ -18,17 +20,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainyard.api.access.departures import ConfinedCalls
 from trainyard.api.access.hiding import error_for, hide_places_in_json, is_stranger
 from trainyard.api.context import Caller, Context
 from trainyard.api.invocation import carry_out, refuse_early, require_allowed
-from trainyard.api.operations import API, OPERATIONS, REQUESTS, Operation, route_of
+from trainyard.api.operations import OPERATIONS, REQUESTS, Operation, route_of
 from trainyard.api.responses import Blob
 from trainyard.api.rest.bodies import FILE_TYPE, InvalidFields, media_type, read_request, read_upload
 from trainyard.api.rest.measured import OPERATION
-from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.api.rest.problems import answer_problem
 from trainyard.api.rest.replays import Replays, read_key
 from trainyard.api.rest.spool import INLINE_BYTES
@@ -49,9 +49,9 @@ LEAVING_S = 0.2
 """A client is not watched while it waits less than this."""
 CLIENT_CLOSED_REQUEST = 499
 """Status of an answer that nobody reads (nginx's): only a log and the metrics have it."""
+MAX_WORKING = 32
+"""Operations that run at a time; further ones wait."""
 STREAMS = "trainyard.api."
-SESSIONS_PATH = f"{API}/sessions"
-SESSION_PATH = f"{SESSIONS_PATH}/{{session}}"
 
 PLAIN_PATHS = frozenset(path for path in (route_of(name)[1] for name in OPERATIONS) if "{" not in path)
 """Paths that are not read as an id, whatever the method."""
@@ -65,6 +65,8 @@ class ApiParts:
     authenticate: Authenticate
     replays: Replays
     confined: ConfinedCalls | None = None
+    threads: CapacityLimiter = field(default_factory=partial(CapacityLimiter, MAX_WORKING))
+    """Of operations alone: pages and `/health` answer when all of them are busy."""
 
 
 def trace_of(request: Request) -> str:
@@ -83,52 +85,6 @@ def add_operations(app: FastAPI, service: ApiParts) -> None:
         route = Route(path, endpoint(name, OPERATIONS[name], service), methods=[method], name=name)
         route.methods = {method}
         app.router.routes.append(route)
-    app.add_middleware(SessionCalls, answers=dict(session_answers(app)))
-
-
-def session_answers(app: FastAPI) -> Iterator[tuple[str, Answer]]:
-    """The last word of the path, and the endpoint, of each verb of a step session."""
-    for route in app.routes:
-        if isinstance(route, Route) and route.name in OPERATIONS and OPERATIONS[route.name].keeps_replies:
-            before, _, verb = route.path.rpartition("/")
-            assert before == SESSION_PATH, route.path
-            yield verb, route.endpoint
-
-
-class SessionCalls:
-    """Answers the verbs of step sessions, of which a program makes thousands, before the router and its layers.
-
-    After a pause, a request takes 0.1 ms to its endpoint this way, and 0.4 by the router. What a verb raises is
-    answered as the handlers of the application do, and a bug is theirs.
-    """
-
-    def __init__(self, app: ASGIApp, answers: Mapping[str, Answer]) -> None:
-        """`answers` are by the last word of the path."""
-        self.app, self.answers = app, answers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self.find(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if answer is None:
-            return await self.app(scope, receive, send)
-        scope["endpoint"] = answer
-        request = Request(scope, receive, send)
-        try:
-            response = await answer(request)
-        except TrainyardError as error:
-            response = answer_refusal(request, error)
-        await response(scope, receive, send)
-
-    def find(self, scope: Scope) -> Answer | None:
-        """The endpoint of a verb, whose session is then the parameter of the path; None for any other path."""
-        before, _, verb = scope["path"].rpartition("/")
-        answer = self.answers.get(verb)
-        if answer is None or scope.get("root_path"):
-            return None
-        before, _, session = before.rpartition("/")
-        if not session or before != SESSIONS_PATH:
-            return None
-        scope["path_params"] = {"session": session}
-        return answer
 
 
 def answer_refusal(request: Request, error: TrainyardError) -> Response:
@@ -202,8 +158,10 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         if context.idempotency_key and request.method != "GET" and not is_kept:
             key = context.idempotency_key
             once = partial(service.replays.once, caller, name, given, key, partial(as_json, work))
-            return respond_bytes(await run_while_connected(once, request, context.departure), operation.status)
-        result = await run_while_connected(work, request, context.departure)
+            return respond_bytes(
+                await run_while_connected(once, request, context.departure, service.threads), operation.status
+            )
+        result = await run_while_connected(work, request, context.departure, service.threads)
         try:
             response = respond(result, operation.status, request)
         except BaseException:
@@ -237,7 +195,9 @@ def require_addressed(request: Request, context: Context) -> None:
         load("trainyard.api.sessions.calling:require_session")(context, session)
 
 
-async def run_while_connected(work: Callable[[], Any], request: Request, departure: Departure) -> Any:
+async def run_while_connected(
+    work: Callable[[], Any], request: Request, departure: Departure, threads: CapacityLimiter
+) -> Any:
     """What `work` returns on a thread. When the client leaves, what has not begun does not, and `departure` is noted.
 
     Work that changes something finishes (`invocation.ends_with_caller`). Raises `CallerLeft`, and what `work` raises.
@@ -247,7 +207,7 @@ async def run_while_connected(work: Callable[[], Any], request: Request, departu
         departure.require_caller()
         return work()
 
-    running = asyncio.ensure_future(operation_threads().run(begin))
+    running = asyncio.ensure_future(anyio.to_thread.run_sync(begin, limiter=threads))
     done, _ = await asyncio.wait((running,), timeout=LEAVING_S)  # most have ended by then
     if done:
         return running.result()
@@ -269,7 +229,7 @@ async def wait_for_disconnect(request: Request) -> None:
 async def finish(later: Iterable[Callable[[], None]]) -> None:
     """Do what an operation has left until the caller has its answer."""
     for work in later:
-        await operation_threads().run(work)
+        await anyio.to_thread.run_sync(work)
 
 
 def as_json(work: Callable[[], BaseModel]) -> bytes:

@@ -21,7 +21,6 @@ from trainyard.api.access.secrets import redact_logs
 from trainyard.api.live.keeping import keep_live
 from trainyard.api.operations import API
 from trainyard.api.rest.app import build_app
-from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.compute.services import HOST
 from trainyard.serve.listening import bind, server_config, url_of
 from trainyard.settings import Settings
@@ -31,14 +30,13 @@ LOOPBACK = Exposure()
 
 
 class AnnouncingServer(uvicorn.Server):
-    """uvicorn, which calls `announce` once it accepts connections. Its loop closes the threads of operations."""
+    """uvicorn, which calls `announce` once it accepts connections."""
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
         self.announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        operation_threads()
         await super().startup(sockets=sockets)
         self.announce()
 

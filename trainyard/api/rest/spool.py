@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import BinaryIO, Self
 from weakref import WeakKeyDictionary, WeakSet
 
+import anyio.to_thread
 from starlette.requests import ClientDisconnect, Request
 
 from trainyard.api.access.limits import OpenRequests
-from trainyard.api.rest.operation_threads import operation_threads
 from trainyard.errors import InvalidInput, LimitExceeded
 
 SPOOL_BYTES = 1 << 20
@@ -102,7 +102,7 @@ async def received_body(
                 if body.size > most_bytes:
                     raise body_too_long(most_bytes)
                 if len(body.memory) >= SPOOL_BYTES:
-                    await operation_threads().run(body.spill)
+                    await anyio.to_thread.run_sync(body.spill)
         except ClientDisconnect as error:
             raise InvalidInput("The connection ended before the body did.", code="E-JSON") from error
         yield body

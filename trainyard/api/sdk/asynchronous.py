@@ -14,13 +14,13 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 import httpx
+from tenacity import AsyncRetrying
 
-from trainyard.api.sdk.answers import ServiceAnswer, answer_of
 from trainyard.api.sdk.events import LineSplitter, NextLine, is_event_stream
 from trainyard.api.sdk.live_output import open_live
 from trainyard.api.sdk.remote import TIMEOUT_S, client_options, stream_timeout
 from trainyard.api.sdk.surface import Call, Surface, call_here
-from trainyard.api.sdk.wire import Heard, HttpExchange, Pause, Step, conversation
+from trainyard.api.sdk.wire import Heard, HttpExchange, Pause, Step, conversation, request_words, retry_policy
 from trainyard.callbacks import ignore
 
 
@@ -56,7 +56,7 @@ async def call_over_http(client: httpx.AsyncClient, name: str, fields: dict[str,
         try:
             step = next(talk)
             while True:
-                step = talk.send(await steps.carry_out(step))
+                step = talk.send(await steps.run_step(step))
         except StopIteration as end:
             if live:
                 live.end(end.value)
@@ -64,43 +64,38 @@ async def call_over_http(client: httpx.AsyncClient, name: str, fields: dict[str,
 
 
 class AwaitedSteps:
-    """Carries out the steps of a conversation; a stream that it opens is closed with `stack`."""
+    """The steps of a conversation by a client that awaits; a stream that they open is closed with `stack`."""
 
     def __init__(self, client: httpx.AsyncClient, stack: AsyncExitStack) -> None:
         self.client, self.stack = client, stack
         self.lines: AsyncIterator[str] | None = None
 
-    async def carry_out(self, step: Step) -> Heard:
-        try:
-            if isinstance(step, Pause):
-                await anyio.sleep(step.seconds)
-                return None
-            if isinstance(step, NextLine):
+    async def run_step(self, step: Step) -> Heard:
+        if isinstance(step, Pause):
+            await anyio.sleep(step.seconds)
+            return None
+        if isinstance(step, NextLine):
+            try:
                 return await anext(self.lines, None) if self.lines is not None else None
-            if step.is_stream:
-                return await self.open_stream(step)
-            return answer_of(await self.client.request(**request_words(step)))
-        except httpx.TransportError as error:
-            return error
+            except httpx.RequestError:  # the stream was cut off
+                return None
+        send = self.open_stream if step.is_stream else self.send
+        return await AsyncRetrying(**retry_policy(step))(send, step)
 
-    async def open_stream(self, step: HttpExchange) -> ServiceAnswer:
+    async def send(self, exchange: HttpExchange) -> httpx.Response:
+        return await self.client.request(**request_words(exchange))
+
+    async def open_stream(self, exchange: HttpExchange) -> httpx.Response:
         await self.stack.aclose()  # the stream before it was cut off
         self.lines = None
-        request = self.client.build_request(**request_words(step), timeout=stream_timeout())
-        response = await self.client.send(request, stream=True)
-        self.stack.push_async_callback(response.aclose)
-        head = answer_of(response, content=b"")
-        if not is_event_stream(head):
-            return answer_of(response, await response.aread())
+        stream = self.client.stream(**request_words(exchange), timeout=stream_timeout())
+        response = await self.stack.enter_async_context(stream)
+        if not is_event_stream(response):
+            await response.aread()
+            return response
         splitter = LineSplitter()
         self.lines = (line async for text in response.aiter_text() for line in splitter.feed(text))
-        return head
-
-
-def request_words(one: HttpExchange) -> dict[str, Any]:
-    """A request as httpx takes it."""
-    words = {"method": one.method, "url": one.path, "params": one.params, "headers": one.headers}
-    return {**words, "content": one.content}
+        return response
 
 
 def connect_async(

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from trainyard.api.sdk.answers import ServiceAnswer
-
 EVENTS_TYPE = "text/event-stream"
 LINE_END = re.compile(r"\r\n|\n|\r")
 """The line ends of a stream of events; a text may have others, such as U+2028, at which `iter_lines` of httpx cuts."""
@@ -44,11 +42,17 @@ class ReadEvent:
     id: str
 
 
-def is_event_stream(answer: ServiceAnswer) -> bool:
-    return answer.media_type == EVENTS_TYPE
+def media_type(response: httpx.Response) -> str:
+    """Return the media type of a response without its parameters, in lower case."""
+    header: str = response.headers.get("content-type", "")
+    return header.partition(";")[0].strip().lower()
 
 
-def next_event() -> Generator[NextLine, str | ServiceAnswer | httpx.TransportError | None, ReadEvent | None]:
+def is_event_stream(response: httpx.Response) -> bool:
+    return media_type(response) == EVENTS_TYPE
+
+
+def next_event() -> Generator[NextLine, str | httpx.Response | None, ReadEvent | None]:
     """The next event; None where the stream has ended or was cut off, and an event of which a part came is dropped."""
     fields: dict[str, str] = {}
     data: list[str] = []

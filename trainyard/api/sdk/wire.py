@@ -1,8 +1,9 @@
 """An operation over HTTP, without the HTTP: what is sent, what its answer means, what is sent again.
 
-`conversation` is a generator. It yields an `HttpExchange` to carry out, a `NextLine` of the stream that one has opened,
-or a `Pause` to wait; it is sent the response, the line, or the error of the transport; it returns the operation's
-response. So the same code speaks for a blocking client (`remote.py`) and for one that awaits (`asynchronous.py`).
+`conversation` is a generator. It yields an `HttpExchange` to send, a `NextLine` of the stream that was opened last, or
+a `Pause` to wait; it is sent the response or the line; it returns the operation's response. So the same code speaks for
+a blocking client (`remote.py`) and for an asynchronous one (`asynchronous.py`). Both retry an exchange by tenacity,
+with the same `retry_policy`.
 
 What starts something carries an Idempotency-Key, so that a request that is sent again starts nothing twice.
 """
@@ -21,13 +22,13 @@ from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, TypeAdapter
+from tenacity import RetryCallState, stop_after_attempt
 
 from trainyard.api import planning
 from trainyard.api.invocation import implementation_of
 from trainyard.api.operations import OPERATIONS, Scope, route_of
 from trainyard.api.records import RunResult
-from trainyard.api.sdk.answers import ServiceAnswer
-from trainyard.api.sdk.events import EVENTS_TYPE, NextLine, is_event_stream, next_event
+from trainyard.api.sdk.events import EVENTS_TYPE, NextLine, is_event_stream, media_type, next_event
 from trainyard.api.sdk.surface import checked_request
 from trainyard.api.verbs.jobs import Job
 from trainyard.callbacks import ignore
@@ -38,6 +39,8 @@ from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
 TRIES = 4
 RETRIED = (429, 502, 503, 504)
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
+FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+"""A header's value (RFC 9110, 5.5): without a line end, which would begin another field."""
 AWAY_TRIES = 16
 """Of a client that follows a run: the service may be away for a minute and a half, as after it was killed."""
 STREAM_TIMEOUT_S = 60.0
@@ -61,6 +64,7 @@ class HttpExchange:
     content: bytes | None = None
     is_stream: bool = False
     """Whether the answer may be a stream of events, which is read line by line."""
+    most_tries: int = TRIES
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,8 @@ class Pause:
 
 
 Step = HttpExchange | NextLine | Pause
-Heard = ServiceAnswer | httpx.TransportError | str | None
-"""What a step brings: the response, a line, why there was none, or nothing after a pause or a stream's last line."""
+Heard = httpx.Response | str | None
+"""The result of a step: a response, a line, or None after a pause and after the last line of a stream."""
 Talk: TypeAlias = Generator[Step, Heard, Any]
 
 
@@ -93,32 +97,58 @@ def ask(name: str, fields: Mapping[str, Any]) -> Talk:
     return response_of(name, response)
 
 
-def send(exchange: HttpExchange, most_tries: int = TRIES) -> Talk:
-    """The response; a request that did not arrive, or came too early, is sent again."""
-    wait_s, heard = FIRST_WAIT_S, None
-    for tries in range(1, most_tries + 1):
-        heard = yield exchange
-        if isinstance(heard, ServiceAnswer) and not (heard.status_code in RETRIED or is_busy(heard, tries)):
-            return heard
-        if tries < most_tries:
-            yield Pause(min(retry_after(heard) or wait_s, LONGEST_WAIT_S))
-            wait_s *= 2
-    if isinstance(heard, ServiceAnswer):
-        return heard
-    raise Unavailable(
-        "The service does not answer.", why=f"{type(heard).__name__}: {heard}.",
-        do="Check its address, and that it runs: `trainyard serve --role training`.", code="E-SERVER-UNREACHABLE",
-    )  # fmt: skip
+def send(exchange: HttpExchange) -> Generator[Step, Heard, httpx.Response]:
+    response = yield exchange
+    assert isinstance(response, httpx.Response), "the result of an exchange"
+    return response
 
 
-def is_busy(response: ServiceAnswer, tries: int) -> bool:
-    """Whether the first try of the same request, whose answer was lost, is still worked on."""
-    return tries > 1 and response.status_code == 409 and "Idempotency-Key" in response.text
+# Retries: what starts something carries an Idempotency-Key, so every exchange may be sent again
 
 
-def retry_after(heard: Heard) -> float | None:
-    text = heard.headers.get("retry-after", "") if isinstance(heard, ServiceAnswer) else ""
-    return float(text) if text.isdecimal() else None
+def retry_policy(exchange: HttpExchange) -> dict[str, Any]:
+    """Return the arguments of tenacity's `Retrying` and `AsyncRetrying` for an exchange.
+
+    A request is sent again if it did not arrive or came too early. The last response is returned whatever it is.
+    Raises `Unavailable` (`E-SERVER-UNREACHABLE`) where no try has brought a response.
+    """
+    return {
+        "stop": stop_after_attempt(exchange.most_tries), "wait": wait_before_retry, "retry": needs_retry,
+        "retry_error_callback": last_response,
+    }  # fmt: skip
+
+
+def needs_retry(state: RetryCallState) -> bool:
+    """Return whether a try failed for a reason that passes."""
+    assert state.outcome is not None, "called after a try"
+    error = state.outcome.exception()
+    return isinstance(error, httpx.RequestError) if error else is_early(state.outcome.result(), state.attempt_number)
+
+
+def is_early(response: httpx.Response, tries: int) -> bool:
+    """Return whether the service is busy, or still works on the first try of this request, whose answer was lost."""
+    first_is_running = tries > 1 and response.status_code == 409 and "Idempotency-Key" in response.text
+    return response.status_code in RETRIED or first_is_running
+
+
+def wait_before_retry(state: RetryCallState) -> float:
+    """Return the seconds until the next try: those of `Retry-After`, or twice as many as before."""
+    assert state.outcome is not None, "called after a try"
+    text = "" if state.outcome.failed else state.outcome.result().headers.get("retry-after", "")
+    wait_s = float(text) if text.isdecimal() else FIRST_WAIT_S * 2 ** (state.attempt_number - 1)
+    return min(wait_s, LONGEST_WAIT_S)
+
+
+def last_response(state: RetryCallState) -> httpx.Response:
+    assert state.outcome is not None, "called after a try"
+    if (error := state.outcome.exception()) is not None:
+        why = f"{type(error).__name__}: {str(error).rstrip('.')}".removesuffix(": ")  # some have no text
+        raise Unavailable(
+            "The service does not answer.", why=f"{why}.",
+            do="Check its address, and that it runs: `trainyard serve --role training`.", code="E-SERVER-UNREACHABLE",
+        ) from error  # fmt: skip
+    response: httpx.Response = state.outcome.result()
+    return response
 
 
 # What is sent
@@ -162,6 +192,28 @@ def upload_of(file: Path, request: BaseModel, path: str) -> HttpExchange:
     return HttpExchange("PUT", named, query_of(fields), {"content-type": FILE_TYPE}, file.read_bytes())
 
 
+def encode_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Return headers as they are sent.
+
+    Raises `InvalidInput` (`E-PARAMETER`) for a value that would be another header.
+    """
+    for name, value in headers.items():
+        if not FIELD_VALUE.fullmatch(value):
+            raise InvalidInput(
+                f"The header {name} would contain a character that no header has.",
+                do="Correct the token or the value that it is made of.", code="E-PARAMETER",
+            )  # fmt: skip
+    return {name.encode("ascii"): value.encode("latin-1") for name, value in headers.items()}
+
+
+def request_words(exchange: HttpExchange) -> dict[str, Any]:
+    """Return the arguments of httpx for an exchange."""
+    return {
+        "method": exchange.method, "url": exchange.path, "params": exchange.params,
+        "headers": encode_headers(exchange.headers), "content": exchange.content,
+    }  # fmt: skip
+
+
 @cache
 def parameters_of(path: str) -> tuple[str, ...]:
     """The fields that are not in the body: those of the path, and at last that of the header If-Match."""
@@ -194,11 +246,11 @@ def query_of(given: Mapping[str, Any]) -> dict[str, Any]:
 # What comes back
 
 
-def response_of(name: str, response: ServiceAnswer) -> Any:
+def response_of(name: str, response: httpx.Response) -> Any:
     """The response of an operation, as its model; the bytes of a file. Raises the error that a problem describes."""
     if response.status_code >= 400:
         raise error_of(response)
-    if response.media_type != "application/json":
+    if media_type(response) != "application/json":
         return response.content
     return response_type(name).validate_json(response.content)
 
@@ -209,7 +261,7 @@ def response_type(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(get_type_hints(implementation_of(name))["return"])
 
 
-def error_of(response: ServiceAnswer) -> TrainyardError:
+def error_of(response: httpx.Response) -> TrainyardError:
     """The error of a problem document (RFC 9457), of the class that the service raised."""
     try:
         problem = response.json()
@@ -323,7 +375,7 @@ def wait_for_end(name: str, note: Callable[[Any], None]) -> Talk:
     while True:
         headers = {"accept": EVENTS_TYPE, **({"last-event-id": last_id} if last_id else {})}
         path = PARAMETER.sub(quote(name, safe=""), route_of("jobs show")[1])
-        response = yield from send(HttpExchange("GET", path, headers=headers, is_stream=True), AWAY_TRIES)
+        response = yield from send(HttpExchange("GET", path, headers=headers, is_stream=True, most_tries=AWAY_TRIES))
         if not is_event_stream(response):
             raise error_of(response)
         while (event := (yield from next_event())) is not None:

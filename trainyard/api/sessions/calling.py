@@ -1,16 +1,11 @@
-"""Calls of an open session: its record says whose it is, its socket answers. Asks no server.
-
-A call goes over a connection to a Unix socket that is kept for the next one.
-"""
+"""Calls of an open session: its record says whose it is, its socket answers. Asks no server."""
 
 from __future__ import annotations
 
-import atexit
 from pathlib import Path
 from typing import Any
 
 from trainyard.api.context import Context
-from trainyard.api.sessions.connections import SessionConnections
 from trainyard.backends.sessions.frames import ask
 from trainyard.backends.sessions.records import (
     RECORD_FILE,
@@ -27,8 +22,6 @@ WAIT_S = 30.0
 """Of one request over a network; a caller on this machine asks again until the result is there."""
 MARGIN_S = 30.0
 STATUS_TIMEOUT_S = 5.0
-CONNECTIONS = SessionConnections()
-atexit.register(CONNECTIONS.close)
 
 
 def require_session(context: Context, session: str) -> Path:
@@ -46,7 +39,7 @@ def ask_session(context: Context, session: str, header: dict[str, Any], body: by
     place = socket_of(folder)
     if place is None:
         raise not_open(session, read_status(context.settings, session))
-    return CONNECTIONS.ask(place, header, body, header.get("wait_s", 0.0) + MARGIN_S)
+    return ask(place, header, body, timeout_s=header.get("wait_s", 0.0) + MARGIN_S)
 
 
 def call_verb(

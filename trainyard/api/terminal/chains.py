@@ -9,6 +9,7 @@ from typing import Any
 from trainyard.api.terminal.tables import paragraph, table
 from trainyard.api.terminal.text import draw_curves, message_text, next_lines, short_reason
 from trainyard.loading import load
+from trainyard.stores.live.job_ids import given_name
 
 LONGEST = 44
 """Characters of a setting's value in the table; `--json` has all of it."""
@@ -140,7 +141,7 @@ def comparison_text(result: Any) -> str:
         rows = [[one.name, *map(cell, one.values)] for one in result.settings]
         settings = table(rows, ("setting", *result.jobs)) if rows else "their settings are the same"
         return f"{settings}\n\n{result.left_out}"
-    first, second = names = [f"{side.run[:8]}/{side.trainer}" for side in result.sides]
+    first, second = names = side_names(result.sides)
     sides = [[name, one.name, one.state, one.adapter_sha256] for name, one in zip(names, result.sides, strict=True)]
     parts = [table(sides, ("training", "run", "state", "adapter"))]
     rows = [[one.name, *map(cell, one.values)] for one in result.settings]
@@ -158,6 +159,16 @@ def comparison_text(result: Any) -> str:
     if result.plot:
         parts.append(draw_curves(drawn) if drawn else "Neither has a curve: their trainings ran elsewhere.")
     return "\n\n".join(parts)
+
+
+def side_names(sides: Sequence[Any]) -> list[str]:
+    """Return a name for each of two trainings: that of its job, with the digest, the trainer or the run if needed."""
+    trainers = len({side.trainer for side in sides}) > 1
+    for runs in ([given_name(side.name) for side in sides], [side.name for side in sides]):
+        names = [f"{run}/{side.trainer}" if trainers else run for run, side in zip(runs, sides, strict=True)]
+        if len(set(names)) == len(names) and len(set(runs)) == len({side.run for side in sides}):
+            return names
+    return [f"{side.run[:8]}/{side.trainer}" for side in sides]
 
 
 def benchmark_row(one: Any) -> list[str]:

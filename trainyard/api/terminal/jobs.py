@@ -27,8 +27,10 @@ def jobs_text(result: Any) -> str:
         message = short_reason(job.message)[:60]
         loss = "-" if job.loss is None else f"{job.loss:.4f}"
         labels = [job.group or "-", cut(job.note) or "-"] if is_labelled else []
-        rows.append([job.id, job.name, *labels, job_state(job), step, loss, f"{job.seconds:.0f}", message])
-    header = ("id", "name", *(("group", "note") if is_labelled else ()), "state", "step", "loss", "seconds", "message")
+        created = "-" if job.created is None else time.strftime("%m-%d %H:%M", time.localtime(job.created))
+        rows.append([job.id, job.name, created, *labels, job_state(job), step, loss, f"{job.seconds:.0f}", message])
+    label_names = ("group", "note") if is_labelled else ()
+    header = ("id", "name", "created", *label_names, "state", "step", "loss", "seconds", "message")
     lines = [table(rows, header) if rows else "no jobs yet", *age_line(result.as_of)]
     return "\n".join([*lines, f"more: --cursor {result.next}"] if result.next else lines)
 
@@ -54,7 +56,9 @@ def job_text(result: Any) -> str:
 
 def job_detail_text(result: Any) -> str:
     """One job, then its trainers, then how its nodes ended."""
-    lines = [job_text(result), result.url]
+    lines = [job_text(result)]
+    lines += [f"{result.id}: names it in commands, the dashboard and REST"]
+    lines += [f"{result.run_id}: its run in Prefect, and its folder below runs", result.url]
     lines += [f"group: {result.group}"] if result.group else []
     lines += [f"note: {result.note}"] if result.note else []
     for one in result.trainings:

@@ -220,7 +220,9 @@ def list_next(row: dict[str, Any], result: RunResult | None, context: Context) -
     """The commands for what comes after a job, in the state that it has now."""
     now = {name: row[name] for name in ("id", "run_id", "name", "state")}
     nodes = {"nodes": result.nodes, "chain": result.chain} if result else {}
-    return next_commands(RunResult(message="", **now, **nodes), context.settings.runs / row["run_id"])
+    folder = context.settings.runs / row["run_id"]
+    known_as = found.shortest_name(row["run_id"], row["name"], context)
+    return next_commands(RunResult(message="", **now, **nodes), folder, known_as)
 
 
 def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDivergence, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from trainyard.cancellation import ended_on_leaving, ending_of
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, TrainyardError, from_fields
 
 MAGIC = b"TYS1"
@@ -103,30 +104,19 @@ def error_header(error: TrainyardError) -> dict[str, Any]:
 
 
 def ask(path: str, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float | None = None) -> dict[str, Any]:
-    """One call and its reply. Raises the error of the session; `Conflict` (`E-SESSION-STATE`) if nobody answers."""
+    """Return the reply to one call; a caller who leaves ends it.
+
+    Raises the error of the session, and `Conflict` (`E-SESSION-STATE`) if nobody answers.
+    """
     try:
-        with open_connection(path) as connection:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(path)
             connection.settimeout(timeout_s)
-            return send_and_receive(connection, header, body)
+            with ended_on_leaving(ending_of(connection)):
+                send_frame(connection, header, body)
+                answer = receive_frame(connection)
     except OSError as error:
         raise lost_session(str(error)) from error
-
-
-def open_connection(path: str) -> socket.socket:
-    """A connection to the socket of a session. Raises `OSError`."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(path)
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-def send_and_receive(connection: socket.socket, header: Mapping[str, Any], body: bytes) -> dict[str, Any]:
-    """One call and its reply. Raises the error of the session, `Conflict` (`E-SESSION-STATE`) and `OSError`."""
-    send_frame(connection, header, body)
-    answer = receive_frame(connection)
     if answer is None:
         raise lost_session("it ended during the call")
     if "error" in answer.header:

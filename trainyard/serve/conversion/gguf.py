@@ -101,7 +101,9 @@ def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
 
 def adapter_of(source: Path, shape: Base, base: str) -> Adapter:
     """The adapter in a GGUF file, with the rows as transformers has them."""
-    gguf, reader = load("gguf"), load("trainyard.serve.conversion.gguf_files:WholeFileReader")(str(source))
+    from trainyard.serve.conversion.gguf_files import WholeFileReader  # its base class is from gguf, which is optional
+
+    gguf, reader = load("gguf"), WholeFileReader(str(source))
     alpha = reader.get_field("adapter.lora.alpha")
     if alpha is None or value(reader, "general.architecture") != shape.architecture.name:
         raise make_refusal(f"{source.name} is not a low-rank adapter for the architecture {shape.architecture.name}.")

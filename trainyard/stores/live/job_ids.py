@@ -86,6 +86,11 @@ def name_patterns(word: str) -> tuple[str, str, str]:
     return literal, suffixed, f"{suffixed}-[1-9]*"
 
 
+def given_name(name: str) -> str:
+    """Return the name that a run's job or chain was given: `guide` of `guide-1f2e3d4c-2`."""
+    return re.sub(rf"-[0-9a-f]{{{DIGEST_LENGTH}}}(-[1-9][0-9]*)?$", "", name) or name
+
+
 def is_named(word: str, name: str) -> bool:
     """Return whether a run of that name is meant by a word: its name, or the name that its job or chain was given."""
     return bool(word) and any(fnmatchcase(name, pattern) for pattern in name_patterns(word))

@@ -6871,7 +6871,7 @@ export interface components {
             /**
              * Min Rows
              * @description Rows that are held out at least.
-             * @default 20
+             * @default 30
              */
             min_rows: number;
             /**
@@ -8038,7 +8038,7 @@ export interface components {
          * @description What can be removed, in the order of its removal.
          * @enum {string}
          */
-        LeftoverKind: "run" | "training" | "artifact" | "session" | "curve" | "quarantine" | "log" | "environment" | "temporary" | "unfinished removal";
+        LeftoverKind: "run" | "training" | "artifact" | "session" | "curve" | "quarantine" | "log" | "environment" | "temporary" | "unfinished removal" | "unfinished upload";
         /** LengthBin */
         LengthBin: {
             /** Longest */

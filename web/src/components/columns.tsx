@@ -41,11 +41,12 @@ export function ColumnMap({
   onChange: (value: unknown) => void;
   title?: string;
 }) {
-  const { data } = useColumns(path);
+  const { data, error, isPlaceholderData } = useColumns(path);
   const mapping = (value ?? {}) as Mapping;
   const given = Object.keys(mapping);
   if (!path || (!data?.columns.length && given.length === 0)) return null;
   const columns = data?.columns ?? [];
+  const isRead = error !== null || (data !== undefined && !isPlaceholderData);
   const names = new Set(columns.map((one) => one.name));
   const fields = data?.fields ?? given;
   const matching = fields.filter((field) => names.has(field));
@@ -57,7 +58,14 @@ export function ColumnMap({
     onChange(Object.keys(next).length > 0 ? next : undefined);
   };
   const select = (field: string) => (
-    <ColumnSelect key={field} field={field} value={mapping[field]} columns={columns} set={(one) => set(field, one)} />
+    <ColumnSelect
+      key={field}
+      field={field}
+      value={mapping[field]}
+      columns={columns}
+      isRead={isRead}
+      set={(one) => set(field, one)}
+    />
   );
   const usual = fields.filter((field) => USUAL.includes(field) || field in mapping);
   const rest = fields.filter((field) => !usual.includes(field));
@@ -67,8 +75,9 @@ export function ColumnMap({
         {title} {given.length > 0 && <span className="quiet">({given.length} set)</span>}
       </summary>
       <p className="help">
-        The file has {columns.map((one) => one.name).join(", ") || "no columns"}. Columns that are called like a field
-        need no choice.
+        {isRead
+          ? `The file has ${columns.map((one) => one.name).join(", ") || "no columns"}. Columns that are called like a field need no choice.`
+          : "Reading the columns of the file …"}
       </p>
       <div className="column-map">{usual.map(select)}</div>
       {rest.length > 0 && (
@@ -88,9 +97,11 @@ function ColumnSelect(props: {
   field: string;
   value: unknown;
   columns: readonly { name: string; example: string }[];
+  /** Whether the columns are those of the file that is named now. */
+  isRead: boolean;
   set: (column: string) => void;
 }) {
-  const { field, columns, set } = props;
+  const { field, columns, isRead, set } = props;
   const id = useId();
   const value = typeof props.value === "string" ? props.value : "";
   const example = columns.find((one) => one.name === value)?.example ?? "";
@@ -98,14 +109,19 @@ function ColumnSelect(props: {
   return (
     <div>
       <label htmlFor={id}>{labelOf(field)}</label>
-      <select id={id} value={value} onChange={(event) => set(event.target.value)} aria-invalid={!isKnown || undefined}>
+      <select
+        id={id}
+        value={value}
+        onChange={(event) => set(event.target.value)}
+        aria-invalid={(isRead && !isKnown) || undefined}
+      >
         <option value="">{columns.some((one) => one.name === field) ? `${field} (same name)` : "none"}</option>
         {columns.map((one) => (
           <option key={one.name} value={one.name}>
             {one.name}
           </option>
         ))}
-        {!isKnown && <option value={value}>{value}: not in the file</option>}
+        {!isKnown && <option value={value}>{isRead ? `${value}: not in the file` : value}</option>}
       </select>
       {example && <p className="help">{example}</p>}
     </div>

@@ -6,6 +6,21 @@ export const formatTime = (seconds: number | null | undefined): string =>
     ? ""
     : new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
+/** `Nov 28, 04:50 AM`: the time by which somebody knows one of several runs of a template. */
+export const formatShortTime = (seconds: number | null | undefined): string =>
+  seconds == null
+    ? ""
+    : new Date(seconds * 1000).toLocaleString(undefined, {
+        month: "short",
+        day: "numeric",
+        hour: "2-digit",
+        minute: "2-digit",
+      });
+
+/** A result as a list names it: its template or chain, when it ended, and its node. */
+export const titleOfResult = (one: { run_name: string; ended: number; node?: string }): string =>
+  [one.run_name || "run", formatShortTime(one.ended), one.node].filter(Boolean).join(", ");
+
 /** `73` is `1 min 13 s`. */
 export function formatDuration(seconds: number | null | undefined): string {
   if (seconds == null) return "";

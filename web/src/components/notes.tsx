@@ -1,7 +1,7 @@
 // What a page says besides its content: it loads, it is empty, something was refused.
 
-import type { ReactNode } from "react";
-import { Problem } from "../api/client";
+import { Fragment, type ReactNode } from "react";
+import { Problem, type ProblemReason } from "../api/client";
 import { Prose } from "./prose";
 
 export function Loading({ what = "Loading", onCancel }: { what?: string; onCancel?: () => void }) {
@@ -27,32 +27,62 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
   );
 }
 
+/** Reasons of a refusal, each once: of those that a form shows at their field, only the field is named. */
+export function ReasonList({ reasons, fieldOf }: { reasons: readonly ProblemReason[]; fieldOf?: FieldOf }) {
+  const marked = [...new Set(reasons.flatMap((one) => fieldOf?.(one) || []))];
+  const others = reasons.filter((one) => !fieldOf?.(one));
+  return (
+    <ul>
+      {marked.length > 0 && (
+        <li>
+          said at {marked.length === 1 ? "its field" : "their fields"}:{" "}
+          {marked.map((field, index) => (
+            <Fragment key={field}>
+              {index > 0 && ", "}
+              <code>{field}</code>
+            </Fragment>
+          ))}
+        </li>
+      )}
+      {others.map((one, index) => (
+        <li key={index}>
+          {[one.node, one.field].filter(Boolean).join(": ")} <Prose text={one.because} /> <Prose text={one.instead} />{" "}
+          {one.code && <code>{one.code}</code>}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+/** The path of the field of a form that shows a reason; empty for none. */
+export type FieldOf = (reason: ProblemReason) => string;
+
+interface ProblemNoteProps {
+  error: unknown;
+  onRetry?: () => void;
+  fieldOf?: FieldOf;
+}
+
 /** An error: what was given, why it is refused, what to do, its code and its trace. */
-export function ProblemNote({ error, onRetry }: { error: unknown; onRetry?: () => void }) {
+export function ProblemNote({ error, onRetry, fieldOf }: ProblemNoteProps) {
   const problem = error instanceof Problem ? error : new Problem(0, "", String((error as Error)?.message ?? error));
+  // The reasons say the same, each with its field.
+  const isListed = problem.errors.length > 0 && problem.errors.every((one) => problem.why.includes(one.because));
+  const isRemedyListed = problem.errors.some((one) => one.instead === problem.remedy);
   return (
     <div className="problem" role="alert">
       <p>
         <strong>
           <Prose text={problem.what} />
         </strong>{" "}
-        <Prose text={problem.why} />
+        {!isListed && <Prose text={problem.why} />}
       </p>
-      {problem.remedy && (
+      {problem.remedy && !isRemedyListed && (
         <p>
           <Prose text={problem.remedy} />
         </p>
       )}
-      {problem.errors.length > 0 && (
-        <ul>
-          {problem.errors.map((one, index) => (
-            <li key={index}>
-              {[one.node, one.field].filter(Boolean).join(": ")} <Prose text={one.because} />{" "}
-              <Prose text={one.instead} /> {one.code && <code>{one.code}</code>}
-            </li>
-          ))}
-        </ul>
-      )}
+      {problem.errors.length > 0 && <ReasonList reasons={problem.errors} fieldOf={fieldOf} />}
       <p className="quiet">
         {problem.code && <code>{problem.code}</code>} {problem.trace && <>trace {problem.trace}</>}
       </p>

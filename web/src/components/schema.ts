@@ -63,6 +63,18 @@ export function wordsOf(schema: JsonSchema, root: JsonSchema): Record<string, Js
   );
 }
 
+/** Whether a form of this schema has a field with this path, which shows what is wrong with it. */
+export function hasField(schema: JsonSchema, root: JsonSchema, path: readonly string[]): boolean {
+  const found = resolveSchema(schema, root);
+  const words = wordsOf(found, root);
+  const [name, ...rest] = path;
+  if (name === undefined) return words !== null || found.properties === undefined;
+  const kinds = [...Object.values(words ?? {}), ...(words ? [] : (found.anyOf ?? []))];
+  if (kinds.some((one) => hasField(one, root, path))) return true;
+  const inner = found.properties?.[name] ?? found.prefixItems?.[Number(name)] ?? found.items;
+  return inner !== undefined && hasField(inner, root, rest);
+}
+
 /** Whether the word alone is a value, too. */
 export const isWordAlone = (schema: JsonSchema): boolean => !schema.oneOf;
 

@@ -160,3 +160,25 @@ def test_another_node_and_another_tenant_find_nothing(run: Run) -> None:
     other = Context(run.settings, say=lambda _text: None, caller=Caller("laptop", tenant="depot", remote=True))
     with pytest.raises(Unavailable):  # the index does not have it for that tenant, and no Prefect can be asked
         list_nodes(JobInput(job=JOB), other)
+
+
+def test_a_trainer_is_linked_with_what_it_reads(run: Run) -> None:
+    """An sft trainer reads pairs only where there are no examples."""
+    chain = {"name": "guide", "nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer"}]}
+    run.record.begin(resolve(chain).model_dump(mode="json"))
+    run.state(JobState.RUNNING)
+
+    def ports() -> dict[str, list[str]]:
+        trainer = list_nodes(JobInput(job=JOB), run.context).nodes[-1]
+        return {port.value: [one.port.value for one in sources] for port, sources in trainer.inputs.items()}
+
+    assert ports() == {"sft": ["sft"]}
+
+    def make_pairs(folder: Path) -> Produced:
+        (folder / "preference").mkdir()
+        (folder / "preference" / "rows.jsonl").write_text('{"a": 1}\n')
+        return Produced(outputs={Port.PREFERENCE: ProducedSet(folder="preference", rows=1)})
+
+    ArtifactStore(run.settings.artifacts).produce(KEY, make_pairs)
+    run.record.emit("data-source", "finished", key=KEY)
+    assert ports() == {"sft": ["preference"]}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from trainyard.api import planning
 from trainyard.api.access.reaching import refuse_whole_chain, require_template
 from trainyard.api.context import Context, key_of
-from trainyard.api.live.found import note_started
+from trainyard.api.live.found import note_started, shortest_name
 from trainyard.api.records import FEW_ROWS_TAG, REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.stack import import_prefect_client
@@ -53,7 +53,8 @@ def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> 
 def with_next(result: RunResult, context: Context) -> RunResult:
     """The same with the commands for what comes after it."""
     folder = context.settings.runs / result.run_id
-    return result.model_copy(update={"next": next_commands(result, folder)})
+    known_as = shortest_name(result.run_id, result.name, context)
+    return result.model_copy(update={"next": next_commands(result, folder, known_as)})
 
 
 def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunResult:

@@ -2,18 +2,20 @@
 
 A name belongs to one content. The same file again is the file that is there; another file with the name gets the first
 characters of its SHA-256 into its name. Nothing is overwritten, and nothing that comes in a file is executed or parsed
-here: readers do that, in their own processes.
+here: readers do that, in their own processes. An upload or a deletion that is killed leaves a hidden file or folder;
+the next upload removes it, and so does `trainyard gc`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,10 +23,12 @@ from trainyard.api.context import Context
 from trainyard.api.requests.data import UploadInput, UploadNameInput
 from trainyard.api.responses import Response
 from trainyard.api.verbs.data.tenancy import settings_of
+from trainyard.compute.child import faultpoint
 from trainyard.data.paths import ROW_SUFFIXES, data_roots, refuse_path, resolve_inside, suffix_of
 from trainyard.data.readers.documents import TYPES
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError
 from trainyard.settings import Settings
+from trainyard.stores.claims import claimed_file, claimed_folder, is_abandoned, remove_abandoned
 from trainyard.stores.files import DISK, lacking_space, make_folders, translate_os_errors
 from trainyard.stores.whole import BLOCK_BYTES, file_to_create
 
@@ -33,6 +37,8 @@ MOST_NAME_BYTES = 180
 """A file system takes names of 255 bytes; a temporary name is longer than the name itself."""
 DIGEST_CHARS = (8, 16, 64)
 """Characters of the SHA-256 by which two files of one name differ."""
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp|\.[0-9a-f]{16}\.removed")
+"""Names of what an upload is written to, and of the folder in which an upload is deleted."""
 MIB = 1 << 20
 
 
@@ -74,6 +80,7 @@ def upload_file(request: UploadInput, context: Context) -> UploadedFile:
                 return describe(path, settings, digest, size, is_new=False)
             if os.path.lexists(path):
                 continue
+            remove_unfinished(settings.tenant_folder(settings.tenant) / FOLDER)
             require_space(settings, size)
             try:
                 copy(source, path, digest)
@@ -211,12 +218,14 @@ def require_space(settings: Settings, size: int) -> None:
 def copy(source: BinaryIO, path: Path, digest: str) -> None:
     """Create the file, whole. Raises `Conflict` (`E-FILE-EXISTS`) for a name that is taken, or a changing source."""
     copied = hashlib.sha256()
-    with file_to_create(path, word=secrets.token_hex(4)) as temporary:
+    with ExitStack() as claimed, file_to_create(path, word=secrets.token_hex(4)) as temporary:
         source.seek(0)
-        with temporary.open("xb") as target:
-            while block := source.read(BLOCK_BYTES):
-                copied.update(block)
-                target.write(block)
+        target = claimed.enter_context(claimed_file(temporary))
+        while block := source.read(BLOCK_BYTES):
+            copied.update(block)
+            target.write(block)
+            faultpoint("upload.block")
+        target.flush()
         if copied.hexdigest() != digest:
             raise InvalidInput(
                 f"{path.name} changed while it was read.", do="Upload it when it is whole.", code="E-DATA-FORMAT"
@@ -249,18 +258,22 @@ def delete_upload(request: UploadNameInput, context: Context) -> DeletedUpload:
     name = require_name(request.name.removeprefix(f"{FOLDER}/"), "name")
     folder = upload_folder(settings)
     path = folder / name
+    missing = NotFound(
+        f"There is no upload {name!r}.", do="`trainyard data list uploads` shows them.", code="E-DATA-NOT-FOUND"
+    )
     if not os.path.lexists(path):
-        raise NotFound(
-            f"There is no upload {name!r}.", do="`trainyard data list uploads` shows them.", code="E-DATA-NOT-FOUND"
-        )
+        raise missing
     with translate_os_errors(f"{name} was not removed"):
         files, size = (sum(1 for one in walk(path)), bytes_of(path))
-        gone = folder / f".{secrets.token_hex(8)}.removed"
-        os.rename(path, gone)  # at once, also of a folder with many files
-        if gone.is_dir() and not gone.is_symlink():
-            shutil.rmtree(gone)
-        else:
-            gone.unlink()
+        with claimed_folder(folder / f".{secrets.token_hex(8)}.removed") as gone:
+            try:
+                os.rename(path, gone / name)  # at once, also of a folder with many files
+                DISK.fsync_folder(folder)
+                faultpoint("delete.renamed")
+            except FileNotFoundError:  # another deletion was faster
+                raise missing from None
+            finally:
+                shutil.rmtree(gone)
         DISK.fsync_folder(folder)
     return DeletedUpload(name=name, files=files, bytes=size)
 
@@ -276,3 +289,28 @@ def walk(path: Path) -> Iterator[Path]:
 
 def bytes_of(path: Path) -> int:
     return sum(file.lstat().st_size for file in walk(path))
+
+
+def list_unfinished(folder: Path) -> Iterator[Path]:
+    """The hidden files and folders that killed uploads and deletions have left in a folder of uploads."""
+    for path in sorted(hidden_entries(folder)):
+        if UNFINISHED.fullmatch(path.name) and is_abandoned(path):
+            yield path
+
+
+def hidden_entries(folder: Path) -> Iterator[Path]:
+    """The hidden entries of a folder of uploads and of the folders in it; links are not followed."""
+    with suppress(FileNotFoundError, PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                continue
+            if entry.name.startswith("."):
+                yield Path(entry.path)
+            elif entry.is_dir():
+                yield from (Path(entry.path, name) for name in os.listdir(entry.path) if name.startswith("."))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed uploads and deletions have left in a folder of uploads."""
+    for path in list_unfinished(folder):
+        remove_abandoned(path)

@@ -285,8 +285,8 @@ def files_of(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
 
 
 def is_passing(name: str) -> bool:
-    """Whether a name is that of a file or folder that is being written, or of a lock."""
-    return name.startswith(".") and name.endswith((".tmp", ".lock"))
+    """Whether a name is that of a file or folder that is being written or removed, or of a lock."""
+    return name.startswith(".") and name.endswith((".tmp", ".removed", ".lock"))
 
 
 def add_graph(writer: Archive, settings: Settings) -> None:

@@ -16,7 +16,8 @@ removes every ten seconds (temporary folders of dead processes) is decided by `c
     environment that `envs/NAME` does not mean     a live process uses it
 
 A folder is renamed into `.removing` next to it, then deleted: it is whole, or it is not there. What a killed collection
-leaves there is removed by the next one.
+leaves there is removed by the next one. What killed uploads and deletions have left goes at once: a file or folder of
+theirs that no process has locked (`stores/claims`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from trainyard.api.context import Context
 from trainyard.api.records import read_result
 from trainyard.api.requests.stack import GcInput
 from trainyard.api.responses import Response
+from trainyard.api.verbs.data.uploads import FOLDER as UPLOADS
+from trainyard.api.verbs.data.uploads import list_unfinished
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.sessions.records import SAVED_FOLDER, is_running, lock_of_session, sessions_folder
 from trainyard.compute.child import SPEC_FILE, faultpoint
@@ -49,6 +52,7 @@ from trainyard.errors import Conflict, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import ArtifactStore, sweep_work_folders, take_away
+from trainyard.stores.claims import remove_abandoned
 from trainyard.stores.files import DISK, translate_os_errors
 from trainyard.stores.jobs import JobStore
 from trainyard.stores.whole import MANIFEST
@@ -75,6 +79,7 @@ class LeftoverKind(StrEnum):
     ENVIRONMENT = "environment"
     TEMPORARY = "temporary"
     UNFINISHED = "unfinished removal"
+    UPLOAD = "unfinished upload"
 
 
 class Leftover(Response):
@@ -154,6 +159,9 @@ class Collection:
         for root in (self.settings.runs, self.settings.artifacts, home / "envs", sessions_folder(self.settings)):
             for path in sorted((root / REMOVING).glob("*")):
                 yield self.leftover(LeftoverKind.UNFINISHED, path, "a removal that was killed")
+        for folder in sorted(home.glob(f"tenants/*/{UPLOADS}")):
+            for path in list_unfinished(folder) if not folder.is_symlink() else ():
+                yield self.leftover(LeftoverKind.UPLOAD, path, "an upload or a deletion that was killed")
 
     def leftover(self, kind: LeftoverKind, path: Path, because: str) -> Leftover:
         age = (self.now - last_write(path)) / DAY_S
@@ -261,6 +269,13 @@ class Collection:
 
     def remove(self, one: Leftover) -> bool:
         """Remove it; False if it is in use again, or gone."""
+        locked = {
+            LeftoverKind.TRAINING: self.remove_training,
+            LeftoverKind.SESSION: self.remove_session,
+            LeftoverKind.UPLOAD: remove_abandoned,
+        }
+        if one.kind in locked:
+            return locked[one.kind](one.path)
         if one.path.is_file():
             one.path.unlink()
             return True
@@ -268,9 +283,6 @@ class Collection:
             assert self.ended is not None
             again = self.is_old(one.path) and (completed(one.path) or bool(self.ended([one.path.name])))
             return again and discard(one.path, self.settings.runs)
-        locked = {LeftoverKind.TRAINING: self.remove_training, LeftoverKind.SESSION: self.remove_session}
-        if one.kind in locked:
-            return locked[one.kind](one.path)
         if one.kind is LeftoverKind.ARTIFACT:
             store = ArtifactStore(self.settings.artifacts)
             sweep_work_folders(store)

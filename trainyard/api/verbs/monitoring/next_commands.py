@@ -19,12 +19,12 @@ UNNAMED = "training-job"
 """The chain of a job that nobody has named."""
 
 
-def next_commands(result: RunResult, folder: Path) -> tuple[str, ...]:
+def next_commands(result: RunResult, folder: Path, known_as: str = "") -> tuple[str, ...]:
     """Return what a person may do next with a run whose folder this is: use its result, or find out why there is none.
 
-    Empty for a run that trains nothing.
+    `known_as` names the run in them. Empty for a run that trains nothing.
     """
-    name, made = shlex.quote(result.name), list_trained(result.nodes, folder)
+    name, made = shlex.quote(known_as or result.name), list_trained(result.nodes, folder)
     trained = [(name if len(made) == 1 else f"{name}/{node}", reference) for node, reference in made]
     if result.state is JobState.PAUSED:
         return (f"trainyard jobs resume {name}",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,28 @@ def list_nodes(given: requests.JobInput, context: Context) -> RunNodes:
     progress = follow_events(read_events(folder))
     ends = ends_of(folder, row)
     store = ArtifactStore(context.settings.artifacts)
-    nodes = tuple(node_now(node, progress.get(node.id, []), ends.get(node.id), row, store) for node in in_order(chain))
-    return RunNodes(**own, chain=chain.name, digest=chain.digest, nodes=nodes)
+    nodes = [node_now(node, progress.get(node.id, []), ends.get(node.id), row, store) for node in in_order(chain)]
+    left = {node.id: frozenset(node.outputs) for node in nodes if node.outputs}
+    linked = (node.model_copy(update={"inputs": read_inputs(node.inputs, left)}) for node in nodes)
+    return RunNodes(**own, chain=chain.name, digest=chain.digest, nodes=tuple(linked))
+
+
+def read_inputs(
+    inputs: Mapping[Port, tuple[Source, ...]], left: Mapping[str, Collection[Port]]
+) -> dict[Port, tuple[Source, ...]]:
+    """Return the inputs of a node by what it reads of each node before it: what that one has `left`.
+
+    Before that, it is the port of the same kind: an sft trainer reads pairs only where a data source has no examples.
+    """
+
+    def is_read(port: Port, source: Source, sources: Sequence[Source]) -> bool:
+        if source.node_id in left:
+            return source.port in left[source.node_id]
+        same_kind = any(one.node_id == source.node_id and one.port == port for one in sources)
+        return source.port == port or not same_kind
+
+    found = {port: tuple(one for one in sources if is_read(port, one, sources)) for port, sources in inputs.items()}
+    return {port: sources for port, sources in found.items() if sources}
 
 
 def show_node(given: requests.NodeInput, context: Context) -> NodeDetail:

@@ -138,8 +138,9 @@ class Evaluation(EvaluationVerdict):
 
 
 def list_evaluations(given: EvaluationsInput, context: Context) -> EvaluationList:
-    """A page of evaluations, of the newest run first. Raises what `select_artifacts` raises."""
+    """A page of the evaluations of the newest runs, by their end. Raises what `select_artifacts` raises."""
     found, cursor = select_artifacts(given, context, Port.REPORT)
+    found.sort(key=lambda one: one.ended, reverse=True)
     return EvaluationList(evaluations=tuple(EvaluationVerdict(**verdict_words(one)) for one in found), next=cursor)
 
 

@@ -13,12 +13,13 @@ import { SchemaForm } from "../../components/form";
 import { GroupField } from "../../components/group";
 import { labelOf } from "../../components/format";
 import { ChainGraph, type GraphNode } from "../../components/graph";
+import { ReasonList, type FieldOf } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
-import { resolveSchema, type JsonSchema } from "../../components/schema";
+import { hasField, resolveSchema, type JsonSchema } from "../../components/schema";
 import { Upload } from "../../components/upload";
 import { PairsPreview } from "../jobs/pairs";
 import { expand, parameterDefaults, reasonsOf, type CheckReason } from "./editor/server";
-import { CheckNotes, Reasons } from "./reasons";
+import { CheckNotes } from "./reasons";
 
 type Values = Record<string, unknown>;
 
@@ -100,6 +101,10 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   const reasons = reasonsOf(expanded.data);
   const empty = reasons.filter((one) => isEmpty(one, schema)).map((one) => one.field.slice(PREFIX.length + 1));
   const wrong = reasons.filter((one) => !isEmpty(one, schema));
+  const fieldOf = ({ field }: ProblemReason) => {
+    const [first, ...path] = field.split(".");
+    return first === PREFIX && path[0] !== "columns" && hasField(schema, schema, path) ? path.join(".") : "";
+  };
   const edit = `/chains/new?template=${template}&parameters=${encodeURIComponent(JSON.stringify(parameters))}`;
   return (
     <div className="stack">
@@ -144,7 +149,16 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
         }
       >
         <Queried query={expanded}>
-          {(found) => <Preview template={template} found={found} wrong={wrong} empty={empty} />}
+          {(found) => (
+            <Preview
+              template={template}
+              found={found}
+              wrong={wrong}
+              empty={empty}
+              fieldOf={fieldOf}
+              isChecked={settled === parameters && !expanded.isPlaceholderData}
+            />
+          )}
         </Queried>
       </Section>
     </div>
@@ -193,25 +207,29 @@ interface PreviewProps {
   found: ExpandedChain;
   wrong: readonly CheckReason[];
   empty: readonly string[];
+  fieldOf: FieldOf;
+  /** Whether what was found is about the parameters as they are now. */
+  isChecked: boolean;
 }
 
-function statusOf({ found, wrong, empty }: PreviewProps) {
+function statusOf({ found, wrong, empty, isChecked }: PreviewProps) {
+  if (!isChecked) return "checking …";
   if (found.check.ok) return "✓ would run here";
   if (wrong.length > 0 || empty.length === 0) return "These are in the way of a run:";
   return `The chain is drawn here when its parameters are given: ${empty.map(labelOf).join(", ")}.`;
 }
 
 function Preview(props: PreviewProps) {
-  const { template, found, wrong } = props;
+  const { template, found, wrong, fieldOf, isChecked } = props;
   const listed = (found.spec.nodes ?? []) as { id: string; needs: string[] }[];
   const needs = new Map(listed.map((one) => [one.id, one.needs]));
   const nodes: GraphNode[] = found.nodes.map((one) => ({ ...one, needs: needs.get(one.id) ?? [] }));
   return (
     <>
-      <p role="status" className={found.check.ok ? "state-completed" : undefined}>
+      <p role="status" className={found.check.ok && isChecked ? "state-completed" : undefined}>
         {statusOf(props)}
       </p>
-      <Reasons reasons={wrong} />
+      {wrong.length > 0 && <ReasonList reasons={wrong as unknown as ProblemReason[]} fieldOf={fieldOf} />}
       <CheckNotes notes={found.check.notes} />
       {nodes.length > 0 && <ChainGraph nodes={nodes} label={`Nodes of ${template}`} />}
     </>

@@ -5,7 +5,7 @@ import { useState } from "react";
 import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
 import type { components } from "../../api/schema";
-import { formatBytes, formatNumber, formatTime } from "../../components/format";
+import { formatBytes, formatNumber, formatTime, titleOfResult } from "../../components/format";
 import { Page, Queried, Section } from "../../components/page";
 import { RowsBrowser, words, type ArtifactPort, type Place } from "../../components/rows";
 import { Facts, Table } from "../../components/table";
@@ -26,7 +26,12 @@ export default function ArtifactPage({ run, node, port }: { run: string; node: s
             <Section title="Result">
               <Facts
                 facts={[
-                  ["Run", <Link href={`/jobs/${one.run_id}`}>{`${one.run_name} ${one.run_id.slice(0, 8)}`}</Link>],
+                  [
+                    "Run",
+                    <Link href={`/jobs/${one.run_id}`}>
+                      {titleOfResult({ run_name: one.run_name, ended: one.ended })}
+                    </Link>,
+                  ],
                   ["Node", `${one.node} (${one.node_type})`],
                   ["Rows", formatNumber(one.rows)],
                   ["Size", formatBytes(one.bytes)],

@@ -4,7 +4,7 @@ import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link, useSearchParams } from "wouter";
 import { client, dataOf } from "../../api/client";
 import type { components } from "../../api/schema";
-import { formatBytes, formatNumber, formatTime } from "../../components/format";
+import { formatBytes, formatNumber, formatTime, titleOfResult } from "../../components/format";
 import { Empty, Loading, ProblemNote } from "../../components/notes";
 import { Page, Section } from "../../components/page";
 import type { ArtifactPort } from "../../components/rows";
@@ -118,9 +118,7 @@ export function ArtifactTable({ rows, caption = "Results of runs" }: { rows: rea
         {
           title: "Run",
           cell: (one) => (
-            <Link href={`/jobs/${one.run_id}`}>
-              {one.run_name || "run"} {one.run_id.slice(0, 8)}
-            </Link>
+            <Link href={`/jobs/${one.run_id}`}>{titleOfResult({ run_name: one.run_name, ended: one.ended })}</Link>
           ),
         },
         { title: "Ended", cell: (one) => formatTime(one.ended) },

@@ -4,7 +4,7 @@ import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
 import type { components } from "../../api/schema";
-import { formatNumber, formatPercent, formatTime } from "../../components/format";
+import { formatNumber, formatPercent, formatTime, titleOfResult } from "../../components/format";
 import { Interval } from "../../components/interval";
 import { Page, Queried, Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";
@@ -48,7 +48,10 @@ function Gate({ one }: { one: Evaluation }) {
       <Lines title="Notes" lines={one.notes} />
       <Facts
         facts={[
-          ["Run", <Link href={`/jobs/${one.run_id}`}>{`${one.run_name} ${one.run_id.slice(0, 8)}`}</Link>],
+          [
+            "Run",
+            <Link href={`/jobs/${one.run_id}`}>{titleOfResult({ run_name: one.run_name, ended: one.ended })}</Link>,
+          ],
           ["Base model", one.base_model],
           ["Compared with", one.live ? `${one.baseline} and ${one.live}, which is live` : one.baseline],
           ["Decides", gate.primary],

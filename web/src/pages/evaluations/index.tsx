@@ -4,7 +4,7 @@ import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link, useSearchParams } from "wouter";
 import { client, dataOf } from "../../api/client";
 import type { components } from "../../api/schema";
-import { formatTime } from "../../components/format";
+import { formatTime, titleOfResult } from "../../components/format";
 import { Interval } from "../../components/interval";
 import { Empty, Loading, ProblemNote } from "../../components/notes";
 import { Page, Section } from "../../components/page";
@@ -24,7 +24,8 @@ export default function EvaluationsPage() {
     initialPageParam: "",
     getNextPageParam: (page) => page.next || undefined,
   });
-  const rows = found.data?.pages.flatMap((page) => page.evaluations) ?? [];
+  const pages = found.data?.pages.flatMap((page) => page.evaluations) ?? [];
+  const rows = pages.toSorted((one, other) => other.ended - one.ended); // runs that overlap end in another order
   return (
     <Page title="Evaluations">
       <Section title={run ? `Evaluations of the run ${run.slice(0, 8)}` : "Evaluations of runs"}>
@@ -62,7 +63,7 @@ export function EvaluationTable({ rows }: { rows: readonly Line[] }) {
         {
           title: "Evaluation",
           cell: (one) => {
-            const title = `${one.run_name} ${one.run_id.slice(0, 8)}, ${one.node}`;
+            const title = titleOfResult(one);
             return one.available ? (
               <Link href={`/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`}>{title}</Link>
             ) : (

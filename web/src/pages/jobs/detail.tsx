@@ -131,7 +131,7 @@ function Summary({ job }: { job: JobDetail }) {
       ))}
       <Facts
         facts={[
-          ["Id", <code>{job.id}</code>],
+          ["Job id, for commands and REST", <code>{job.id}</code>],
           ["Group", job.group && <Link href={`/jobs?group=${encodeURIComponent(job.group)}`}>{job.group}</Link>],
           ["Stage", job.stage],
           ["Method", job.method],
@@ -148,7 +148,12 @@ function Summary({ job }: { job: JobDetail }) {
           ["GPU memory", isRunning ? memoryOf(job.id, gpus.data) : ""],
           ["Attempts", String(job.attempts)],
           ["Tags", job.tags.filter((tag) => !isOwnTag(tag, job.id)).join(", ")],
-          ["Run", job.url ? <ExternalLink url={job.url}>in Prefect</ExternalLink> : job.run_id],
+          [
+            "Run id, for Prefect and its folder",
+            <>
+              <code>{job.run_id}</code> {job.url && <ExternalLink url={job.url}>in Prefect</ExternalLink>}
+            </>,
+          ],
         ]}
       />
     </Section>

@@ -1,10 +1,10 @@
 // What the job would do, before it starts: rows, steps, memory, time, reused results, and why it would be refused.
 
-import { client, dataOf } from "../../api/client";
+import { client, dataOf, type ProblemReason } from "../../api/client";
 import type { ChainPlan } from "../../api/schema";
 import { useCancelable, type Cancelable } from "../../components/cancelable";
 import { formatBytes, formatDuration, formatNumber } from "../../components/format";
-import { Loading, ProblemNote } from "../../components/notes";
+import { Loading, ProblemNote, ReasonList, type FieldOf } from "../../components/notes";
 import { Section } from "../../components/page";
 import { Table } from "../../components/table";
 
@@ -16,7 +16,7 @@ export const usePlan = (): Planning =>
     dataOf(client.POST("/api/v1/plan", { body: { target: "training-job", parameters: draft } as never, signal })),
   );
 
-export function Estimate({ draft, plan }: { draft: Values; plan: Planning }) {
+export function Estimate({ draft, plan, fieldOf }: { draft: Values; plan: Planning; fieldOf: FieldOf }) {
   return (
     <Section
       title="Estimate"
@@ -34,9 +34,9 @@ export function Estimate({ draft, plan }: { draft: Values; plan: Planning }) {
       {plan.isPending ? (
         <Loading what="Planning" onCancel={plan.cancel} />
       ) : plan.error ? (
-        <ProblemNote error={plan.error} />
+        <ProblemNote error={plan.error} fieldOf={fieldOf} />
       ) : plan.data ? (
-        <PlannedNodes plan={plan.data} />
+        <PlannedNodes plan={plan.data} fieldOf={fieldOf} />
       ) : (
         <p className="quiet">Steps, memory and time of the job, and whether this machine would refuse it.</p>
       )}
@@ -45,19 +45,17 @@ export function Estimate({ draft, plan }: { draft: Values; plan: Planning }) {
 }
 
 /** What a run would do, node by node. */
-export function PlannedNodes({ plan }: { plan: ChainPlan }) {
+export function PlannedNodes({ plan, fieldOf }: { plan: ChainPlan; fieldOf?: FieldOf }) {
+  const refusals = plan.refusals as unknown as (ProblemReason & { line: string })[];
+  const refused = new Set(refusals.map((one) => one.line));
   return (
     <div aria-live="polite">
-      {plan.refusals.length > 0 ? (
+      {refusals.length > 0 ? (
         <div className="problem">
           <p>
             <strong>This machine would refuse it.</strong>
           </p>
-          <ul>
-            {plan.refusals.map((one, index) => (
-              <li key={index}>{String(one.line)}</li>
-            ))}
-          </ul>
+          <ReasonList reasons={refusals} fieldOf={fieldOf} />
         </div>
       ) : (
         <p>This machine would accept it.</p>
@@ -79,7 +77,7 @@ export function PlannedNodes({ plan }: { plan: ChainPlan }) {
           {
             title: "Notes",
             cell: (node) =>
-              [node.problem, ...(node.advice ?? []), ...node.estimate.basis]
+              [refused.has(node.problem ?? "") ? "" : node.problem, ...(node.advice ?? []), ...node.estimate.basis]
                 .filter(Boolean)
                 .map((text, index) => <div key={index}>{text}</div>),
           },

@@ -11,12 +11,12 @@ import { SchemaForm } from "../../components/form";
 import { GroupField } from "../../components/group";
 import { ProblemNote } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
-import type { JsonSchema } from "../../components/schema";
+import { hasField, type JsonSchema } from "../../components/schema";
 import { Upload } from "../../components/upload";
 import { defaultsOf, expand } from "../chains/editor/server";
 import { DataPreview } from "./preview";
 import { Estimate, usePlan } from "./estimate";
-import { problemsOfJob } from "./problems";
+import { problemOfJob } from "./problems";
 import "./jobs.css";
 
 const DRAFT = "trainyard.new-job";
@@ -95,10 +95,16 @@ function JobForm({ schema }: { schema: JsonSchema }) {
   });
   const plan = usePlan();
   const refused = start.error ?? plan.error;
-  const problems = problemsOfJob([
+  const problems = [
     ...(refused instanceof Problem ? refused.errors : []),
     ...((plan.data?.refusals ?? []) as unknown as ProblemReason[]),
-  ]);
+  ].map(problemOfJob);
+  const shown = new Map(problems.map((one) => [`${one.field} ${one.because}`, one])); // of the start and the estimate
+  const fieldOf = (reason: ProblemReason) => {
+    const { field } = problemOfJob(reason);
+    const isShown = !field.startsWith("dataset.columns") && hasField(schema, schema, field.split("."));
+    return isShown ? field : "";
+  };
   const defaults = useDefaults(draft);
   const dataset = (draft.dataset ?? {}) as Values;
   const { choices, start: folder } = useChoices({ "dataset.path": dataset.path }, ["base_model"]);
@@ -119,7 +125,8 @@ function JobForm({ schema }: { schema: JsonSchema }) {
       />
     ),
   };
-  const shared = { schema, value: draft, onChange: setDraft, problems, defaults, choices, hints, extras, controls };
+  const form = { schema, value: draft, onChange: setDraft, problems: [...shown.values()] };
+  const shared = { ...form, defaults, choices, hints, extras, controls };
   const rest = Object.keys(schema.properties ?? {}).filter((name) => !FIRST.includes(name));
   return (
     <form
@@ -131,13 +138,13 @@ function JobForm({ schema }: { schema: JsonSchema }) {
     >
       <Section title="Training">
         <SchemaForm {...shared} only={FIRST} />
-        <details>
+        <details open={problems.some((one) => rest.includes(one.field.split(".")[0]!)) || undefined}>
           <summary>More settings</summary>
           <SchemaForm {...shared} only={rest} />
         </details>
       </Section>
       <DataPreview draft={draft} />
-      <Estimate draft={draft} plan={plan} />
+      <Estimate draft={draft} plan={plan} fieldOf={fieldOf} />
       <GroupField value={group} onChange={setGroup} />
       <div className="actions">
         <button className="primary" disabled={start.isPending} aria-busy={start.isPending}>
@@ -147,7 +154,7 @@ function JobForm({ schema }: { schema: JsonSchema }) {
           Clear
         </button>
       </div>
-      {start.error && <ProblemNote error={start.error} />}
+      {start.error && <ProblemNote error={start.error} fieldOf={fieldOf} />}
     </form>
   );
 }

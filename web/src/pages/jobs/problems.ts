@@ -4,8 +4,10 @@ import type { ProblemReason } from "../../api/client";
 
 const CONFIG = /^config\.?/;
 
-export const problemsOfJob = (reasons: readonly ProblemReason[]): ProblemReason[] =>
-  reasons.map((one) => {
-    const field = one.field.replace(CONFIG, "");
-    return { ...one, field: one.node?.startsWith("data_source") ? `dataset.${field}` : field };
-  });
+/** The reason with the path of the field in the form of a job. */
+export function problemOfJob(reason: ProblemReason): ProblemReason {
+  const field = reason.field.replace(CONFIG, "");
+  return { ...reason, field: isOfSource(reason) && !field.startsWith("dataset.") ? `dataset.${field}` : field };
+}
+
+const isOfSource = ({ node }: ProblemReason) => /^data[-_]source/.test(node ?? "");

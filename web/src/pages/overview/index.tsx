@@ -5,7 +5,7 @@ import { lazy, Suspense } from "react";
 import { Link } from "wouter";
 import { client, dataOf } from "../../api/client";
 import { useLogin } from "../../api/login";
-import { formatBytes, formatDuration, formatNumber, formatTime } from "../../components/format";
+import { formatBytes, formatDuration, formatNumber, formatTime, titleOfResult } from "../../components/format";
 import { loadOf, MIB, useGpus } from "../../components/gpu_memory";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
@@ -270,10 +270,8 @@ function RefusedAdapters() {
     <ul>
       {refused.map((one) => (
         <li key={`${one.run_id}/${one.node}`}>
-          <Link href={`/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`}>
-            {one.run_name} {one.run_id.slice(0, 8)}, {one.node}
-          </Link>
-          : <Verdict better={one.better} fewRows={one.few_rows} /> {one.reasons[0]}{" "}
+          <Link href={`/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`}>{titleOfResult(one)}</Link>:{" "}
+          <Verdict better={one.better} fewRows={one.few_rows} /> {one.reasons[0]}{" "}
           <span className="quiet">{formatTime(one.ended)}</span>
         </li>
       ))}

@@ -1,1 +1,0 @@
-import{i as e}from"./index-4VDAKC1q.js";import{h as t,v as n}from"./format-DjFOEPDU.js";var r=n(t(),1);function i(t){let n=(0,r.useRef)(new AbortController),i=e({mutationFn:e=>(n.current=new AbortController,t(e,n.current.signal))}),a=()=>{n.current.abort(),i.reset()};return{...i,cancel:a}}export{i as t};
