@@ -137,7 +137,7 @@ def is_negative(clause: MainClause) -> bool:
 
 
 def needs_complement(after: Sequence[Token]) -> bool:
-    """Whether a clause goes on with "dass", "ob", "wie" or an infinitive, without which it is not complete."""
+    """Whether a clause continues with "dass", "ob", "wie" or an infinitive, without which it is not complete."""
     tags = [token.tag for token in after]
     if len(after) < 2 or after[0].text not in (",", ":"):
         return False
@@ -150,7 +150,7 @@ def needs_complement(after: Sequence[Token]) -> bool:
 
 
 def ask_relations(clause: MainClause) -> Iterator[Ask]:
-    """Yield questions for a condition, a purpose or a reason beside the main clause."""
+    """Yield questions for a condition, a purpose or a reason next to the main clause."""
     for tokens, first in ((clause.front, True), (subordinate_after(clause), False)):
         if not tokens or (first and clause.kind != "CLAUSE"):
             continue
@@ -235,7 +235,7 @@ def conditional(tokens: Sequence[Token], clause: MainClause) -> str | None:
 
 
 def advises(clause: MainClause) -> bool:
-    """Whether a clause tells the reader what to do."""
+    """Whether a clause asks the reader to act."""
     if clause.is_for_reader or (clause.pronoun and clause.pronoun.text.lower() == "man"):
         return True
     if clause.kind == "CLAUSE" and clause.verb.text.endswith("e") and clause.verb.tag[:2] not in ("VA", "VM"):
@@ -288,6 +288,6 @@ def is_sentence(text: str) -> bool:
 
 
 def is_instruction(text: str) -> bool:
-    """Whether a text tells the reader to do something: "Klicken Sie auf …"."""
+    """Whether a text asks the reader to act: "Klicken Sie auf …"."""
     clause = parse_clause(plain_sentence(text))
     return clause is not None and clause.kind == ""

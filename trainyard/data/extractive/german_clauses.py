@@ -168,8 +168,8 @@ def lacks_subject(clause: MainClause) -> bool:
 
 def find_verb(tokens: Sequence[Token]) -> int | None:
     """Return the place of the finite verb of the main clause."""
-    foreign = sum(token.tag == "FM" for token in tokens)
-    if not tokens or tokens[0].tag in ("KON", "PWS", "PWAV", "PWAT") or foreign * 2 > len(tokens):
+    external = sum(token.tag == "FM" for token in tokens)
+    if not tokens or tokens[0].tag in ("KON", "PWS", "PWAV", "PWAT") or external * 2 > len(tokens):
         return None
     if is_command(tokens):
         return 0

@@ -85,11 +85,11 @@ CORRELATES = {
     "dazu": "Wozu", "darin": "Worin", "darauf": "Worauf", "dafür": "Wofür", "davon": "Wovon", "daran": "Woran",
     "damit": "Womit", "dadurch": "Wodurch", "darum": "Worum", "davor": "Wovor", "darüber": "Worüber",
 }  # fmt: skip
-"""Word that stands for a clause with "dass" -> the question word that asks for it."""
+"""Word that replaces a clause with "dass" -> the question word that asks for it."""
 FIXED = re.compile(
     r"(?:auf|nach|von|aus|mit|um|an) (?:Grund\w*|Basis|Wunsch|Hause|Anfang|Bedarf|\w*[Ww]eise|\w* Art|\d\w*|Stelle)\b"
 )
-"""Phrases that answer no question for what belongs to a verb."""
+"""Phrases that do not answer a question for what belongs to a verb."""
 GOVERNED = {
     "basieren": ("auf",), "beruhen": ("auf",), "bestehen": ("aus", "in"), "dienen": ("zu", "zur", "zum", "als"),
     "führen": ("zu", "zur", "zum"), "abhängen": ("von", "vom"), "sorgen": ("für",), "verwenden": ("für", "zur", "zum"),
@@ -109,7 +109,7 @@ REMARKS = word_set("de_remarks")
 FOCUS = ("nur", "lediglich", "ausschließlich", "auch", "erst", "maximal", "mindestens", "bereits", "direkt")
 """Adverbs that belong to the phrase after them."""
 LIGHT_VERBS = word_set("de_light_verbs")
-"""Verbs whose object is no thing that "was" can ask for."""
+"""Verbs with an object that "was" does not ask for."""
 SINGULAR = {"werden": "wird", "können": "kann", "müssen": "muss", "sind": "ist", "sollten": "sollte", "sollen": "soll",
             "dürfen": "darf", "befinden": "befindet", "stehen": "steht", "finden": "findet"}  # fmt: skip
 """Plural of a verb -> the form after "was"."""
@@ -199,7 +199,7 @@ def ask_definition(clause: MainClause) -> Iterator[Ask]:
     lemma = base_form(clause.verb.text, clause.verb.tag, GERMAN)
     named = clause.front[0].tag in ("ART", "NE", "FM", "XY") or is_plural_subject(clause)
     named = named or (len(clause.front) <= 3 and clause.verb.text == "ist" and first.tokens[0].text in ("ein", "eine"))
-    named = named and clause.front[0].tag not in ("PIAT", "CARD") and not stands_alone(clause.front)
+    named = named and clause.front[0].tag not in ("PIAT", "CARD") and not lacks_context(clause.front)
     named = named and not JUDGING.match(clause.words(first.tokens))
     if clause.verb.text in ("ist", "sind") and first.kind == "NP" and named and len(clause.front) <= 7:
         if (
@@ -363,7 +363,7 @@ def ask_complement(clause: MainClause) -> Iterator[Ask]:
     if correlate and (plain or clause.is_for_reader):
         if question := invert(clause, CORRELATES[correlate.tokens[0].text], correlate):
             yield Ask("bare", question)
-    elif plain and clause.verb.text == "ist" and not clause.middle and not stands_alone(clause.front):
+    elif plain and clause.verb.text == "ist" and not clause.middle and not lacks_context(clause.front):
         yield Ask("bare", f"Was ist {small(clause.front, clause)}?")
     elif (
         plain
@@ -377,7 +377,7 @@ def ask_complement(clause: MainClause) -> Iterator[Ask]:
             yield Ask("bare", question)
 
 
-def stands_alone(front: Sequence[Token]) -> bool:
+def lacks_context(front: Sequence[Token]) -> bool:
     """Whether a subject is a noun such as "Voraussetzung" without what it belongs to."""
     core = core_of(front, whole=True)
     return len(core) == 1 and is_vague(Phrase("NP", core))
@@ -434,8 +434,8 @@ def ask_content(clause: MainClause) -> Iterator[Ask]:
         )
         reflexive = any(phrase.tokens[0].text == "sich" for phrase in clause.middle)
         verb = SINGULAR.get(clause.verb.text, clause.verb.text)
-        stands = verb in ("steht", "erscheint", "öffnet", "befindet", "findet")
-        if done or ((reflexive or stands) and not verb.endswith("n")):
+        is_intransitive = verb in ("steht", "erscheint", "öffnet", "befindet", "findet")
+        if done or ((reflexive or is_intransitive) and not verb.endswith("n")):
             yield Ask("bare", f"{join('Was', verb, 'sich' if reflexive else '', front, end)}?")
 
 
