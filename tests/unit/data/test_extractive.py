@@ -104,9 +104,6 @@ def test_markdown_gives_headings_questions_items_and_tables() -> None:
         "role": "`role`: what the adapter is for.",
         "slot": "slot: the right to use the training device.",
         "Which chain has six kinds of nodes?": "The training chain has six kinds of nodes, and each does one thing.",
-        "What does the validator keep?": (
-            "The validator keeps the good rows and counts every other one with its reason. It runs before training."
-        ),
         "canary": "Nothing is switched unless every target has answered its canary prompt.",
     }
 

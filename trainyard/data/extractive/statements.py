@@ -20,6 +20,7 @@ from trainyard.data.extractive.grammar import BARE, POINTERS
 from trainyard.data.extractive.leads import ask_lead
 from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
+from trainyard.data.extractive.passages import Passage
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
@@ -167,7 +168,7 @@ class Reader:
                 elif block.label and not only_refers(block.text):
                     yield from self.read_note(block, topic)
 
-    def passages(self, section: Section) -> Iterator[passages.Passage]:
+    def passages(self, section: Section) -> Iterator[Passage]:
         """Yield the passages of the paragraphs; a list, or code after one, parts those around it."""
         before_code = {before for before, _ in section.code}
         runs: list[list[str]] = [[]]
@@ -200,7 +201,7 @@ class Reader:
             refers or soundness.EXAMPLE.search(sentence) or (not asks and sentences.INCOMPLETE.search(sentence))
         )
 
-    def topics(self, passage: passages.Passage, topic: str, most: int, besides: str = "") -> list[str]:
+    def topics(self, passage: Passage, topic: str, most: int, besides: str = "") -> list[str]:
         """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
         known = soundness.stems(f"{self.title} {topic}")
         pointer = POINTERS[self.language]
@@ -278,7 +279,7 @@ class Reader:
         whole = before and all(map(self.is_usable, before)) and num_words(block.text) <= MOST_ANSWER_WORDS
         if whole and not self.follows(before[0]):
             answer = f"{block.text}\n\n{blocks}"
-        for phrase in self.topics(passages.Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
+        for phrase in self.topics(Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
             yield Statement("statement", phrase, answer, 2, sentences=len(before) + 1)
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
@@ -346,7 +347,7 @@ class Reader:
         if sentence[:1].islower() or not alone or not is_sentence(sentence, self.language) or REFERS.search(sentence):
             return
         besides = " ".join(ask.topic for ask in asks)
-        for phrase in self.topics(passages.Passage((answer,)), topic, 1, besides):
+        for phrase in self.topics(Passage((answer,)), topic, 1, besides):
             yield Statement("statement", phrase, answer, 2, sentences=count)
 
     def is_vague(self, ask: Ask) -> bool:
@@ -385,7 +386,7 @@ class Reader:
         )
         if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
             sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
-            for phrase in self.topics(passages.Passage((lead,)), topic, 1) if sound else ():
+            for phrase in self.topics(Passage((lead,)), topic, 1) if sound else ():
                 yield Statement("statement", phrase, answer, 2, sentences=len(texts))
         if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
