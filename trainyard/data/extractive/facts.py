@@ -17,6 +17,7 @@ from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
 from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, Reader, acceptable_part, ended, place_of
+from trainyard.data.extractive.tagging import tag_sentence
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 LISTS = ("listing", "steps")
@@ -40,6 +41,9 @@ MEASURE = re.compile(
 LAST_RESORT = 9
 """Worth of a question that asks what a page is about."""
 TERM_WORDS = 6
+MOST_NAME_WORDS = 9
+"""Of a link's text or a title."""
+NUMBERED = re.compile(r"(?:Step|Schritt|Part|Teil|Chapter|Kapitel) \d+\b", re.I)
 DEFINED_WORDS = 4
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 
@@ -206,6 +210,16 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         yield Fact("about", title, title, opening, LAST_RESORT)
 
 
+def only_names(meaning: str, language: str) -> bool:
+    """Whether a meaning is the name of a thing or the title of a page: "Pi-Hole List Editor (Source Code)"."""
+    tokens = tag_sentence(meaning, language)
+    words = [token for token in tokens if token.text[0].isalpha()]
+    if len(words) > MOST_NAME_WORDS or any(token.tag.startswith("V") for token in tokens):
+        return False
+    named = sum(token.text[0].isupper() for token in words)
+    return ":" in meaning or (language == ENGLISH and len(words) > 2 and named * 2 > len(words))
+
+
 def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
     """`**term**: meaning`, `` `term` — meaning`` and `term: meaning`. The answer keeps its term."""
     pointer = POINTERS.get(language)
@@ -215,6 +229,8 @@ def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
         if not match or (item.label and item.label != term) or num_words(term) > TERM_WORDS or BARE.fullmatch(term):
             continue
         if pointer and pointer.fullmatch(term):
+            continue
+        if language in ASKERS and (NUMBERED.match(term) or only_names(match["meaning"], language)):
             continue
         if language == ENGLISH and clauses.begins_with_preposition(term):
             continue

@@ -276,9 +276,13 @@ def part_of(tokens: Sequence[Token], before: int, start: int, verb: int, languag
         return SUBJECT if before < 0 or tokens[before].text in ",;" else OTHER
     while before >= 0 and tokens[before].tag in ("AV0", "ADV", "PRF", "XX0", "PTKNEG"):
         before -= 1
-    if before >= 0 and tokens[before].tag.startswith("V"):
+    if before >= 0 and tokens[before].tag.startswith("V") and tokens[before].tag not in NO_OBJECT:
         return OBJECT
     return OTHER
+
+
+NO_OBJECT = ("VBZ", "VBB", "VBD", "VBI", "VBN", "VVG", "VA(FIN)", "VA(INF)")
+"""Verbs before what a subject is, and participles: "X is a tool", "taking the average"."""
 
 
 def lower_first(text: str, token: Token) -> str:

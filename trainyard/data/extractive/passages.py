@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
 
 from trainyard.data.extractive import german_topics, sentences
 from trainyard.data.extractive.noun_phrases import (
@@ -32,25 +31,21 @@ CONNECTIVE = re.compile(
 """What joins a sentence to the one before, and is left out where that is not in the answer."""
 MOST_WORDS = 60
 LEAST_WORDS = 8
-PART_POINTS = {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 2.0, OTHER: 0.5, INNER: 0.5}
-REPEATED, NAMED, LONG, FIRST = 1.5, 1.5, 1.0, 0.5
-"""Points of a phrase that occurs again, is a name, has two words, or is in the first sentence."""
-LEAST_POINTS, LEAST_MENTIONED = 3.0, 2.0
-"""Of a topic, and of one that is only mentioned, where a passage has no other."""
+PART_POINTS = {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 1.5, OTHER: 0.5, INNER: 0.5}
+REPEATED, CODE, NAMED, LONG, FIRST = 1.5, 1.5, 0.5, 1.0, 0.5
+"""Points of a phrase that occurs again, is code, is a name, has two words, or is in the first sentence."""
+LEAST_POINTS = 3.0
+"""Of a topic: more than being mentioned."""
 WORDS_PER_TOPIC = 14
 MOST_TOPICS = 3
 MOST_SHORT = 20
 """Words of a passage that is asked for no topic of another question of it."""
-LEAST_TOGETHER = 4.0
-"""Points of two phrases that are named together."""
 LONG_WORD = 18
 """Letters of a word that counts as two."""
 COMMON = {ENGLISH: -11.3, GERMAN: -12.0}
 """The rarest word of a phrase is no more common: "snapshot", not "decision"."""
 COMMON_TOGETHER = -21.0
 """The same for two words of a phrase together."""
-COMMONEST = {ENGLISH: -10.0, GERMAN: -10.5}
-"""A phrase beside another may be as common."""
 LEAST_LETTERS = 5
 SMALL = ("the", "a", "an", "your", "of")
 UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*|Dein\w*)$")
@@ -114,8 +109,6 @@ class Candidate:
     shown: str
     """The phrase as a question has it."""
     points: float
-    strength: int
-    """2 for a phrase that may be a topic alone, 1 for one beside another."""
 
     def is_in(self, text: str) -> bool:
         """Whether a text, as `plain_text`, has the phrase."""
@@ -131,7 +124,6 @@ def candidates(passage: Passage, language: str) -> list[Candidate]:
             before = found.setdefault(stemmed(candidate.text), candidate)
             if before is not candidate:
                 before.points = max(before.points, candidate.points) + REPEATED
-                before.strength = max(before.strength, candidate.strength)
     return sorted(found.values(), key=lambda candidate: -candidate.points)
 
 
@@ -141,69 +133,50 @@ def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
         for text, most in german_topics.topics(sentence):
             points = PART_POINTS[SUBJECT if most == german_topics.SUBJECT_SENTENCES else OBJECT]
             certain.append(text)
-            yield Candidate(text, german_topics.in_question(text, sentence), points + LONG * (" " in text), 2)
+            yield Candidate(text, german_topics.in_question(text, sentence), points + LONG * (" " in text))
     for phrase in noun_phrases(sentence, language):
-        strength = strength_of(phrase, language)
-        if strength and not any(phrase.text in text for text in certain):
+        if says_what(phrase, language) and not any(phrase.text in text for text in certain):
             quoted = language == GERMAN and "`" not in phrase.text
-            points = PART_POINTS[phrase.part] + NAMED * phrase.is_name
+            points = PART_POINTS[phrase.part] + (CODE if "`" in phrase.text else NAMED * phrase.is_name)
             points += LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
-            yield Candidate(phrase.text, f"„{phrase.text}“" if quoted else phrase.text, points, strength)
+            yield Candidate(phrase.text, f"„{phrase.text}“" if quoted else phrase.text, points)
 
 
 def choose_topics(
     found: list[Candidate], most: int, others: Collection[str], is_new: Callable[[str], bool]
-) -> Iterator[tuple[Candidate, ...]]:
-    """Yield up to `most` topics: phrases that no other sentence has, then two phrases that none has together.
+) -> list[Candidate]:
+    """Return up to `most` topics: phrases that no other sentence has.
 
-    `others` are the other sentences of the place as `plain_text`; `is_new` is false for the words of its headings.
+    `others` are the other sentences of the place as `plain_text`; `is_new` is false for the words of its headings. Two
+    phrases named together, neither of which is the topic alone, make a question that nobody would ask.
     """
-    alone = [
+    return [
         candidate
         for candidate in found
-        if candidate.strength > 1 and is_new(candidate.text) and not any(candidate.is_in(other) for other in others)
-    ]
-    used = [candidate for candidate in alone if candidate.points >= LEAST_POINTS][:most]
-    used = used or [candidate for candidate in alone if candidate.points >= LEAST_MENTIONED][:1]
-    yield from ((candidate,) for candidate in used)
-    count = len(used)
-    for first, second in combinations(found, 2):
-        if count >= most:
-            return
-        new = is_new(first.text) or is_new(second.text)
-        if first in used or second in used or not new or first.strength + second.strength < 3:
-            continue
-        if first.points + second.points < LEAST_TOGETHER:
-            continue
-        if any(first.is_in(other) and second.is_in(other) for other in others):
-            continue
-        if words_of(first) & words_of(second):
-            continue
-        used += [first, second]
-        count += 1
-        yield (first, second)
+        if candidate.points >= LEAST_POINTS
+        and is_new(candidate.text)
+        and not any(candidate.is_in(other) for other in others)
+    ][:most]
 
 
-def words_of(candidate: Candidate) -> set[str]:
-    return {word[:5] for word in re.findall(r"\w+", candidate.text.lower())}
-
-
-def strength_of(phrase: NounPhrase, language: str) -> int:
-    """Return 2 for a phrase that says alone what is meant, 1 for one that does so beside another, else 0."""
+def says_what(phrase: NounPhrase, language: str) -> bool:
+    """Whether a phrase says alone what is meant."""
     text = phrase.text
+    if language == ENGLISH and re.match(r"your " if phrase.part == SUBJECT else r"(?:an?|your) ", text):
+        return False
+    if phrase.is_name and "`" not in text and len(text) < LEAST_LETTERS:
+        return False
     if phrase.is_name:
-        return 2 if language == ENGLISH or text[-1] != "-" else 0
+        return language == ENGLISH or text[-1] != "-"
     if language == GERMAN and (not re.match(r"[A-ZÄÖÜ]", text) or text[-1] == "-" or UNSURE_DE.search(text)):
-        return 0
+        return False
     if VAGUE.match(text) or len(text) < LEAST_LETTERS:
-        return 0
+        return False
     words = [word for word in re.findall(r"[\w'’-]+", text) if word.lower() not in SMALL]
     weights = sorted(commonness(word, language) for word in words)
     if language == ENGLISH and len(words) == 1 and re.match(r"an? ", text):
-        return int(weights[0] <= COMMON[language])
-    if weights and (weights[0] <= COMMON[language] or sum(weights[:2]) <= COMMON_TOGETHER):
-        return 2
-    return int(bool(weights) and weights[0] <= COMMONEST[language] and phrase.part in (SUBJECT, FRONT, OBJECT))
+        return False
+    return bool(weights) and (weights[0] <= COMMON[language] or sum(weights[:2]) <= COMMON_TOGETHER)
 
 
 def stemmed(text: str) -> str:

@@ -222,6 +222,8 @@ def is_means(phrase: Phrase | None) -> bool:
 def ask_needed(clause: Clause, phrase: Phrase, *before: str, where: str) -> Iterator[Ask]:
     """Yield the question for what a preposition at the end of the question asks for."""
     word = who(phrase, clause)
+    if clause.reading.shape[clause.phrases[0].start - 1] == "P":
+        return  # "reach out to": the particle belongs to the verb
     if word and not hangs(inner(phrase)) and not re.match(r"(?:\w+ )?(?:more|each|all|any|one)\b", phrase.text):
         yield ask_with(word, clause, *before, phrase.first, where)
 
@@ -404,7 +406,7 @@ def ask_subject(clause: Clause, where: str) -> Iterator[Ask]:
     elif (
         head.isalpha()
         and head in clause.subject.split()
-        and len(words) > 1
+        and (len(words) > 2 or re.search(r"[`A-Z]", clause.subject.partition(" ")[2]))
         and words[0] not in POINTING_ADJECTIVES
         and not re.search(rf"\b{head}\b", rest)
         and head.removesuffix("s") not in VAGUE_HEADS

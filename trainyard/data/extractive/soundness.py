@@ -100,6 +100,14 @@ HALF = (
     (re.compile(r"\b[Oo]n (?:the )?one hand\b"), re.compile(r"\b[Oo]n the other\b")),
 )
 """First half of a statement, and how its second half begins."""
+GLUED = {
+    ENGLISH: re.compile(r"(?<=[a-z]) (?:The|This|These|If|When|You|We|It) [a-z]"),
+    GERMAN: re.compile(
+        r"(?<=[a-zäöüß\d]) (?:Die|Der|Das|Den|Dem|Im|Am|Auf|Bei|Mit|Nach|Wenn|Falls|Um|Für|Es|Hier|Klicken|Wählen|"
+        r"Öffnen|Geben|Legen) [a-zäöü]"
+    ),
+}
+"""A heading or a line that runs into the sentence after it."""
 MARKUP = re.compile(r"\{\{|\}\}|\{%|%\}|</?\w+>|\[\[|\]\]|@(?:sec|fig|tbl|eq)-")
 FUNCTION_WORDS = word_set("function_words")
 
@@ -137,6 +145,8 @@ def is_fresh(answer: str, question: str, least: int) -> bool:
 def is_whole(answer: str, language: str) -> bool:
     """Whether an answer is not cut, has no markup and begins like a text of its own."""
     if re.search(r":\s*\d+\.$", answer) or CUT.search(answer) or MARKUP.search(sentences.outside_code(answer)):
+        return False
+    if (glued := GLUED.get(language)) and glued.search(sentences.outside_code(answer)):
         return False
     first, *others = sentences.sentences(answer)[:6] or [""]
     if leans(first, language):

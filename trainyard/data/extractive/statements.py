@@ -209,7 +209,6 @@ class Reader:
         own = {plain_text(sentence) for sentence in passage.sentences}
         others = [text for text in (self.section_sentences if near else self.sentences) if text not in own]
         taken = set(CONTENT[self.language](besides))
-        chosen: list[str] = []
 
         def is_new(phrase: str) -> bool:
             return bool(soundness.stems(phrase) - known) and (topic, phrase.lower()) not in self.used_phrases
@@ -220,11 +219,9 @@ class Reader:
             bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
             if content and not taken & content and not (self.language == ENGLISH and pointer.search(bare)):
                 found.append(candidate)
-        for parts in passages.choose_topics(found, most, others, is_new):
-            phrases = [part.shown for part in sorted(parts, key=lambda part: passage.text.find(part.text))]
-            chosen.append((" and " if self.language == ENGLISH else " und ").join(phrases))
-            self.used_phrases.add((topic, parts[0].text.lower() if len(parts) == 1 else chosen[-1]))
-        return chosen
+        chosen = passages.choose_topics(found, most, others, is_new)
+        self.used_phrases |= {(topic, candidate.text.lower()) for candidate in chosen}
+        return [candidate.shown for candidate in chosen]
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """A further paragraph of a labelled list item."""
@@ -363,8 +360,9 @@ class Reader:
         shown = [block for block in blocks if num_words(block.text)]
         texts = [block.text.rstrip(" ;,:.") for block in shown]
         covered: set[str] = set()
+        instructs = commands(texts, self.language)
         for place, block in enumerate(shown):
-            for statement in self.read_item(block, topic):
+            for statement in self.read_item(block, topic, instructs=instructs):
                 covered.add(block.text)
                 yield statement
             if place + 1 < len(shown) and shown[place + 1].depth != block.depth:
@@ -390,12 +388,12 @@ class Reader:
                 yield Statement("statement", phrase, answer, 2, sentences=len(texts))
         if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
-        elif name and (ordered or commands(texts, self.language)):
+        elif name and ordered and instructs:
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))
         elif name:
             yield Statement("listing", name, answer, 1, sentences=len(texts))
 
-    def read_item(self, block: TextBlock, topic: str) -> Iterator[Statement]:
+    def read_item(self, block: TextBlock, topic: str, *, instructs: bool) -> Iterator[Statement]:
         """A list item: a sentence like any other, a labelled one, or a step of a numbered list."""
         text = block.text
         value = labelled_value(text)
@@ -438,7 +436,7 @@ class Reader:
         name = self.language == ENGLISH and not (
             is_sentence(first, self.language) or clauses.begins_with_command(first)
         )
-        if block.number and topic and not BARE.fullmatch(topic) and units and not name:
+        if block.number and instructs and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
             if num_words(text) <= MOST_ANSWER_WORDS:
                 yield Statement("step", step, ended(text), 1, context="")
@@ -500,5 +498,5 @@ def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
 def commands(texts: Collection[str], language: str) -> bool:
     """Whether most items of a list are instructions."""
     if language != ENGLISH:
-        return sum(bool(re.match(r"\w+en Sie\b", text)) for text in texts) * 2 > len(texts)
+        return sum(map(german.is_instruction, texts)) * 2 > len(texts)
     return sum(map(clauses.begins_with_command, texts)) * 2 > len(texts)
