@@ -164,10 +164,8 @@ def says_what(phrase: NounPhrase, language: str) -> bool:
     text = phrase.text
     if language == ENGLISH and re.match(r"your " if phrase.part == SUBJECT else r"(?:an?|your) ", text):
         return False
-    if phrase.is_name and "`" not in text and len(text) < LEAST_LETTERS:
-        return False
     if phrase.is_name:
-        return language == ENGLISH or text[-1] != "-"
+        return ("`" in text or len(text) >= LEAST_LETTERS) and (language == ENGLISH or text[-1] != "-")
     if language == GERMAN and (not re.match(r"[A-ZÄÖÜ]", text) or text[-1] == "-" or UNSURE_DE.search(text)):
         return False
     if VAGUE.match(text) or len(text) < LEAST_LETTERS:
