@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from pathlib import Path
 
 import httpx
@@ -130,8 +131,10 @@ def test_too_long_bodies_are_refused_also_without_a_length(service: Service) -> 
     for length, body in ((f"Content-Length: {len(large)}", b""), ("Transfer-Encoding: chunked", chunked)):
         with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
             connection.sendall(service.head("large.txt", length) + body)
-            answer = connection.recv(1 << 16)
-        assert answer.startswith(b"HTTP/1.1 413"), answer
+            response = HTTPResponse(connection)
+            response.begin()
+            answer = response.read()  # head and body come in packets of their own
+        assert response.status == 413, answer
         assert b"E-BODY-LENGTH" in answer
     assert service.put("fits.txt", large[:-1]).status_code == 201
     assert list(service.files()) == ["fits.txt"]
