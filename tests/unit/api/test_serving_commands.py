@@ -231,9 +231,16 @@ def test_a_caller_who_goes_takes_the_question_along(running: Running) -> None:
                 break
         await events.aclose()
 
+    def leave_and_look() -> bool:
+        asyncio.run(leave_early())
+        deadline = time.monotonic() + 3
+        while cancelled() == before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return cancelled() > before
+
     before = cancelled()
-    asyncio.run(leave_early())
-    until(lambda: cancelled() == before + 1, 20, "the end of the answer")
+    # The tiny model draws its stop token at random: some answers end before the caller goes.
+    assert any(leave_and_look() for _ in range(10))
 
 
 def test_a_question_that_is_refused_leaves_the_conversation_as_it_was(running: Running) -> None:

@@ -352,7 +352,7 @@ def test_rows_follow_the_chain_as_bounds() -> None:
     ]  # fmt: skip
     assert found["data-source"].basis == ("rows: not known before the files are read",)
     assert found["ai-generator"].basis == (
-        "rows: about 200 to train on, 20 of unseen documents, 100 of unseen wording, 40 spare wordings; "
+        "rows: about 200 to train on, 30 of unseen documents, 100 of unseen wording, 60 spare wordings; "
         "at most what the texts give",
     )
     assert found["validator"].basis == (
