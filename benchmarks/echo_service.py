@@ -1,6 +1,7 @@
 """How long does a bare FastAPI application take to parse a JSON body and send it back? The measure of `step_verbs`.
 
-    python -m benchmarks.echo_service PORT"""
+    python -m benchmarks.echo_service PORT
+"""
 
 from __future__ import annotations
 
@@ -23,5 +24,9 @@ def echo(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-if __name__ == "__main__":
+def main() -> None:
     uvicorn.run(APP, port=int(sys.argv[1]), log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    main()

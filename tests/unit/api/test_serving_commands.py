@@ -217,7 +217,7 @@ def test_answers_are_streamed_and_end_with_what_ask_returns(running: Running) ->
 
 
 def test_a_caller_who_goes_takes_the_question_along(running: Running) -> None:
-    given = AskInput(adapter="bot", question="Tell me everything about nodes.", max_tokens=1500, temperature=1.5)
+    given = AskInput(adapter="bot", question="Tell me everything about nodes.", max_tokens=1500, temperature=0)
 
     def cancelled() -> float:
         return float(
