@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from trainyard.data.extractive import clauses, grammar, sentences, soundness
+from trainyard.data.extractive import clauses, german, grammar, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
@@ -40,6 +40,14 @@ MEASURE = re.compile(
 """A number, a duration or a date."""
 LAST_RESORT = 9
 """Worth of a question that asks what a page is about."""
+TEMPLATE_TAG = re.compile(r"\{\{|\{%|<%")
+"""Of a site builder, which fills in the title."""
+REMARK = re.compile(
+    r"(?:wichtig|hinweis|achtung|tipp|beachte|note|important|warning|caution|tip|hint|info|remember)\w*", re.I
+)
+"""Words before a remark, which are no term."""
+LEAST_SECTION = 20
+"""Words of a section's answer that leaves out the list or the code after it."""
 TERM_WORDS = 6
 MOST_NAME_WORDS = 9
 """Of a link's text or a title."""
@@ -69,7 +77,7 @@ def title_of(sections: list[Section], fallback: str) -> str:
     """The only top heading, if the document begins with it; else the given title."""
     headings = [section for section in sections if section.heading]
     alone = [section.level for section in headings].count(1) == 1
-    usable = alone and headings[0].level == 1 and "{{" not in headings[0].heading
+    usable = alone and headings[0].level == 1 and not TEMPLATE_TAG.search(headings[0].heading)
     return headings[0].heading if usable else fallback
 
 
@@ -183,7 +191,8 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         elif named and not question:
             whole = section_answer(section, opening, reader) if language in ASKERS else opening
             longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
-            if not longest or len(whole) > longest or (language in ASKERS and shares_word(topic, opening)):
+            related = language in ASKERS and shares_word(topic, opening)
+            if not is_first_step(section, whole, language) and (not longest or len(whole) > longest or related):
                 yield Fact("section", topic, title, whole, 1)
     yield from item_facts(section, where, language)
     yield from row_facts(section, where, language)
@@ -206,8 +215,17 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         for fact in sentence_facts(paragraph, title, topic, language):
             if not any(answer.startswith(fact.answer) for answer in answers):
                 yield fact
-    if opening and (not topic or topic.lower() == title.lower()):
+    named_page = language not in ASKERS or not (BARE.fullmatch(title) or "/" in title)
+    if opening and named_page and (not topic or topic.lower() == title.lower()):
         yield Fact("about", title, title, opening, LAST_RESORT)
+
+
+def is_first_step(section: Section, answer: str, language: str) -> bool:
+    """Whether an answer is an instruction that goes on in a numbered list."""
+    if language not in ASKERS or num_words(answer) >= LEAST_SECTION:
+        return False
+    instructs = german.is_instruction(answer) if language == GERMAN else clauses.begins_with_command(answer)
+    return instructs and any(block.number for block in section.blocks)
 
 
 def only_names(meaning: str, language: str) -> bool:
@@ -220,6 +238,14 @@ def only_names(meaning: str, language: str) -> bool:
     return ":" in meaning or (language == ENGLISH and len(words) > 2 and named * 2 > len(words))
 
 
+def is_term(term: str, meaning: str, language: str) -> bool:
+    """Whether a label names something that its meaning explains."""
+    if NUMBERED.match(term) or REMARK.fullmatch(term) or only_names(meaning, language):
+        return False
+    last = tag_sentence(term, language)[-1].tag
+    return last not in ("APPR", "APPRART", "ART", "PRP", "AT0", "KON", "CJC")
+
+
 def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
     """`**term**: meaning`, `` `term` — meaning`` and `term: meaning`. The answer keeps its term."""
     pointer = POINTERS.get(language)
@@ -230,7 +256,7 @@ def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
             continue
         if pointer and pointer.fullmatch(term):
             continue
-        if language in ASKERS and (NUMBERED.match(term) or only_names(match["meaning"], language)):
+        if language in ASKERS and not is_term(term, match["meaning"], language):
             continue
         if language == ENGLISH and clauses.begins_with_preposition(term):
             continue

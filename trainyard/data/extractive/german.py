@@ -24,7 +24,6 @@ from trainyard.data.extractive.german_clauses import (
 from trainyard.data.extractive.german_questions import (
     LIGHT_VERBS,
     POINTING,
-    ask_case,
     ask_complement,
     ask_definition,
     ask_governed,
@@ -77,13 +76,17 @@ def ask_german(sentence: str, vocabulary: Collection[str] = frozenset(), subject
     most = 3 if length >= THREE_FORMS else 2 if length >= TWO_FORMS else 1
     asks: list[Ask] = []
     for ask in forms_of(clause):
-        if ask.rule == "case" and asks:
-            break
         if is_clear(ask, sentence) and not any(is_near(ask, other) for other in asks):
             asks.append(ask)
         if len(asks) == most:
             break
     return asks
+
+
+CUT_PARTICIPLE = re.compile(r"\b(?:der|die|das|dem|den|des) (?:sich|mich|mir|dich)\b")
+"""What remains of "der sich öffnenden Seite"."""
+ADJECTIVE_IN_CAPITALS = r"[A-ZÄÖÜ][\w-]+ (?:Verschieden|Neu|Ander|Weiter|Einzeln|Bestimmt|Einfach)e[nrsm]? [A-ZÄÖÜ]"
+"""A label that runs into the sentence after it."""
 
 
 def is_near(ask: Ask, other: Ask) -> bool:
@@ -97,7 +100,8 @@ def is_clear(ask: Ask, sentence: str) -> bool:
     asked = set(content_words(ask.topic))
     fresh = [word for word in content_words(sentence) if word not in asked]
     shown = re.sub(r"`[^`]*`", "x", ask.topic)
-    if ask.rule.startswith("condition") and len(asked) < 2 and "`" not in ask.topic:
+    short = ask.rule.startswith("condition") and len(asked) < 2 and "`" not in ask.topic
+    if short or CUT_PARTICIPLE.search(shown) or re.search(rf" {ADJECTIVE_IN_CAPITALS}", shown):
         return False
     if POINTING.search(shown) or UNFINISHED.search(ask.topic) or re.search(r"[,;:]\?$|\b(\w+) \1\b", shown):
         return False
@@ -107,7 +111,7 @@ def is_clear(ask: Ask, sentence: str) -> bool:
         return False
     if any(ask.topic.count(mark) % 2 for mark in '`"') or ask.topic.count("„") != ask.topic.count("“"):
         return False
-    least = 1 if ask.rule in ("bare", "case") else 2
+    least = 1 if ask.rule == "bare" else 2
     fewest = 1 if ask.rule == "bare" else 2
     return len(asked) >= least and len(fresh) >= fewest and len(ask.topic.split()) <= LONGEST_QUESTION
 
@@ -128,7 +132,6 @@ def forms_of(clause: MainClause) -> Iterator[Ask]:
         yield from ask_means_and_place(clause)
         yield from ask_object(clause)
         yield from ask_subject(clause)
-    yield from ask_case(clause)
 
 
 def is_negative(clause: MainClause) -> bool:

@@ -477,31 +477,3 @@ def ask_subject(clause: MainClause) -> Iterator[Ask]:
             yield Ask("bare", question)
     elif is_passive(clause) and main_verb(clause) in ("bezeichnen", "nennen") and (question := invert(bare, "Wie")):
         yield Ask("bare", question)
-
-
-def ask_case(clause: MainClause) -> Iterator[Ask]:
-    """Yield "Was gilt bei X?" or "Was passiert beim X?" for a sentence that begins with a phrase with a preposition."""
-    text = clause.words(clause.front)
-    if clause.kind != "PP" or IDIOM.match(text) or "," in text or len(clause.front) > 12:
-        return
-    first = clause.front[0].text.lower()
-    if first not in CASES:
-        return
-    head = front_phrase(clause).head
-    if head is None or (len(clause.front) <= 3 and len(head.text) < 6 and head.tag == "NN"):
-        return
-    phrase = for_asker(text[0].lower() + text[1:])
-    if clause.verb.text == "handelt" and clause.pronoun and clause.pronoun.text == "es":
-        yield Ask("bare", f"Worum handelt es sich {phrase}?")
-        return
-    if first in ("im", "in") and (PLACE.search(text) or "`" in text):
-        return
-    if clause.is_for_reader:
-        verb = "kann" if clause.verb.text.startswith(("kann", "könn")) else "muss"
-        yield Ask("bare", f"Was {verb} ich {phrase} tun?")
-    elif first in ("zum", "zur"):
-        return
-    elif first in ("nach", "beim") and clause.pronoun is None and not clause.verb.tag.startswith("VM"):
-        yield Ask("bare", f"Was passiert {phrase}?")
-    else:
-        yield Ask("case", phrase)

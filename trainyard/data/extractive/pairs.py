@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from trainyard.data.extractive import code
 from trainyard.data.extractive.cleaning import tidy_heading
-from trainyard.data.extractive.facts import Fact, prose_facts, title_of
+from trainyard.data.extractive.facts import TEMPLATE_TAG, Fact, prose_facts, title_of
 from trainyard.data.extractive.outline import outline
 from trainyard.data.extractive.questions import instruction, questions
 from trainyard.data.rows import DocumentRow
@@ -46,7 +46,7 @@ def extract(document: DocumentRow, template: GenerationTemplate) -> list[Fact]:
         found = (code.body_facts if as_code else code.docstring_facts)(document.text, title)
     else:
         sections = outline(document.kind, document.text)
-        named = "" if "{{" in document.title else tidy_heading(document.title)
+        named = "" if TEMPLATE_TAG.search(document.title) else tidy_heading(document.title)
         title = title_of(sections, named or PurePosixPath(document.source).stem.replace("_", " "))
         found = code.snippet_facts(sections, title) if as_code else prose_facts(sections, title)
     return sorted(found, key=lambda fact: fact.worth)

@@ -104,7 +104,7 @@ GLUED = {
     ENGLISH: re.compile(r"(?<=[a-z]) (?:The|This|These|If|When|You|We|It) [a-z]"),
     GERMAN: re.compile(
         r"(?<=[a-zäöüß\d]) (?:Die|Der|Das|Den|Dem|Im|Am|Auf|Bei|Mit|Nach|Wenn|Falls|Um|Für|Es|Hier|Klicken|Wählen|"
-        r"Öffnen|Geben|Legen) [a-zäöü]"
+        r"Öffnen|Geben|Legen) [a-zäöüA-ZÄÖÜ]"
     ),
 }
 """A heading or a line that runs into the sentence after it."""

@@ -32,6 +32,8 @@ ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
 FOLLOWING_WORDS = 8
 """Of a sentence that points back and still has a question of its own."""
+LEAST_ITEM = 10
+"""Words of a list item that is asked by what it is about."""
 MOST_ANSWER_WORDS = 60
 MOST_LIST_WORDS = 120
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
@@ -427,6 +429,7 @@ class Reader:
             says = is_sentence(first, self.language) or (
                 topic and num_words(first) >= ITEM_WORDS and not first[0].islower()
             )
+            says = says and (statement.rule != "statement" or num_words(first) >= LEAST_ITEM)
             if statement.rule == "statement" and ((block.number and topic) or not says):
                 break
             yield statement
