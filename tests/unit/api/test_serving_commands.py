@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.flows.real_stack import until
 from trainyard.api.context import Caller, Context
 from trainyard.api.live.answers import follow_answers
 from trainyard.api.live.sse import ServerEvent
