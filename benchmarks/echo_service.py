@@ -1,6 +1,6 @@
 """How long does a bare FastAPI application take to parse a JSON body and send it back? The measure of `step_verbs`.
 
-    python -m benchmarks.echo_service PORT
+python -m benchmarks.echo_service PORT
 """
 
 from __future__ import annotations

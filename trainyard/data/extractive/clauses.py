@@ -194,7 +194,7 @@ def read_modal(reading: Reading, place: int, auxiliary: str, negative: bool) -> 
 
 
 def participle(reading: Reading, place: int, auxiliary: str, before: str, negative: bool) -> Verb | None:
-    """Return a group that ends with a participle: "has been moved", "must be moved", "is being moved", "is moving"."""
+    """Return a group that ends with a participle: "has been moved", "is being copied", "is copying"."""
     words = [word for word in (before,) if word]
     passive = auxiliary in ("is", "are", *PAST_BE) or before == "be"
     while reading.shape[place : place + 1] in ("M", "g"):
@@ -221,7 +221,7 @@ def has_particle(reading: Reading, place: int) -> bool:
 
 
 def skip_adverbs(reading: Reading, place: int) -> tuple[int, bool]:
-    """Return the first token that is no adverb, and whether one of them denies."""
+    """Return the first token other than an adverb, and whether one of them denies."""
     negative = False
     while place < len(reading.shape) and reading.shape[place] in "AX":
         negative = negative or reading.shape[place] == "X" or reading.lower(place) in NEVER

@@ -1,6 +1,6 @@
 """Questions for English sentences: the question that a sentence answers, made of the sentence's own words.
 
-A sentence is cut by the parts of speech of its words (`clauses`): what stands in front of its first comma (`fronts`),
+A sentence is cut by the parts of speech of its words (`clauses`): what is in front of its first comma (`fronts`),
 subject, verb, and the phrases behind the verb (`predicates`). Where that is not certain there is no question.
 """
 
@@ -17,8 +17,8 @@ from trainyard.data.extractive.english_words import (
     LONGEST_TAIL,
     NUMBER,
     REFERRING_VERBS,
+    STATING_VERBS,
     TO_DO_VERBS,
-    TOLD_VERBS,
     UNITS,
     Ask,
     content_words,
@@ -27,7 +27,7 @@ from trainyard.data.extractive.english_words import (
     pointing,
 )
 from trainyard.data.extractive.fronts import Front, read_front
-from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.extractive.grammar import word_set
 from trainyard.data.extractive.phrases import FINITE, NOUNS, read
 from trainyard.data.extractive.predicates import ask_predicate
 
@@ -43,7 +43,7 @@ COUNTED = re.compile(
 )
 NONE = re.compile(r"There (?P<be>is|are) (?:currently )?no (?!longer|more|need|guarantee)(?P<things>[^,;:()]{8,90})")
 BEFORE_INFINITIVE = word_set("en_before_infinitive")
-"""Words whose infinitive is no purpose: "the ability to …"."""
+"""Words whose infinitive is another thing than a purpose: "the ability to …"."""
 POINTING_SUBJECT = re.compile(r"(?:It|They|He|She|This|These)(?= )")
 REPLACEABLE = re.compile(rf"[pd]A*[{FINITE}]")
 """A pronoun in front of its verb: "This is", not "This limit is"."""
@@ -143,7 +143,7 @@ def ask_impersonal(text: str) -> Iterator[Ask]:
 
 
 def is_advice(clause: Clause) -> bool:
-    """Whether a clause tells somebody what to do."""
+    """Whether a clause is an instruction."""
     if clause.kind == "command":
         return True
     advising = clause.auxiliary in ("can", "should", "must", "may") or clause.lemma in ("need", "have")
@@ -190,7 +190,7 @@ def condition_behind(clause: Clause) -> str:
     if not clause.phrases or clause.negative:
         return ""
     *before, last = clause.phrases
-    if last.kind != "when" or last.first not in CONDITION_WORDS or clause.lemma in TOLD_VERBS:
+    if last.kind != "when" or last.first not in CONDITION_WORDS or clause.lemma in STATING_VERBS:
         return ""
     if any(phrase.kind not in ("noun", "place", "adjective") for phrase in before):
         return ""

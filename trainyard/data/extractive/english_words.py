@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from trainyard.data.extractive.clauses import Clause, join
-from trainyard.data.extractive.lexicon import LEXICON, word_set
+from trainyard.data.extractive.grammar import LEXICON, word_set
 
 UNITS = r"(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?|business days?|working days?|cycles?)"
 NUMBER = r"(?:\d[\d.,]*|an?|one|two|three|four|five|six|seven|eight|nine|ten|twelve|several|a few)"
@@ -31,7 +31,7 @@ INTENDING_VERBS = word_set("en_intending_verbs")
 TO_DO_VERBS = word_set("en_to_do_verbs")
 PLACED_VERBS = word_set("en_placed_verbs")
 PLACE_NOUNS = word_set("en_place_nouns")
-TOLD_VERBS = word_set("en_told_verbs")
+STATING_VERBS = word_set("en_stating_verbs")
 REFERRING_VERBS = ("see", "refer", "consult", "visit", "read", "view", "note", "remember", "learn", "check out")
 FRAMES = {
     verb: set(prepositions.split(","))

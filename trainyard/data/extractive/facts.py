@@ -45,7 +45,7 @@ TEMPLATE_TAG = re.compile(r"\{\{|\{%|<%")
 REMARK = re.compile(
     r"(?:wichtig|hinweis|achtung|tipp|beachte|note|important|warning|caution|tip|hint|info|remember)\w*", re.I
 )
-"""Words before a remark, which are no term."""
+"""Words before a remark, which name nothing."""
 LEAST_SECTION = 20
 """Words of a section's answer that leaves out the list or the code after it."""
 TERM_WORDS = 6
@@ -221,7 +221,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
 
 
 def is_first_step(section: Section, answer: str, language: str) -> bool:
-    """Whether an answer is an instruction that goes on in a numbered list."""
+    """Whether an answer is an instruction that continues in a numbered list."""
     if language not in ASKERS or num_words(answer) >= LEAST_SECTION:
         return False
     instructs = german.is_instruction(answer) if language == GERMAN else clauses.begins_with_command(answer)

@@ -1,4 +1,4 @@
-"""What stands in front of the main clause of an English sentence: a condition, a purpose, a place or an adverb."""
+"""What is in front of the main clause of an English sentence: a condition, a purpose, a place or an adverb."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Front(NamedTuple):
 
 
 def read_front(sentence: str, vocabulary: Collection[str]) -> Front:
-    """Cut a sentence at the comma behind the phrase that stands in front."""
+    """Cut a sentence at the comma behind the phrase that is in front."""
     text = without_adverbs(plain(sentence))
     kind = kind_of(text)
     if not kind:

@@ -15,8 +15,8 @@ from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.german_clauses import (
     FINITE,
     SUBORDINATE,
+    Constituent,
     MainClause,
-    Phrase,
     first_person,
     for_asker,
     parse_clause,
@@ -36,7 +36,7 @@ from trainyard.data.extractive.german_questions import (
     invert,
     main_verb,
 )
-from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.extractive.grammar import word_set
 from trainyard.data.extractive.tagging import Token
 
 STOP_WORDS = word_set("de_stop_words")
@@ -271,7 +271,7 @@ def ask_lead(text: str) -> Ask | None:
     return ask if ask and is_clear(ask, f"{text} x y z") else None
 
 
-def ask_following(clause: MainClause, phrase: Phrase, number: int) -> Ask | None:
+def ask_following(clause: MainClause, phrase: Constituent, number: int) -> Ask | None:
     """Return "Welche Punkte sind …?" for a lead-in with "folgende Punkte"."""
     words = [token.text for token in phrase.tokens]
     noun = " ".join(words[number + 1 :]) if phrase.head else ""

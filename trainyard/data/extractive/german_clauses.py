@@ -38,7 +38,7 @@ ASKERS_WORDS = {"sich": "mich", "dich": "mich", "Ihnen": "mir", "dir": "mir", "S
 POSSESSIVE = re.compile(r"(?:Ihr|[Dd]ein)(e|en|em|er|es)?")
 
 
-class Phrase(NamedTuple):
+class Constituent(NamedTuple):
     """A phrase of a clause. `kind` is NP, PP, ADV or PRON."""
 
     kind: str
@@ -56,7 +56,7 @@ class MainClause(NamedTuple):
     text: str
     front: tuple[Token, ...]
     verb: Token
-    middle: tuple[Phrase, ...]
+    middle: tuple[Constituent, ...]
     end: tuple[Token, ...]
     after: tuple[Token, ...]
 
@@ -331,9 +331,9 @@ def find_end(main: Sequence[Token], verb: Token) -> tuple[int, int]:
     return begin, end
 
 
-def split_phrases(tokens: Sequence[Token]) -> tuple[Phrase, ...] | None:
+def split_phrases(tokens: Sequence[Token]) -> tuple[Constituent, ...] | None:
     """Cut the middle of a clause into phrases; None where a word does not fit."""
-    phrases: list[Phrase] = []
+    phrases: list[Constituent] = []
     place = 0
     while place < len(tokens):
         token = tokens[place]
@@ -351,7 +351,7 @@ def split_phrases(tokens: Sequence[Token]) -> tuple[Phrase, ...] | None:
         end = max(end, place + 1)
         while kind in ("NP", "PP") and (joined := end_of_joined(tokens, end)) > end:
             end = joined
-        phrases.append(Phrase(kind, tuple(tokens[place:end])))
+        phrases.append(Constituent(kind, tuple(tokens[place:end])))
         place = end
     return tuple(phrases)
 

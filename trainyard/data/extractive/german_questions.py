@@ -11,8 +11,15 @@ from collections.abc import Iterator, Sequence
 from trainyard.data.extractive.clauses import join
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.german_cases import accusative, core_of
-from trainyard.data.extractive.german_clauses import NOUNS, SUBORDINATE, MainClause, Phrase, first_person, for_asker
-from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.extractive.german_clauses import (
+    NOUNS,
+    SUBORDINATE,
+    Constituent,
+    MainClause,
+    first_person,
+    for_asker,
+)
+from trainyard.data.extractive.grammar import word_set
 from trainyard.data.extractive.tagging import Token, base_form
 from trainyard.data.language import GERMAN
 
@@ -116,7 +123,7 @@ SINGULAR = {"werden": "wird", "können": "kann", "müssen": "muss", "sind": "ist
 
 
 def invert(
-    clause: MainClause, word: str, without: Phrase | None = None, *, rest: bool = True, attached: bool = True
+    clause: MainClause, word: str, without: Constituent | None = None, *, rest: bool = True, attached: bool = True
 ) -> str | None:
     """Return the question that begins with `word` and lacks a phrase of the clause.
 
@@ -182,8 +189,8 @@ def small(tokens: Sequence[Token], clause: MainClause) -> str:
     return text[:1].lower() + text[1:]
 
 
-def front_phrase(clause: MainClause) -> Phrase:
-    return Phrase(clause.kind, clause.front)
+def front_phrase(clause: MainClause) -> Constituent:
+    return Constituent(clause.kind, clause.front)
 
 
 def ask_definition(clause: MainClause) -> Iterator[Ask]:
@@ -350,7 +357,7 @@ def is_passive(clause: MainClause) -> bool:
     return clause.verb.text in ("wird", "werden") and bool(clause.end) and clause.end[-1].tag == "VV(PP)"
 
 
-def subject_or_object(clause: MainClause, without: Phrase) -> bool:
+def subject_or_object(clause: MainClause, without: Constituent) -> bool:
     """Whether a clause names a thing besides a phrase."""
     others = [phrase for phrase in (*clause.middle, front_phrase(clause)) if phrase is not without]
     return any(phrase.kind == "NP" and phrase.head for phrase in others)
@@ -380,7 +387,7 @@ def ask_complement(clause: MainClause) -> Iterator[Ask]:
 def lacks_context(front: Sequence[Token]) -> bool:
     """Whether a subject is a noun such as "Voraussetzung" without what it belongs to."""
     core = core_of(front, whole=True)
-    return len(core) == 1 and is_vague(Phrase("NP", core))
+    return len(core) == 1 and is_vague(Constituent("NP", core))
 
 
 def ask_object(clause: MainClause) -> Iterator[Ask]:
@@ -439,13 +446,13 @@ def ask_content(clause: MainClause) -> Iterator[Ask]:
             yield Ask("bare", f"{join('Was', verb, 'sich' if reflexive else '', front, end)}?")
 
 
-def is_vague(phrase: Phrase) -> bool:
+def is_vague(phrase: Constituent) -> bool:
     """Whether a noun phrase says nothing of a page: "die Informationen"."""
     head = phrase.head
     return head is None or head.text in GENERIC or base_form(head.text, "NN", GERMAN) in GENERIC
 
 
-def is_object(phrase: Phrase, clause: MainClause) -> bool:
+def is_object(phrase: Constituent, clause: MainClause) -> bool:
     """Whether a noun phrase is a thing in the accusative."""
     first = phrase.tokens[0].text.lower()
     if first in ("dem", "einem", "des", "eines", "der", "einer", "ihrem", "seinem") or re.match(r"\w+em$", first):
@@ -460,7 +467,7 @@ def ask_subject(clause: MainClause) -> Iterator[Ask]:
         return
     core = core_of(clause.front, whole=True)
     heads = [token for token in core if token.tag in NOUNS]
-    if not heads or is_vague(Phrase("NP", core)):
+    if not heads or is_vague(Constituent("NP", core)):
         return
     bare = clause._replace(middle=())
     if clause.verb.text.startswith(("muss", "müss", "darf", "dürf", "soll")):

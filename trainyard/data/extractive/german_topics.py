@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from trainyard.data.extractive.german import is_negative, plain_sentence
 from trainyard.data.extractive.german_cases import accusative, core_of
-from trainyard.data.extractive.german_clauses import DETERMINERS, NOUNS, MainClause, Phrase, parse_clause
+from trainyard.data.extractive.german_clauses import DETERMINERS, NOUNS, Constituent, MainClause, parse_clause
 from trainyard.data.extractive.german_questions import GENERIC, IDIOM, POINTING
 from trainyard.data.extractive.tagging import Token, base_form, load_tagger
 from trainyard.data.language import GERMAN
@@ -38,9 +38,9 @@ def topics(sentence: str) -> Iterator[tuple[str, int]]:
             yield name, most
 
 
-def candidates(clause: MainClause) -> Iterator[tuple[Phrase, int]]:
+def candidates(clause: MainClause) -> Iterator[tuple[Constituent, int]]:
     if clause.kind == "NP" or (clause.kind == "PP" and is_topic_in_front(clause)):
-        yield Phrase(clause.kind, clause.front), SUBJECT_SENTENCES
+        yield Constituent(clause.kind, clause.front), SUBJECT_SENTENCES
     things = [phrase for phrase in clause.middle if phrase.kind == "NP"]
     if not things:
         return
@@ -64,13 +64,13 @@ def is_topic_in_front(clause: MainClause) -> bool:
     return clause.front[0].text.lower() in FRONT_PREPOSITIONS and not IDIOM.match(clause.words(clause.front))
 
 
-def topic_of(phrase: Phrase, clause: MainClause) -> tuple[Token, ...]:
+def topic_of(phrase: Constituent, clause: MainClause) -> tuple[Token, ...]:
     """Return the words of a phrase that may be a topic: all of a subject in front, else the noun with its genitive."""
     front = clause.kind == "NP" and phrase.tokens == clause.front and len(phrase.tokens) <= LONGEST_FRONT
     return core_of(phrase.tokens, whole=front and not any(token.text == "," for token in phrase.tokens))
 
 
-def name_of(phrase: Phrase, clause: MainClause, *, least: int) -> str:
+def name_of(phrase: Constituent, clause: MainClause, *, least: int) -> str:
     """Return the words of a phrase that name a topic; empty where it names none."""
     core = topic_of(phrase, clause)
     if not core or len(core) > LONGEST_TOPIC or not is_whole(phrase, core):
@@ -96,7 +96,7 @@ def name_of(phrase: Phrase, clause: MainClause, *, least: int) -> str:
     return text.strip('"„“') if quoted and "`" not in text else text
 
 
-def is_whole(phrase: Phrase, core: Sequence[Token]) -> bool:
+def is_whole(phrase: Constituent, core: Sequence[Token]) -> bool:
     """Whether a topic is neither one of several nor a part of what the text above names."""
     before = phrase.tokens[: phrase.tokens.index(core[0])]
     following = phrase.tokens[phrase.tokens.index(core[-1]) + 1 :]
@@ -107,7 +107,7 @@ def is_whole(phrase: Phrase, core: Sequence[Token]) -> bool:
     return not any(token.tag == "PDAT" or re.match(r"[Kk]ein|[Ss]olche", token.text) for token in before)
 
 
-def is_definite(phrase: Phrase, noun: str) -> bool:
+def is_definite(phrase: Constituent, noun: str) -> bool:
     """Whether a plain noun means a thing that the text above names: "die Dateien", but not "das Listenelement"."""
     generic = phrase.kind == "NP" and phrase.tokens[0].text.lower() not in ("der", "die", "das", "den")
     return not generic and not is_compound(noun)
@@ -118,7 +118,7 @@ def is_compound(noun: str) -> bool:
     return "-" in noun or len(noun) >= LONG_NOUN or sum(tag.startswith("NN") for _, tag in parts) > 1
 
 
-def is_inflected(phrase: Phrase, core: Sequence[Token]) -> bool:
+def is_inflected(phrase: Constituent, core: Sequence[Token]) -> bool:
     """Whether a topic is a dative, which differs from its base form."""
     before = phrase.tokens[: phrase.tokens.index(core[0])]
     head = next(token for token in core if token.tag in NOUNS)
@@ -157,11 +157,11 @@ def in_question(name: str, sentence: str) -> str:
     return quoted
 
 
-def phrases_with_case(clause: MainClause) -> Iterator[tuple[Phrase, bool]]:
+def phrases_with_case(clause: MainClause) -> Iterator[tuple[Constituent, bool]]:
     """Yield the noun phrases in the nominative (True) or the accusative (False)."""
     subject_in_front = clause.kind == "NP" and clause.pronoun is None
     if clause.kind == "NP":
-        yield Phrase("NP", clause.front), subject_in_front
+        yield Constituent("NP", clause.front), subject_in_front
     things = [phrase for phrase in clause.middle if phrase.kind == "NP"]
     copula = clause.verb.text in ("ist", "sind", "war", "waren", "heißt", "heißen", "bleibt", "wird", "werden")
     for place, phrase in enumerate(things):

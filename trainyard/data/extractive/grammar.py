@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 from trainyard.data.language import CHINESE, ENGLISH, FRENCH, GERMAN, JAPANESE, SPANISH
+
+LEXICON: dict[str, str] = json.loads(Path(__file__).with_name("lexicon.json").read_text(encoding="utf-8"))
+"""Word lists of the questions: what words mean, where their tags do not say it."""
+
+
+def word_set(name: str) -> frozenset[str]:
+    """Return the words of a list."""
+    return frozenset(LEXICON[name].split())
+
 
 BARE = re.compile(
     "about|arguments|background|before you (?:begin|start)|changelog|contents|description|details|examples?|faq|"

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from trainyard.data.extractive import clauses, english_words, fronts, german, sentences
 from trainyard.data.extractive.english import Ask
-from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.extractive.grammar import word_set
 from trainyard.data.language import GERMAN
 
 LEAD_VERBS = word_set("en_lead_verbs")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from trainyard.data.extractive import lexicon
+from trainyard.data.extractive.grammar import word_set
 from trainyard.data.extractive.tagging import Token, load_tagger, tag_sentence
 from trainyard.data.language import ENGLISH, GERMAN
 
@@ -26,7 +26,7 @@ DETERMINERS = {
 }
 PREPOSITIONS = {ENGLISH: ("PRP", "PRF"), GERMAN: ("APPR", "APPRART", "KOKOM")}
 JOINING = {ENGLISH: "CJC", GERMAN: "KON"}
-POINTING = lexicon.word_set("en_pointing_adjectives")
+POINTING = word_set("en_pointing_adjectives")
 SUBORDINATE = {
     ENGLISH: ("CJS", "CJT", "DTQ", "PNQ", "AVQ"),
     GERMAN: ("KOUS", "KOUI", "PRELS", "PRELAT", "PWS", "PWAV", "PWAT"),
@@ -175,13 +175,13 @@ def span_of(words: Words, start: int, end: int) -> tuple[int, int, int] | None:
         if start >= end or is_cut_before_verb(tokens, start, end, words.verb):
             return None
     elif end - start > 1:
-        start = end - 1  # "die Schaltfläche Original": the name stands last
+        start = end - 1  # "die Schaltfläche Original": the name is last
     closes = end < len(tokens) and re.match(r"[)\]\"”“/*:]", tokens[end].text)
     return None if closes else (start, end, head_end)
 
 
 def phrase_at(words: Words, start: int, end: int) -> NounPhrase | None:
-    """Return the noun phrase of a run of nouns with what stands before it."""
+    """Return the noun phrase of a run of nouns with the words before it."""
     sentence, tokens, verb, language = words
     if (span := span_of(words, start, end)) is None:
         return None
@@ -286,7 +286,7 @@ NO_OBJECT = ("VBZ", "VBB", "VBD", "VBI", "VBN", "VVG", "VA(FIN)", "VA(INF)")
 
 
 def lower_first(text: str, token: Token) -> str:
-    """The text with a small first letter, where its first word is no name."""
+    """The text with a small first letter, unless its first word is a name."""
     if token.tag == "NP0" or not re.fullmatch(r"[A-Z][a-z'’-]*", token.text):
         return text
     following = text.split()[1:2]

@@ -72,7 +72,7 @@ class Passage:
 
 
 def passages(texts: Iterable[str], follows: Callable[[str], bool], usable: Callable[[str], bool]) -> Iterator[Passage]:
-    """Yield the passages of paragraphs that stand one after the other."""
+    """Yield the passages of adjacent paragraphs."""
     taken: list[str] = []
     for text in texts:
         for place, sentence in enumerate(sentences.sentences(text)):

@@ -25,7 +25,7 @@ LETTERS = {tag: letter for letter, tags in TAGS.items() for tag in tags.split()}
 QUOTES = "\"“”„‘’'«»"
 FINITE = "vzDmbhx"
 NOUN = r"(?:(?:[dq]+(?:A?[a1GNqs])*|(?:A?[a1Nqs])*)n(?:[nqs1]|[aGN](?=n))*(?<=[nq1])|[pi])"
-"""A noun with what stands before it: "the two shared folders"."""
+"""A noun with the words before it: "the two shared folders"."""
 NOUNS = rf"{NOUN}(?:o{NOUN})*(?:c{NOUN}(?:o{NOUN})*)?"
 """Nouns with "of", "and" and "or": a preposition other than "of" may belong to the verb."""
 TAIL = rf"(?:[or]{NOUN})*"
@@ -48,7 +48,7 @@ PHRASES = (
 AS_NOUN = re.compile(rf"{NOUNS}(?![{FINITE}A]|T[{FINITE}])")
 """What follows an "as" that is a preposition: "acts as a server"."""
 LONG = ("means", "infinitive", "that", "when", "gerund", "participle")
-"""Phrases that go on to the next mark or conjunction."""
+"""Phrases that reach to the next mark or conjunction."""
 BOUNDARY = re.compile(rf"[,(]|c(?=A?[{FINITE}IT])")
 CONJUNCTION = re.compile(r"(?<!A)[CQ]")
 
@@ -85,7 +85,7 @@ class Reading:
         return self.tokens[place].text.lower() if place < len(self.tokens) else ""
 
     def boundary(self, start: int) -> int:
-        """Return where the clause that goes on at `start` ends."""
+        """Return where the clause at `start` ends."""
         match = BOUNDARY.search(self.shape, start)
         return match.start() if match else len(self.shape)
 

@@ -16,8 +16,8 @@ from trainyard.data.extractive.english_words import (
     PLACE_NOUNS,
     PLACED_VERBS,
     POINTING_ADJECTIVES,
+    STATING_VERBS,
     TO_DO_VERBS,
-    TOLD_VERBS,
     UNITS,
     VAGUE_HEADS,
     WEAK_VERBS,
@@ -297,7 +297,7 @@ def ask_verb(clause: Clause, where: str) -> Iterator[Ask]:
         if not first.text.startswith("to be "):
             yield ask_with("What", clause, "to do", where)
     elif first.kind in ("that", "when") and first.first in QUESTION_WORDS:
-        if verb in TOLD_VERBS:
+        if verb in STATING_VERBS:
             yield ask_with("What", clause, where)
     elif first.kind == "gerund" and verb in ("mean", "include", "involve"):
         yield ask_with("What", clause, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from trainyard.data.extractive import sentences
-from trainyard.data.extractive.lexicon import word_set
+from trainyard.data.extractive.grammar import word_set
 from trainyard.data.language import ENGLISH, GERMAN
 
 STEM = 5
