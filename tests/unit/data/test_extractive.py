@@ -246,7 +246,6 @@ def test_restructured_text() -> None:
     ===== ==========================
     """
     assert facts(text, "rst") == {
-        "Closing": "Call `close` when nothing more is to be sent over it.",
         "backlog": "`backlog`: how many connections wait for an answer.",
         "host": "host: the name or address of the machine.",
         "timeout": "timeout: The seconds after which a call gives up.",

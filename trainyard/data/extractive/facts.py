@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from trainyard.data.extractive import clauses, german, grammar, sentences, soundness
+from trainyard.data.extractive import clauses, grammar, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
@@ -192,7 +192,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
             whole = section_answer(section, opening, reader) if language in ASKERS else opening
             longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
             related = language in ASKERS and shares_word(topic, opening)
-            if not is_first_step(section, whole, language) and (not longest or len(whole) > longest or related):
+            if not is_opening(section, whole, language) and (not longest or len(whole) > longest or related):
                 yield Fact("section", topic, title, whole, 1)
     yield from item_facts(section, where, language)
     yield from row_facts(section, where, language)
@@ -220,12 +220,10 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         yield Fact("about", title, title, opening, LAST_RESORT)
 
 
-def is_first_step(section: Section, answer: str, language: str) -> bool:
-    """Whether an answer is an instruction that continues in a numbered list."""
-    if language not in ASKERS or num_words(answer) >= LEAST_SECTION:
-        return False
-    instructs = german.is_instruction(answer) if language == GERMAN else clauses.begins_with_command(answer)
-    return instructs and any(block.number for block in section.blocks)
+def is_opening(section: Section, answer: str, language: str) -> bool:
+    """Whether an answer only opens what the list of its section says."""
+    short = num_words(answer) < LEAST_SECTION and len(sentences.sentences(answer)) == 1
+    return language in ASKERS and short and any(block.list_id for block in section.blocks)
 
 
 def only_names(meaning: str, language: str) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from trainyard.data.extractive import clauses, english, german, passages, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, without_label
@@ -157,10 +157,11 @@ class Reader:
         for before, code in section.code:
             if before.rstrip().endswith((":", "：")):
                 codes.setdefault(before, []).append(code)
+        parted = parted_lists(section.blocks)
         for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
             blocks = list(group)
             if list_id:
-                yield from self.read_list(blocks, topic)
+                yield from self.read_list(blocks, topic, whole=list_id not in parted)
                 continue
             for block in blocks:
                 if block.text in codes:
@@ -356,7 +357,7 @@ class Reader:
         names = re.search(r"`|(?<=[a-z] )[A-Z]", ask.topic) if self.language == ENGLISH else "`" in ask.topic
         return not (any(word[:5] in title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
 
-    def read_list(self, blocks: list[TextBlock], topic: str) -> Iterator[Statement]:
+    def read_list(self, blocks: list[TextBlock], topic: str, *, whole: bool) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
         lead = blocks[0].lead
         shown = [block for block in blocks if num_words(block.text)]
@@ -376,7 +377,7 @@ class Reader:
             return
         if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
             return
-        if any(block.text.rstrip().endswith((":", "：")) for block in shown):
+        if not whole or any(block.text.rstrip().endswith((":", "：")) for block in shown):
             return  # a list of this list is missing in it
         ordered = bool(shown[0].number)
         is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
@@ -443,6 +444,15 @@ class Reader:
             step = ORDER[self.language].format(number=block.number)
             if num_words(text) <= MOST_ANSWER_WORDS:
                 yield Statement("step", step, ended(text), 1, context="")
+
+
+def parted_lists(blocks: Sequence[TextBlock]) -> set[int]:
+    """Return the lists that have a list or a further paragraph between their items, or below the last one."""
+    parted = set()
+    for before, after in pairwise(blocks):
+        if before.list_id and after.list_id != before.list_id and after.depth > before.depth - (not after.list_id):
+            parted.add(before.list_id)
+    return parted
 
 
 def place_of(title: str, topic: str, colon: str, *, repeated: bool = False) -> str:
