@@ -109,7 +109,7 @@ docs: reference ## Build the manual as a searchable site in build/site
 	$(BIN)/zensical build --strict
 	$(BIN)/python -m docs.generator.offline build/site
 
-web: setup ## Build the dashboard from web/ into trainyard/api/web (needs node and npm)
+web: setup ## Build the dashboard from web/ into trainyard/surfaces/web (needs node and npm)
 	$(BIN)/python -m docs.generator.openapi build/openapi.json
 	cd web && npm ci --no-audit --no-fund && npm run types && npm run build
 

@@ -26,7 +26,7 @@ ROUNDS = 7
 def answer(command: str) -> float:
     """Run one command to its end. Raises `CalledProcessError` if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    argv = [sys.executable, "-m", "trainyard.cli", *command.split()]
+    argv = [sys.executable, "-m", "trainyard", *command.split()]
     subprocess.run(argv, cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL, check=True)
     return 1.0
 

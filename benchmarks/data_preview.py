@@ -41,7 +41,7 @@ def write_chats(path: Path, num_bytes: int = FILE_BYTES) -> None:
 
 def preview(path: Path) -> Sample:
     """Seconds to the first rows (`cpu_s`'s place is not used: a person waits by the clock) and to the end."""
-    argv = [sys.executable, "-m", "trainyard.cli", "data", "preview", path.name]
+    argv = [sys.executable, "-m", "trainyard", "data", "preview", path.name]
     began, first = time.monotonic(), 0.0
     with subprocess.Popen(argv, cwd=path.parent, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

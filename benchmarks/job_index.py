@@ -24,10 +24,10 @@ from uuid import UUID
 
 import orjson
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.live.jobs import open_index
-from trainyard.api.requests.jobs import JobInput, JobsInput
-from trainyard.api.verbs.jobs import list_jobs, show_job
+from trainyard.app.context import Caller, Context
+from trainyard.app.jobs.jobs import list_jobs, show_job
+from trainyard.app.live.jobs import open_index
+from trainyard.operations.jobs import JobInput, JobsInput
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import derive_job_id

@@ -17,14 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainyard.api.context import Context
-from trainyard.api.live.jobs import open_index
-from trainyard.api.live.streams import follow_logs, follow_metrics
-from trainyard.api.requests.jobs import LogsInput, MetricsInput
+from trainyard.app.context import Context
+from trainyard.app.live.jobs import open_index
+from trainyard.operations.jobs import LogsInput, MetricsInput
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import derive_job_id
 from trainyard.stores.live.job_index import JobIndex
+from trainyard.surfaces.live.streams import follow_logs, follow_metrics
 
 P99_MS, SHARE = 250.0, 0.03
 STEPS = 200

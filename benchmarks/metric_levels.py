@@ -19,8 +19,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from trainyard.api.live.trainings import read_new_steps
-from trainyard.api.training_logs import TrainingLogs
+from trainyard.app.live.trainings import read_new_steps
+from trainyard.app.training_logs import TrainingLogs
 
 BAR_MS = 50.0
 REPEATS = 15

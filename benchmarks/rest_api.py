@@ -27,8 +27,8 @@ import psutil
 
 from benchmarks.harness import Row, Sample, finish
 from tests.api_process import keep_in_step
-from trainyard.api.live.trainings import with_files
-from trainyard.api.records import RunRecord
+from trainyard.app.live.trainings import with_files
+from trainyard.app.run_records import RunRecord
 from trainyard.compute.services import free_port, is_healthy
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.states import JobState
@@ -94,7 +94,7 @@ def service(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
     port = free_port(18_898)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "TRAINYARD_"))}
     environment = {**kept, "TRAINYARD_HOME": str(settings.home), "TRAINYARD_API_REQUESTS_PER_S": "100000"}
-    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--port", str(port)]
+    argv = [sys.executable, "-m", "trainyard", "serve", "--port", str(port)]
     child = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from flows.notes import tag_job
 from flows.walker import FLOW, quietly, run_chain, task_runner
-from trainyard.api.planning import accepted
+from trainyard.app.plan.resolve import accepted
 from trainyard.errors import TrainyardError
 from trainyard.spec.chain import ChainSpec
 

@@ -21,10 +21,10 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Pause
 from prefect.states import Cancelled, Crashed
 
-from trainyard.api.records import NodeResult, NodeState, RunRecord
-from trainyard.api.runs.control import INTERRUPTED, state_now
-from trainyard.api.runs.states import preempted, without_trainer
-from trainyard.api.training_logs import made_no_progress
+from trainyard.app.run_records import NodeResult, NodeState, RunRecord
+from trainyard.app.training_logs import made_no_progress
+from trainyard.prefect_api.control import INTERRUPTED, state_now
+from trainyard.prefect_api.states import preempted, without_trainer
 
 CONTINUE_AFTER_S = 20.0
 """Delay of a preempted run, so that no worker that is shutting down takes it; workers look 10 s ahead."""

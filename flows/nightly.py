@@ -16,15 +16,15 @@ from prefect.states import Completed, Failed
 
 from flows.notes import MAX_REPORT_CHARS
 from tasks import corpus, inference_server, knowledge_graph, publish
-from trainyard.api.runs.nights import night_slot
-from trainyard.api.runs.states import SKIPPED
-from trainyard.api.verbs.night import at_home, unfit_words
+from trainyard.app.nights import at_home, unfit_words
 from trainyard.data.limited.service import kept_service
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
 from trainyard.night.phases import Night, begin, documents, skipped
 from trainyard.night.report import NightReport, markdown
 from trainyard.night.wiring import make_night_deps
+from trainyard.prefect_api.nights import night_slot
+from trainyard.prefect_api.states import SKIPPED
 from trainyard.settings import settings
 from trainyard.spec.night import NightConfig, require_trainable
 

@@ -19,8 +19,8 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
-from trainyard.api.records import NodeResult, NodeState, RunResult
-from trainyard.api.training_logs import draw_run
+from trainyard.app.run_records import NodeResult, NodeState, RunResult
+from trainyard.app.training_logs import draw_run
 from trainyard.compute.events import EventTail
 from trainyard.compute.services import find_service, record_path
 from trainyard.evals import report

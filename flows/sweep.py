@@ -28,14 +28,14 @@ from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back
 from flows.walker import FLOW, POLL_S, Futures, done, final_state, quietly, run_info, state_of, submit, task_runner
 from nodes.runner import RunInfo
 from nodes.table import NODES
-from trainyard.api.planning import resolved
-from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult, read_events
-from trainyard.api.runs.control import INTERRUPTED
-from trainyard.api.runs.states import AT_RUNG, node_state
-from trainyard.api.training_logs import training_logs_of
+from trainyard.app.plan.resolve import resolved
+from trainyard.app.run_records import NodeResult, NodeState, RunRecord, RunResult, read_events
+from trainyard.app.training_logs import training_logs_of
 from trainyard.compute.child import RUN_VARIABLE, faultpoint
 from trainyard.errors import Refused, TrainyardError
 from trainyard.inherited import keep_files_private
+from trainyard.prefect_api.control import INTERRUPTED
+from trainyard.prefect_api.states import AT_RUNG, node_state
 from trainyard.settings import settings
 from trainyard.spec.chain import ResolvedChain
 from trainyard.stores.artifacts import NodeOutput

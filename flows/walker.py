@@ -28,8 +28,9 @@ from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, 
 from flows.notes import RunProgress, announce, publish_report, tag_job
 from nodes.runner import RunInfo
 from nodes.table import NODES
-from trainyard.api.planning import resolved
-from trainyard.api.records import (
+from trainyard.app.chains.missing_backend import refuse_or_wait
+from trainyard.app.plan.resolve import resolved
+from trainyard.app.run_records import (
     FEW_ROWS_TAG,
     REFRESH_FROM,
     REFRESH_TAG,
@@ -42,13 +43,12 @@ from trainyard.api.records import (
     read_chain,
     read_events,
 )
-from trainyard.api.runs.control import INTERRUPTED
-from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED, SKIPPED, completed, node_state
-from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
 from trainyard.compute.child import RUN_VARIABLE
 from trainyard.compute.events import EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
+from trainyard.prefect_api.control import INTERRUPTED
+from trainyard.prefect_api.states import BUDGET_EXCEEDED, PREEMPTED, SKIPPED, completed, node_state
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec

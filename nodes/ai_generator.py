@@ -10,10 +10,10 @@ from prefect.client.schemas.objects import State
 
 from nodes.completion import completion
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out, no_slot
-from trainyard.api.runs.slots import device_slots
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.data.generation.generate import generate
 from trainyard.evals.selection.choosing import choose_best
+from trainyard.prefect_api.slots import device_slots
 from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig

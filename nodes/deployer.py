@@ -9,7 +9,7 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
-from trainyard.api.records import data_sources
+from trainyard.app.run_records import data_sources
 from trainyard.serve.deploy import deploy
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest

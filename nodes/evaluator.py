@@ -9,12 +9,12 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
-from trainyard.api.runs.slots import device_slots
 from trainyard.backends.choices import keep_evaluation
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.evals.job import job_from_inputs
 from trainyard.evals.runner import evaluate
+from trainyard.prefect_api.slots import device_slots
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import EvaluatorConfig
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion

@@ -21,15 +21,15 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Failed
 
 from nodes.summaries import rows_of, summary
-from trainyard.api.keys import content_key, needed_models
-from trainyard.api.live.waits import describe_wait
-from trainyard.api.records import RunRecord, is_closed_gate, read_events
-from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, wanted_by
-from trainyard.api.runs.states import BUDGET_EXCEEDED, NOT_DEPLOYED, SKIPPED, STOPPED_NAMES
+from trainyard.app.keys import content_key, needed_models
+from trainyard.app.live.waits import describe_wait
+from trainyard.app.run_records import RunRecord, is_closed_gate, read_events
 from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.remote.kinds import pin_sources
 from trainyard.errors import InvalidInput, NotDeployed, TrainyardError
+from trainyard.prefect_api.control import INTERRUPTED, WANTED_EVERY_S, wanted_by
+from trainyard.prefect_api.states import BUDGET_EXCEEDED, NOT_DEPLOYED, SKIPPED, STOPPED_NAMES
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port

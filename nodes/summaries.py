@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainyard.api.records import closed_gate_line, is_closed_gate
+from trainyard.app.run_records import closed_gate_line, is_closed_gate
 from trainyard.backends.results import early_stop_text
 from trainyard.stores.artifacts import NodeOutput
 

@@ -11,8 +11,7 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
-from trainyard.api.records import read_events
-from trainyard.api.runs.slots import device_slots
+from trainyard.app.run_records import read_events
 from trainyard.backends.base import turn_folder, work_folder
 from trainyard.backends.job import TrainingJob, changed_since, job_for, job_in
 from trainyard.backends.oom import train_within_memory
@@ -22,6 +21,7 @@ from trainyard.data.rows import ROWS_FILE, count_rows
 from trainyard.errors import Conflict, NotDeployed
 from trainyard.evals.gate import Word
 from trainyard.evals.tasks import count_held_out
+from trainyard.prefect_api.slots import device_slots
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.estimate.verdict import Counted, VerdictFloor
 from trainyard.spec.graph import ResolvedNode

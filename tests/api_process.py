@@ -28,7 +28,7 @@ def first_port() -> int:
 def serving(*options: str) -> Iterator[int]:
     """The API as `trainyard serve` starts it; yields its port."""
     port = free_port(first_port())
-    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "training", "--port", str(port), *options]
+    argv = [sys.executable, "-m", "trainyard", "serve", "--role", "training", "--port", str(port), *options]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stderr is not None

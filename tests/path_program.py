@@ -23,12 +23,11 @@ from urllib.parse import quote
 import anyio
 import httpx
 
-from trainyard.api.invocation import local_fields
-from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
-from trainyard.api.rest.service import guarded_app
-from trainyard.loading import load
+from trainyard.operations.table import OPERATIONS, route_of
 from trainyard.settings import load_settings
 from trainyard.stores.access.tokens import TokenFile
+from trainyard.surfaces.invocation import local_fields
+from trainyard.surfaces.rest.service import guarded_app
 
 CANARY = "canary-7c1d0f-secret"
 SEEDS = (
@@ -144,7 +143,7 @@ def text_fields() -> list[tuple[str, str]]:
     """(operation, field) of everything that takes a text over a network, texts in parameters and chains included."""
     found = []
     for name, row in OPERATIONS.items():
-        model = load(REQUESTS + row.request)
+        model = row.request
         fields = {} if row.local else model.model_fields
         for field, info in fields.items():
             kinds = str((info.annotation, *get_args(info.annotation)))
@@ -225,7 +224,7 @@ async def attack(folder: Path, first: int, count: int) -> dict[str, Any]:
 def request_of(name: str, field: str, text: str) -> tuple[str, httpx.URL, str]:
     """Method, address and body of a request with the text in one field."""
     method, path = route_of(name)
-    model, row = load(REQUESTS + OPERATIONS[name].request), OPERATIONS[name]
+    model, row = OPERATIONS[name].request, OPERATIONS[name]
     given = {one: "x" for one, info in model.model_fields.items() if info.is_required()} | {
         field: given_with(field, text)
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.generator.markdown import listed, table
-from trainyard.api.operations import OPERATIONS
+from trainyard.operations.table import OPERATIONS
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage

@@ -7,8 +7,8 @@ from itertools import groupby
 import click
 
 from docs.generator.markdown import cell, code, listed, page, table
-from trainyard.api.operations import OPERATIONS
-from trainyard.cli import JSON_OPTION, PROGRAM, parameters_of
+from trainyard.operations.table import OPERATIONS
+from trainyard.surfaces.cli.main import JSON_OPTION, PROGRAM, parameters_of
 
 
 def cli_page() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.api.rest.openapi import openapi_document
+from trainyard.surfaces.rest.openapi import openapi_document
 
 if __name__ == "__main__":
     file = Path(sys.argv[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from docs.generator.agents import files
@@ -13,6 +14,7 @@ from docs.generator.refusals import refusals_page
 from docs.generator.routes import routes_page
 from docs.generator.sdk import write_types
 from docs.generator.settings import night_page, nodes_page, settings_page, templates_page
+from trainyard.operations.table import MODULES, NAMES_FILE, rows_of
 
 FOLDER = Path(__file__).parents[1] / "reference"
 PAGES = {
@@ -34,10 +36,17 @@ def pages() -> dict[str, str]:
 
 
 def write() -> list[Path]:
-    """Write every page, the parts of what agents read, and the types of the SDK; return the files."""
+    """Write names, pages, the parts of what agents read, and the types of the SDK; return the files."""
     FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
     for path, text in files().items():
         path.write_text(text, encoding="utf-8")
-    return [*(FOLDER / name for name in PAGES), *files(), *write_types()]
+    NAMES_FILE.write_text(names_text(), encoding="utf-8")
+    return [NAMES_FILE, *(FOLDER / name for name in PAGES), *files(), *write_types()]
+
+
+def names_text() -> str:
+    """Return the summaries of all operations in the order of the manual, for help that imports none of them."""
+    summaries = {name: row.summary for word in MODULES for name, row in rows_of(word).items()}
+    return json.dumps(summaries, indent=1, ensure_ascii=False) + "\n"

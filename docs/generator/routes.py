@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 
 from docs.generator.markdown import cell, code, page, table
-from trainyard.api.operations import OPERATIONS, REQUESTS, Operation, route_of
-from trainyard.api.rest.openapi import SERVICE_ROUTES
-from trainyard.api.rest.problems import STATUS, STATUS_OF_CODE
-from trainyard.loading import load
+from trainyard.operations.table import OPERATIONS, Operation, route_of
+from trainyard.surfaces.rest.openapi import SERVICE_ROUTES
+from trainyard.surfaces.rest.problems import STATUS, STATUS_OF_CODE
 
 
 def routes_page() -> str:
@@ -37,7 +36,7 @@ def service_routes() -> str:
 
 def row_of(name: str, operation: Operation) -> list[str]:
     method, path = route_of(name)
-    fields = [one for one in load(REQUESTS + operation.request).model_fields if f"{{{one}}}" not in path]
+    fields = [one for one in operation.request.model_fields if f"{{{one}}}" not in path]
     given = [f"the body is {code(one)}" if one == operation.body else code(one) for one in fields]
     scope = operation.scope.value + ("" if operation.tenants else ", all tenants")
     where = f" Only on the machine itself: {operation.local}" if operation.local else ""

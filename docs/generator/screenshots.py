@@ -17,7 +17,7 @@ import httpx
 from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
 from tests.chromium import find_chromium
-from trainyard.api.rest.starting import NAME
+from trainyard.app.stack.api_service import NAME
 from trainyard.compute.services import find_service, record_path
 from trainyard.settings import load_settings
 from trainyard.stores.auth_string import read_auth

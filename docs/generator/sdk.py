@@ -1,4 +1,4 @@
-"""The types of the SDK's methods, `surface.pyi` and `asynchronous.pyi` of `api/sdk`, from the table of operations."""
+"""Write the types of the SDK's methods, `surface.pyi` and `asynchronous.pyi`, from the table of operations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from trainyard.api.operations import OPERATIONS, REQUESTS, VERBS
-from trainyard.api.sdk.surface import attribute_of, words_after
 from trainyard.loading import load
+from trainyard.operations.table import OPERATIONS
+from trainyard.surfaces.sdk.surface import attribute_of, words_after
 
 HEAD = '''"""Types of the operations as methods, written by `python -m docs.generator` from the table of operations."""
 '''
@@ -49,7 +49,7 @@ aio: AsyncSurface
 """
 ASYNC_IMPORTS = {
     "httpx": {"AsyncClient"},
-    "trainyard.api.sdk.surface": {"Call"},
+    "trainyard.surfaces.sdk.surface": {"Call"},
     "types": {"TracebackType"},
     "typing": {"Any", "Self"},
 }
@@ -135,8 +135,8 @@ def class_text(name: str, word: str, imports: Imports, style: Style) -> str:
 
 def method_text(name: str, operation: str, imports: Imports, style: Style) -> str:
     row = OPERATIONS[operation]
-    hints = get_type_hints(load(VERBS + row.implementation))
-    fields = load(REQUESTS + row.request).model_fields
+    hints = get_type_hints(load(f"trainyard.{row.run}"))
+    fields = row.request.model_fields
     given = [
         f"{field}: {imports.text_of(one.annotation)}{'' if one.is_required() else ' = ...'}"
         for field, one in fields.items()
@@ -146,7 +146,7 @@ def method_text(name: str, operation: str, imports: Imports, style: Style) -> st
 
 
 def write_types() -> list[Path]:
-    folder = Path(__file__).parents[2] / "trainyard/api/sdk"
+    folder = Path(__file__).parents[2] / "trainyard/surfaces/sdk"
     written = {folder / "surface.pyi": sdk_types(SYNC), folder / "asynchronous.pyi": sdk_types(ASYNC)}
     for path, text in written.items():
         path.write_text(text, encoding="utf-8")

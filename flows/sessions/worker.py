@@ -17,9 +17,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows.endings import interruptible, schedule_again, server_state
-from trainyard.api.live.waits import describe_wait
-from trainyard.api.runs.control import wanted_by
-from trainyard.api.runs.slots import device_slots
+from trainyard.app.live.waits import describe_wait
 from trainyard.backends.results import TrainingStopped, unless_stopped
 from trainyard.backends.sessions.records import (
     SessionState,
@@ -34,6 +32,8 @@ from trainyard.compute.lease import Wait, job_lock
 from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
+from trainyard.prefect_api.control import wanted_by
+from trainyard.prefect_api.slots import device_slots
 from trainyard.settings import settings
 from trainyard.stores.base_models.hub import download_model
 from trainyard.stores.models import resolve_model

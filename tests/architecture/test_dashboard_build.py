@@ -16,7 +16,7 @@ import pytest
 from docs.generator.screenshots import FOLDER, PAGES
 from tests.architecture.test_budgets import REPOSITORY
 
-WEB, BUILD = REPOSITORY / "web", REPOSITORY / "trainyard" / "api" / "web"
+WEB, BUILD = REPOSITORY / "web", REPOSITORY / "trainyard" / "surfaces" / "web"
 BUDGET_BYTES = 400_000
 """Of everything that a browser could load, compressed."""
 

@@ -18,9 +18,9 @@ from docs.generator.agents import AGENTS, LLMS, SKILL
 from docs.generator.mermaid import SCRIPT, VERSION
 from docs.generator.offline import loads_from_elsewhere
 from tests.architecture.test_budgets import REPOSITORY, sources
-from trainyard.api.operations import OPERATIONS
-from trainyard.cli import OperationCommand, Place, app, parameters_of
+from trainyard.operations.table import OPERATIONS
 from trainyard.spec.compat.table import ROWS
+from trainyard.surfaces.cli.main import OperationCommand, Place, app, parameters_of
 
 DOCS = REPOSITORY / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))

@@ -205,19 +205,24 @@ RECIPES = {
     "operation": Recipe(
         (
             Edit(
-                "api/operations.py", '    "up": ',
-                '    "toy": Operation("Say where the home is.", NOTHING, "toy:home", "text:json_text", READ),\n',
+                "operations/stack.py", '    "settings": ',
+                '    "env toy": Operation("Say where the home is.", request=Nothing, run="app.toy:home", '
+                'text=env_text, scope=READ),\n',
             ),
             Edit(
-                "api/verbs/toy.py", "",
-                "from trainyard.api.responses import Response\n\n\n"
+                "app/toy.py", "",
+                "from trainyard.app.responses import Response\n\n\n"
                 "class Home(Response):\n    home: str\n\n\n"
                 "def home(_, context) -> Home:\n    return Home(home=str(context.settings.home))\n",
             ),
         ),
-        "import contextlib, io, sys; from trainyard import cli\n"
-        "printed, sys.argv = io.StringIO(), ['trainyard', 'toy', '--json']\n"
-        "with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit): cli.main()\n"
+        "import contextlib, io, sys; from trainyard.operations import table\n"
+        "from trainyard.surfaces.cli.main import main\n"
+        "rows = {name: row for word in table.MODULES for name, row in table.rows_of(word).items()}\n"
+        "names = json.dumps({name: row.summary for name, row in rows.items()})  # as `make reference` writes them\n"
+        "table.NAMES_FILE.write_text(names); table.read_summaries.cache_clear()\n"
+        "printed, sys.argv = io.StringIO(), ['trainyard', 'env', 'toy', '--json']\n"
+        "with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit): main()\n"
         "assert json.loads(printed.getvalue())['home']\n",
     ),
 }  # fmt: skip

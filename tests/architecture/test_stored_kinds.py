@@ -19,12 +19,12 @@ WORK = "in the work folder of one training, whose checkpoint has `format`"
 CACHE = "made again when it does not fit"
 GIVEN = "bytes or text of the user, or for people to read"
 WITHOUT = {
-    "trainyard/api/records.py: begin": GIVEN,
-    "trainyard/api/rest/starting.py: start_api": CACHE,
-    "trainyard/api/stack.py: choose_working_folder": CACHE,
-    "trainyard/api/stack.py: mark_bootstrapped": CACHE,
-    "trainyard/api/verbs/machine/scripts.py: save_script": GIVEN,
-    "trainyard/api/verbs/versions.py: show_card": GIVEN,
+    "trainyard/app/run_records.py: begin": GIVEN,
+    "trainyard/app/stack/api_service.py: start_api": CACHE,
+    "trainyard/app/stack/services.py: choose_working_folder": CACHE,
+    "trainyard/app/stack/services.py: mark_bootstrapped": CACHE,
+    "trainyard/app/scripts.py: save_script": GIVEN,
+    "trainyard/app/adapters/versions.py: show_card": GIVEN,
     "trainyard/backends/axolotl/program.py: finish": CHILD,
     "trainyard/backends/axolotl/program.py: stop": CHILD,
     "trainyard/backends/base.py: run_training": CHILD,

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.api_process import keep_in_step, serving
-from trainyard.api.access.limits import MOST_OF_CALLER
+from trainyard.app.access.limits import MOST_OF_CALLER
 from trainyard.compute.child import LOG_FILE
 from trainyard.serve.listening import BODY_S, HEAD_S, MAX_CONNECTIONS, MAX_HEAD_BYTES
 from trainyard.settings import load_settings

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.api_process import serving
-from trainyard.api.operations import OPERATIONS, Scope, route_of
+from trainyard.operations.table import OPERATIONS, Scope, route_of
 from trainyard.settings import load_settings
 from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.adapters import AdapterRegistry

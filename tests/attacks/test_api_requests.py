@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.flows.real_stack import Stack, standing, until
-from trainyard.api.stack import stop
+from trainyard.app.stack.services import stop
 from trainyard.backends.environments import INSTALLABLE
 from trainyard.compute.services import free_port, is_healthy
 from trainyard.spec.axes.backends import ServerName
@@ -62,7 +62,7 @@ def url(stack: Stack, tmp_path: Path) -> Iterator[str]:
     limits["TRAINYARD_BACKEND_ENVS"] = json.dumps(named)
     environment = {**stack.environment, **limits, "HOME": str(tmp_path / "user")}
     port = free_port(18_898)
-    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--port", str(port)]
+    argv = [sys.executable, "-m", "trainyard", "serve", "--port", str(port)]
     with (tmp_path / "api.log").open("wb") as log:
         child = subprocess.Popen(argv, cwd=stack.work, env=environment, stdout=log, stderr=log)
     until(lambda: is_healthy(f"http://127.0.0.1:{port}"), 60, "the service")

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainyard.api.stack import exclusive, service_environment, spawn, stop
+from trainyard.app.stack.services import exclusive, service_environment, spawn, stop
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.launching import environment
 from trainyard.compute.supervise import Status, supervise
@@ -173,8 +173,8 @@ def test_an_installation_finds_its_packages_and_no_keys(monkeypatch: pytest.Monk
 
 
 FORGOTTEN = {
-    "compute/shim.py", "api/draining_worker.py", "backends/axolotl/program.py", "backends/external/runner.py",
-    "backends/llamacpp/program.py", "testing/vllm_program.py", "api/runs/reviving.py",
+    "compute/shim.py", "prefect_api/draining_worker.py", "backends/axolotl/program.py", "backends/external/runner.py",
+    "backends/llamacpp/program.py", "testing/vllm_program.py", "prefect_api/reviving.py",
 }  # fmt: skip
 """They run in a child that was given its environment by this table, or hand on what they were given."""
 

@@ -22,20 +22,20 @@ import psutil
 import pytest
 
 from tests.api_process import serving
-from trainyard.api.invocation import ends_with_caller
-from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
-from trainyard.api.records import RunRecord
-from trainyard.api.rest.routes import MAX_WORKING
-from trainyard.api.verbs.serving.chat import Conversation, model_client
+from trainyard.app.chat import Conversation, model_client
+from trainyard.app.run_records import RunRecord
 from trainyard.cancellation import CallerLeft, Departure, bound_to, run_process
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.rows import ROWS_FILE, Message, SftRow, write_rows
-from trainyard.loading import load
+from trainyard.operations.serving import ChatInput
+from trainyard.operations.table import OPERATIONS, route_of
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.stores.jobs import JobRecord, JobStore
+from trainyard.surfaces.invocation import ends_with_caller
+from trainyard.surfaces.rest.routes import MAX_WORKING
 from trainyard.train.checkpoints import commit
 
 RUN, JOB = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"
@@ -209,7 +209,7 @@ REMOTE = sorted(name for name, row in OPERATIONS.items() if not row.local and na
 def request_for(name: str) -> tuple[str, str, Any]:
     """Method, path with query, and body of a request that is read without a complaint."""
     method, path = route_of(name)
-    model = load(REQUESTS + OPERATIONS[name].request)
+    model = OPERATIONS[name].request
     schema = model.model_json_schema()
     fields = {field: value_for(schema["properties"][field], schema) for field in schema.get("required", ())}
     fields |= SPECIAL.get(name, {})
@@ -320,7 +320,7 @@ def test_a_question_to_a_slow_model_server_ends_with_its_caller() -> None:
     def ask(url: str) -> None:
         try:
             with bound_to(departure), model_client(url) as client:
-                options = load(REQUESTS + "serving:ChatInput")(adapter="default/assistant/v1")
+                options = ChatInput(adapter="default/assistant/v1")
                 Conversation(client, "assistant", options).ask("Why?")
         except (CallerLeft, httpx.HTTPError) as error:
             failures.append(error)

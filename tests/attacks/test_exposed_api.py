@@ -89,7 +89,7 @@ def test_a_proxy_is_believed_and_others_are_not_answered(home: Path) -> None:
     ],
 )
 def test_it_does_not_start_where_others_could_use_it(options: tuple[str, ...], expected: str) -> None:
-    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "training", "--port", "0", *options]
+    argv = [sys.executable, "-m", "trainyard", "serve", "--role", "training", "--port", "0", *options]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 5
     assert expected in ended.stderr

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from trainyard.api.verbs.serving.graph_server import MAX_QUERIES
+from trainyard.app.graph.server import MAX_QUERIES
 from trainyard.stores.graph.local import QUERY_S, SLICE_S
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from trainyard.api.verbs.serving.graph_server import listening, serve
+from trainyard.app.graph.server import listening, serve
 from trainyard.stores.graph.local import LadybugGraph
 listener = listening("127.0.0.1", 0, None)
 print(listener.getsockname()[1], flush=True)

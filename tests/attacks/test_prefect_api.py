@@ -35,13 +35,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tests.chromium import MISSING, find_chromium
-from trainyard.api.access.guarding import Guard
-from trainyard.api.access.limits import WrongCredentials
-from trainyard.api.runs.control import asker
-from trainyard.api.runs.guard import CREDENTIALS_S, CountedCredentials, as_prefect_answers
-from trainyard.api.stack import start_server, stop
-from trainyard.api.verbs import doctor
+from trainyard.app.access.guard import Guard
+from trainyard.app.access.limits import WrongCredentials
+from trainyard.app.stack import doctor
+from trainyard.app.stack.services import start_server, stop
 from trainyard.compute.services import Service
+from trainyard.prefect_api.control import asker
+from trainyard.prefect_api.guard import CREDENTIALS_S, CountedCredentials, as_prefect_answers
 from trainyard.serve.listening import HEAD_S, MAX_HEAD_BYTES
 from trainyard.settings import Settings, settings
 from trainyard.stores.auth_string import auth_file, auth_header, read_auth

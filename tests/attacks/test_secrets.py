@@ -11,7 +11,7 @@ import pytest
 
 from nodes.completion import completion
 from nodes.runner import NodeContext, RunInfo
-from trainyard.api.records import RunRecord
+from trainyard.app.run_records import RunRecord
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.serve.expected import ask_target
 from trainyard.serve.targets.calling import http_client

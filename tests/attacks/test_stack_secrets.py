@@ -35,8 +35,8 @@ KINDS = {
     "graph server": "serve --role graph",
     "api": "serve --role training",
     "graph writer": "trainyard.stores.graph.writer",
-    "server": "trainyard.api.gc_thread",
-    "watchdog": "trainyard.api.runs.watchdog",
+    "server": "trainyard.prefect_api.gc_thread",
+    "watchdog": "trainyard.prefect_api.watchdog",
     "worker": "prefect worker start",
     "flow": "prefect",
     **SHORT_LIVED,
@@ -87,7 +87,7 @@ class Watch:
         found: dict[str, list[dict[str, str]]] = {}
         for (_, words), given in self.seen.items():
             line = words.replace(b"\0", b" ").decode(errors="replace")
-            if "trainyard.cli" in line and " serve " not in line:
+            if "-m trainyard " in line and " serve " not in line:
                 continue  # what a person calls in that shell
             found.setdefault(next((kind for kind, part in KINDS.items() if part in line), line), []).append(given)
         return found
@@ -119,7 +119,7 @@ def carry_out(stack: Stack, path: Path) -> None:
 
 def serve_graph(stack: Stack, watch: Watch) -> None:
     """As a person does in a terminal; ended when it has been seen."""
-    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "graph", "--port", "0"]
+    argv = [sys.executable, "-m", "trainyard", "serve", "--role", "graph", "--port", "0"]
     with subprocess.Popen(argv, cwd=stack.work, env=stack.environment, stderr=subprocess.DEVNULL) as process:
         try:
             until(lambda: "graph writer" in watch.kinds(), 120, "the graph server")

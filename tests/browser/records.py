@@ -14,13 +14,13 @@ import orjson
 
 from tests.unit.api.test_record_verbs import make_report, make_rows
 from tests.unit.api.test_serving_commands import register
-from trainyard.api.context import Context
-from trainyard.api.records import RunRecord
-from trainyard.api.requests.sweeps import SweepInput
-from trainyard.api.verbs.sweeps.build import build_sweep
+from trainyard.app.context import Context
+from trainyard.app.run_records import RunRecord
+from trainyard.app.sweeps.build import build_sweep
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.night.report import BucketReport, NightReport, Phase1Report, Phase2Report, Quarantined, write_report
 from trainyard.night.training import tenant_root
+from trainyard.operations.sweeps import SweepInput
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import ArtifactStore, Produced
 from trainyard.stores.files import DISK

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.metric_levels import write_events
 from tests.browser.dashboard import PageWatch
-from trainyard.api.live.jobs import open_index
+from trainyard.app.live.jobs import open_index
 from trainyard.settings import load_settings
 from trainyard.stores.access.tokens import TokenFile
 

@@ -24,7 +24,7 @@ from benchmarks.job_index import fill
 from tests.api_process import keep_in_step, serving
 from tests.browser.dashboard import SLOW_MS, Audit, PageWatch, open_page
 from tests.flows.real_stack import until
-from trainyard.api.live.jobs import open_index
+from trainyard.app.live.jobs import open_index
 from trainyard.settings import load_settings
 from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.adapters import AdapterRegistry

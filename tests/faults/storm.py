@@ -278,16 +278,16 @@ class Storm:
 def kind_of(command: str) -> str:
     """What a process of the home is, by its command; empty for what the storm itself started."""
     kinds = {
-        "trainyard.api.draining_worker": "drainer",
+        "trainyard.prefect_api.draining_worker": "drainer",
         "prefect worker start": "worker",
-        "trainyard.api.runs.watchdog": "watchdog",
-        "trainyard.api.runs.reviving": "",
+        "trainyard.prefect_api.watchdog": "watchdog",
+        "trainyard.prefect_api.reviving": "",
         "trainyard.serve.server": "embedded",
         "trainyard.serve.extraction.server": "reader",
-        "trainyard.api.gc_thread": "server",
+        "trainyard.prefect_api.gc_thread": "server",
         "trainyard.compute.launch": "trainer",
         "trainyard.compute.shim": "shim",
-        "trainyard.cli": "",
+        "trainyard": "",
         "prefect deployment run": "",
         "prefect flow-run execute": "flow",
         "prefect.engine": "flow",

@@ -22,7 +22,7 @@ from prefect.settings import (
 )
 
 from tests.conftest import end_loops_of_prefect
-from trainyard.api.stack import few_certificates, start_server, stop
+from trainyard.app.stack.services import few_certificates, start_server, stop
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import read_auth
 
@@ -35,7 +35,7 @@ class FlowServer:
     """A Prefect server as `trainyard up` starts it, from the first module that needs it to the last one of this room.
 
     Starting it takes about ten seconds, and one that runs on takes a twelfth of a core from the tests of other rooms.
-    Not Prefect's own test harness: its server stands still for a minute at times (see `trainyard.api.gc_thread`).
+    Not Prefect's own test harness: its server stands still for a minute at times (see `prefect_api/gc_thread.py`).
     """
 
     def __init__(self) -> None:

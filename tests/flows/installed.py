@@ -19,8 +19,8 @@ import httpx
 
 from tests.conftest import REPOSITORY
 from tests.flows.real_stack import until
-from trainyard.api.records import RunResult, read_result
-from trainyard.api.stack import prefect_environment, running
+from trainyard.app.run_records import RunResult, read_result
+from trainyard.app.stack.services import prefect_environment, running
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_header, read_auth
 

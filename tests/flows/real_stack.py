@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import psutil
 
-from trainyard.api.records import read_events, read_result
-from trainyard.api.stack import running
-from trainyard.api.training_logs import training_logs_of
+from trainyard.app.run_records import read_events, read_result
+from trainyard.app.stack.services import running
+from trainyard.app.training_logs import training_logs_of
 from trainyard.compute.child import PARENT_VARIABLE
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_header, read_auth
@@ -75,7 +75,7 @@ class Stack:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-P", "-m", "trainyard.cli", *arguments],
+            [sys.executable, "-P", "-m", "trainyard", *arguments],
             cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=self.timeout_s, check=False,
         )  # fmt: skip
 

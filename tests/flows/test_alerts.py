@@ -19,13 +19,13 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.states import Completed, Failed
 
 from flows.qa_pipeline import qa_pipeline
-from trainyard.api.runs import server
-from trainyard.api.runs.alerts import blocks
-from trainyard.api.runs.alerts.disk_watch import DiskWatch
-from trainyard.api.runs.alerts.gpu_watch import GpuWatch
 from trainyard.compute.monitor.nvidia import read_nvidia
 from trainyard.compute.monitor.readings import GpuMonitor
 from trainyard.errors import InvalidInput
+from trainyard.prefect_api import server
+from trainyard.prefect_api.alerts import blocks
+from trainyard.prefect_api.alerts.disk_watch import DiskWatch
+from trainyard.prefect_api.alerts.gpu_watch import GpuWatch
 from trainyard.settings import Settings, load_settings, settings
 from trainyard.testing.devices.gpu_tools import SimulatedGpu, SimulatedNvml
 

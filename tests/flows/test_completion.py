@@ -11,7 +11,7 @@ import pytest
 
 from nodes.completion import completion
 from nodes.runner import NodeContext, RunInfo
-from trainyard.api.records import RunRecord, read_events
+from trainyard.app.run_records import RunRecord, read_events
 from trainyard.compute.child import alive
 from trainyard.compute.gpus import Gpu, GpuReadings
 from trainyard.errors import Unavailable

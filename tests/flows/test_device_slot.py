@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 from prefect.client.orchestration import get_client
 
-from trainyard.api.runs.control import wanted_by
-from trainyard.api.runs.server import bootstrap, limit_name
-from trainyard.api.runs.slots import device_slots
 from trainyard.compute.lease import holder, slot_lock
 from trainyard.compute.supervise import DesiredState
+from trainyard.prefect_api.control import wanted_by
+from trainyard.prefect_api.server import bootstrap, limit_name
+from trainyard.prefect_api.slots import device_slots
 from trainyard.settings import settings
 
 pytestmark = pytest.mark.usefixtures("prefect")

@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from flows.training_job import training_job
 from tests.conftest import REPOSITORY
-from trainyard.api.records import RunResult, read_result
+from trainyard.app.run_records import RunResult, read_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
 from trainyard.spec.axes.backends import BackendName

@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.training_job import training_job
 from tests.conftest import REPOSITORY
-from trainyard.api.records import RunResult, read_result
+from trainyard.app.run_records import RunResult, read_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port

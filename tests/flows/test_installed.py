@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.flows.installed import Installed, installed_stack
-from trainyard.api.records import NodeState, RunResult
+from trainyard.app.run_records import NodeState, RunResult
 from trainyard.data.corpora import Corpora
 from trainyard.night.report import read_report
 from trainyard.night.training import tenant_root

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.flows.real_stack import STEPS, Stack, standing, until
-from trainyard.api.training_logs import training_logs_of
+from trainyard.app.training_logs import training_logs_of
 from trainyard.compute.events import read_events as trainer_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
@@ -195,7 +195,7 @@ TRIES, FIRST_LINE_CPU_S = 4, 1.0
 def cpu_of_first_line(stack: Stack, run_id: str) -> float:
     """The processor time of `jobs logs RUN --follow` until it writes its first line."""
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "trainyard.cli", "jobs", "logs", run_id, "--follow"],
+        [sys.executable, "-P", "-m", "trainyard", "jobs", "logs", run_id, "--follow"],
         cwd=stack.work, env=stack.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -215,7 +215,7 @@ def test_a_log_begins_within_a_second_of_processor_time(stack: Stack) -> None:
 def test_logs_metrics_and_lists(stack: Stack) -> None:
     run_id = stack.start_job(max_steps=30, save_steps=10)
     following = subprocess.Popen(
-        [sys.executable, "-m", "trainyard.cli", "jobs", "logs", run_id, "-f", "--json"],
+        [sys.executable, "-m", "trainyard", "jobs", "logs", run_id, "-f", "--json"],
         cwd=stack.work, env=stack.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     stack.finish(run_id)

@@ -13,13 +13,13 @@ from prefect.client.orchestration import get_client
 from prefect.states import Cancelled, Completed, Running
 from test_without_trainer import context, copy_data  # noqa: F401  (a server that knows `training-job/local`)
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.live.jobs import open_index
-from trainyard.api.records import RunRecord, RunResult
-from trainyard.api.runs import listing
-from trainyard.api.runs.live.synchronizing import Synchronizer
-from trainyard.api.verbs import jobs
+from trainyard.app.context import Caller, Context
+from trainyard.app.jobs import jobs
+from trainyard.app.live.jobs import open_index
+from trainyard.app.run_records import RunRecord, RunResult
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.prefect_api import listing
+from trainyard.prefect_api.synchronizing import Synchronizer
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_index import JobQuery, remove_database
 
@@ -62,8 +62,8 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def refuse(*_given: object) -> Any:
             raise Unavailable("The Prefect server does not answer.", code="E-SERVER-UNREACHABLE")
 
-        monkeypatch.setattr("trainyard.api.live.jobs.import_prefect_client", refuse)
-        monkeypatch.setattr("trainyard.api.names.import_prefect_client", refuse)
+        monkeypatch.setattr("trainyard.app.live.jobs.import_prefect_client", refuse)
+        monkeypatch.setattr("trainyard.app.names.import_prefect_client", refuse)
 
     return go
 
@@ -177,7 +177,7 @@ def test_a_synchroniser_says_once_that_prefect_is_away_and_is_back(
     said: list[str] = []
     synchronizer = Synchronizer(here.settings, said.append)
     with monkeypatch.context() as patch:
-        patch.setattr("trainyard.api.runs.live.synchronizing.needs_api_url", lambda _: "http://127.0.0.1:9/api")
+        patch.setattr("trainyard.prefect_api.synchronizing.needs_api_url", lambda _: "http://127.0.0.1:9/api")
         assert [synchronizer.attempt() for _ in range(3)] == [False] * 3
     assert synchronizer.attempt()
     assert [line.partition(":")[0] for line in said] == [

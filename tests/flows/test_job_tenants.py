@@ -13,14 +13,14 @@ import pytest
 from prefect.client.orchestration import get_client
 from test_without_trainer import JOB, context, copy_data  # noqa: F401  (a server that knows `training-job/local`)
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.operations import Scope
-from trainyard.api.records import RunResult
-from trainyard.api.requests.chains import RunInput
-from trainyard.api.runs import listing
-from trainyard.api.verbs import jobs
-from trainyard.api.verbs.chains.run import run
+from trainyard.app.chains.run import run
+from trainyard.app.context import Caller, Context
+from trainyard.app.jobs import jobs
+from trainyard.app.run_records import RunResult
 from trainyard.errors import Conflict, Denied, InvalidInput, NotFound
+from trainyard.operations.chains import RunInput
+from trainyard.operations.table import Scope
+from trainyard.prefect_api import listing
 from trainyard.stores.live.job_ids import JOB_ID, derive_job_id
 
 pytestmark = pytest.mark.usefixtures("prefect")

@@ -12,7 +12,7 @@ from prefect import tags
 from prefect.client.schemas.objects import State
 
 from flows.chain import chain
-from trainyard.api.records import RunResult, read_result
+from trainyard.app.run_records import RunResult, read_result
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.stores.adapters import AdapterRegistry

@@ -13,8 +13,8 @@ from prefect.client.schemas.objects import State
 
 from flows.chain import chain
 from flows.qa_pipeline import qa_pipeline
-from trainyard.api.records import RunResult, read_events, read_result
-from trainyard.api.verbs.jobs import divergence_of
+from trainyard.app.jobs.jobs import divergence_of
+from trainyard.app.run_records import RunResult, read_events, read_result
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec

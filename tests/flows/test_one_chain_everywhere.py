@@ -17,9 +17,9 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.flows.real_stack import Stack, until
 from trainyard import Chain, connect
-from trainyard.api.records import REFRESH_TAG, read_result
-from trainyard.api.stack import running
-from trainyard.api.training_logs import training_logs_of
+from trainyard.app.run_records import REFRESH_TAG, read_result
+from trainyard.app.stack.services import running
+from trainyard.app.training_logs import training_logs_of
 from trainyard.compute.events import read_events
 from trainyard.stores.access.audit import AuditLog
 from trainyard.stores.auth_string import read_auth

@@ -11,7 +11,7 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.chain import chain
-from trainyard.api.records import NodeState, RunResult, read_result
+from trainyard.app.run_records import NodeState, RunResult, read_result
 from trainyard.settings import settings
 from trainyard.spec.templates import build_template
 from trainyard.stores.adapters import AdapterRegistry

@@ -26,17 +26,17 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Suspended
 
 from flows.training_job import training_job
-from trainyard.api.context import Context
-from trainyard.api.records import RunRecord, RunResult, read_events
-from trainyard.api.runs import control, listing, operating, server, slots, states, watching
-from trainyard.api.runs.server import NO_HEARTBEAT
-from trainyard.api.runs.watchdog import Watchdog
-from trainyard.api.stack import worker_name
-from trainyard.api.training_logs import FRUITLESS, made_no_progress
-from trainyard.api.verbs.monitoring import logs
+from trainyard.app.context import Context
+from trainyard.app.jobs import logs
+from trainyard.app.run_records import RunRecord, RunResult, read_events
+from trainyard.app.stack.services import worker_name
+from trainyard.app.training_logs import FRUITLESS, made_no_progress
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound
+from trainyard.prefect_api import control, listing, operating, server, slots, states, watching
+from trainyard.prefect_api.server import NO_HEARTBEAT
+from trainyard.prefect_api.watchdog import Watchdog
 from trainyard.settings import Settings, settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import derive_job_id

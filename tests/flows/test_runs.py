@@ -13,11 +13,11 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, La
 
 from flows.qa_pipeline import qa_pipeline
 from tests.flows.real_stack import until
-from trainyard.api.records import NodeState
-from trainyard.api.runs import listing, server, states, watching
-from trainyard.api.runs.watching import report_state, worker_runs
-from trainyard.api.stack import worker_name
+from trainyard.app.run_records import NodeState
+from trainyard.app.stack.services import worker_name
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.prefect_api import listing, server, states, watching
+from trainyard.prefect_api.watching import report_state, worker_runs
 from trainyard.settings import Settings, settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import JOB_TAG

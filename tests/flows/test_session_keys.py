@@ -12,12 +12,12 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 
 from flows.sessions.worker import session
-from trainyard.api.context import OWNER, Caller, Context
-from trainyard.api.invocation import carry_out, request_of
-from trainyard.api.runs import server
+from trainyard.app.context import OWNER, Caller, Context
 from trainyard.backends.sessions.records import STATUS_FILE, SessionState, folder_of_session, write_status
 from trainyard.errors import Conflict
+from trainyard.prefect_api import server
 from trainyard.settings import Settings, settings
+from trainyard.surfaces.invocation import carry_out, request_of
 
 pytestmark = pytest.mark.usefixtures("prefect")
 BODY = {"hyperparameters": {"learning_rate": 0.01}}

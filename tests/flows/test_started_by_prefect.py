@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.flows.real_stack import Stack, standing, until
-from trainyard.api.stack import running
+from trainyard.app.stack.services import running
 from trainyard.stores.auth_string import read_auth
 from trainyard.stores.live.job_ids import derive_job_id
 
@@ -144,7 +144,7 @@ def test_a_relative_path_means_the_same_to_prefect_and_to_rest(stack: Stack) -> 
 
 def test_a_second_up_elsewhere_keeps_the_folder_and_names_it(stack: Stack, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "trainyard.cli", "up"],
+        [sys.executable, "-m", "trainyard", "up"],
         cwd=tmp_path, env=stack.environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -12,12 +12,12 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed
 
 from flows.chain import chain
-from trainyard.api.context import Context
-from trainyard.api.invocation import carry_out, request_of
-from trainyard.api.runs import server
+from trainyard.app.context import Context
 from trainyard.errors import Conflict, NotFound
+from trainyard.prefect_api import server
 from trainyard.settings import Settings, settings
 from trainyard.spec.states import JobState
+from trainyard.surfaces.invocation import carry_out, request_of
 
 pytestmark = pytest.mark.usefixtures("prefect")
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'

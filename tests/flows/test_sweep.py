@@ -13,7 +13,7 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.sweep import sweep
-from trainyard.api.records import read_events, read_result
+from trainyard.app.run_records import read_events, read_result
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.sweeps.asha import Trial, TrialState

@@ -14,9 +14,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 
-from trainyard.api.records import RunResult, read_events, read_result
-from trainyard.api.runs.states import run_state
+from trainyard.app.run_records import RunResult, read_events, read_result
 from trainyard.compute.services import Service, record_path, write_record
+from trainyard.prefect_api.states import run_state
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
 from trainyard.stores.processes import process_start

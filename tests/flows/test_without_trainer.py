@@ -17,21 +17,21 @@ from prefect.exceptions import Pause
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.training_job import training_job
-from trainyard.api import stack
-from trainyard.api.context import Context
-from trainyard.api.records import RunResult
-from trainyard.api.runs import listing, server, states
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs import jobs
+from trainyard.app.context import Context
+from trainyard.app.jobs import jobs
+from trainyard.app.run_records import RunResult
+from trainyard.app.stack import services as stack
 from trainyard.backends.environments import ENVIRONMENTS, pins
 from trainyard.compute.services import Service, record_path, write_record
 from trainyard.errors import Conflict, Unavailable
+from trainyard.prefect_api import listing, server, states
 from trainyard.settings import settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.job import JobSpec
 from trainyard.spec.states import JobState
 from trainyard.stores.auth_string import keep_auth
 from trainyard.stores.live.job_index import JobQuery
+from trainyard.surfaces.cli.command import render
 
 pytestmark = pytest.mark.usefixtures("prefect")
 

@@ -11,11 +11,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from trainyard.api.operations import OPERATIONS
-from trainyard.api.table.words import WORDS
-from trainyard.api.terminal.completion import install
-from trainyard.cli import app, completion_script, parsed
+from trainyard.app.completion import install
 from trainyard.errors import InvalidInput
+from trainyard.operations.table import OPERATIONS
+from trainyard.operations.words import WORDS
+from trainyard.surfaces.cli.main import app, completion_script, parsed
 
 REPOSITORY = Path(__file__).parents[2]
 GOOD = "nodes: [{type: data_source, config: {path: docs}}]"
@@ -25,7 +25,7 @@ def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProces
     """The command as a user starts it, without any Prefect variable of the caller."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     return subprocess.run(
-        [sys.executable, "-m", "trainyard.cli", *arguments],
+        [sys.executable, "-m", "trainyard", *arguments],
         capture_output=True, text=True, timeout=60, check=False, env={**kept, **environment},
     )  # fmt: skip
 
@@ -179,13 +179,13 @@ def test_a_broken_setting_is_one_sentence() -> None:
 
 
 LIGHT = {
-    "--version": {"pydantic", "httpx", "rich", "trainyard.settings", "trainyard.api.requests.chains"},
-    "--help": {"pydantic", "httpx", "rich", "trainyard.settings", "trainyard.api.requests.chains"},
-    "jobs --help": {"pydantic", "trainyard.api.requests.jobs"},
-    "check --help": {"httpx", "rich", "trainyard.settings", "trainyard.api.requests.jobs"},
-    "check good.yaml": {"trainyard.api.requests.jobs", "trainyard.api.terminal.nights", "trainyard.api.verbs.demo"},
-    "check good.yaml bad.yaml --json": {"trainyard.api.terminal.progress"},
-    "plan good.yaml": {"trainyard.api.requests.jobs", "trainyard.api.terminal.nights", "trainyard.api.verbs.demo"},
+    "--version": {"pydantic", "httpx", "rich", "trainyard.settings", "trainyard.operations.chains"},
+    "--help": {"pydantic", "httpx", "rich", "trainyard.settings", "trainyard.operations.chains"},
+    "jobs --help": {"pydantic", "trainyard.operations.jobs"},
+    "check --help": {"httpx", "rich", "trainyard.settings", "trainyard.operations.jobs"},
+    "check good.yaml": {"trainyard.operations.jobs", "trainyard.operations.nights", "trainyard.app.stack.demo"},
+    "check good.yaml bad.yaml --json": {"trainyard.surfaces.cli.progress"},
+    "plan good.yaml": {"trainyard.operations.jobs", "trainyard.operations.nights", "trainyard.app.stack.demo"},
 }
 """Command -> modules that it does without from its start to its end, next to those of `HEAVY`."""
 HEAVY = {"torch", "numpy", "pyarrow", "prefect", "transformers", "fastapi", "typer"}
@@ -200,7 +200,7 @@ def test_a_command_imports_only_what_it_needs(command: str, tmp_path: Path) -> N
     (tmp_path / "bad.yaml").write_text("nodes: [{type: trainr}]")
     program = (
         "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
-        f"sys.argv[1:] = {command.split()}; from trainyard.cli import main; main()"
+        f"sys.argv[1:] = {command.split()}; from trainyard.surfaces.cli.main import main; main()"
     )
     found = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
@@ -210,10 +210,12 @@ def test_a_command_imports_only_what_it_needs(command: str, tmp_path: Path) -> N
 
 
 def test_importing_the_command_line_imports_next_to_nothing() -> None:
-    program = "import sys, trainyard.cli; print(*(name for name in sys.modules if name.startswith('trainyard.')))"
+    program = "import sys, trainyard.__main__; print(*(name for name in sys.modules if name.startswith('trainyard.')))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     rooms = {".".join(name.split(".")[:2]) for name in found.stdout.split()}
-    assert rooms == {"trainyard.api", "trainyard.cli", "trainyard.errors", "trainyard.loading", "trainyard.proxies"}
+    assert rooms == {
+        f"trainyard.{room}" for room in ("__main__", "surfaces", "operations", "errors", "loading", "proxies")
+    }
 
 
 @pytest.mark.parametrize(
@@ -279,7 +281,7 @@ def test_completion_prints_the_script_of_a_shell(shell: str) -> None:
 def complete(words: str) -> list[str]:
     """What bash is offered for the last word."""
     environment = {"_TRAINYARD_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    program = "from trainyard.cli import app; app(prog_name='trainyard')"
+    program = "from trainyard.surfaces.cli.main import app; app(prog_name='trainyard')"
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, **environment}
     )
@@ -291,7 +293,7 @@ def completions(*lines: str) -> dict[str, list[str]]:
     program = f"""
 import json, os
 from click.shell_completion import BashComplete
-from trainyard.cli import app
+from trainyard.surfaces.cli.main import app
 found = {{}}
 for line in {lines!r}:
     os.environ |= {{"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}}
@@ -365,7 +367,7 @@ def test_completion_of_another_shell_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    command = f"{sys.executable} -m trainyard.cli doctor --json | head -c 1"
+    command = f"{sys.executable} -m trainyard doctor --json | head -c 1"
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert found.stdout == "{"
     assert "Traceback" not in found.stderr
@@ -376,7 +378,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 def test_text_is_printed_in_any_encoding(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "grün-正.yaml"
     path.write_text("nodes: [{type: data_source, config: {path: docs, rows: 3}}]")
-    command = [sys.executable, "-m", "trainyard.cli", "check", str(path), "--json"]
+    command = [sys.executable, "-m", "trainyard", "check", str(path), "--json"]
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     printed = subprocess.run(command, capture_output=True, timeout=60, check=False, env=environment)
     assert printed.returncode == 5, printed.stderr

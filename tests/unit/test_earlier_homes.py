@@ -22,10 +22,9 @@ from nodes.runner import NodeContext, RunInfo
 from nodes.trainer import require_same
 from tests import night_program
 from tests.conftest import REPOSITORY
-from trainyard.api.context import Context
-from trainyard.api.records import RunRecord
-from trainyard.api.requests.stack import MigrateInput
-from trainyard.api.verbs.stack import migrate
+from trainyard.app.context import Context
+from trainyard.app.run_records import RunRecord
+from trainyard.app.stack.stack import migrate
 from trainyard.backends.base import run_training
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.manager import TrainingManager
@@ -33,6 +32,7 @@ from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
 from trainyard.errors import Conflict
 from trainyard.night.phases import run_night
+from trainyard.operations.stack import MigrateInput
 from trainyard.settings import load_settings
 from trainyard.spec.chain import ResolvedNode
 from trainyard.spec.states import JobState

@@ -18,10 +18,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from trainyard.api.operations import OPERATIONS
-from trainyard.cli import OperationCommand
+from trainyard.operations.table import OPERATIONS
 from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_value
+from trainyard.surfaces.cli.main import OperationCommand
 
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "examples" / "notebooks").glob("*.ipynb"))
@@ -139,7 +139,7 @@ def test_it_runs_in_a_home_of_its_own(path: Path, tmp_path: Path, monkeypatch: p
     try:
         client.execute()
     finally:
-        subprocess.run([sys.executable, "-m", "trainyard.cli", "down"], check=True, capture_output=True, timeout=120)
+        subprocess.run([sys.executable, "-m", "trainyard", "down"], check=True, capture_output=True, timeout=120)
     executed = tmp_path / path.name
     nbformat.write(notebook, executed)
     test_its_output_is_stored_whole_and_names_no_machine(executed)
@@ -178,7 +178,7 @@ def test_a_run_that_is_watched_is_drawn_while_it_runs(tmp_path: Path, monkeypatc
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(LIVE)])
     client = CountingClient(notebook, timeout=MAX_SECONDS, resources={"metadata": {"path": str(tmp_path)}})
     client.replaced = []
-    command = [sys.executable, "-m", "trainyard.cli"]
+    command = [sys.executable, "-m", "trainyard"]
     subprocess.run([*command, "up"], check=True, capture_output=True, timeout=240, cwd=tmp_path)
     try:
         client.execute()

@@ -20,8 +20,8 @@
     `TrainingManager`              2   4 5 6 7     waits until the job is paused or canceled
 
 `claim_devices` takes the steps 1 to 4, `job_lock` is 5, and `device_locks` takes 6 and 7. Prefect may not be imported
-here, so step 3 is passed in (`api/runs/slots.py`). Each step has its reason: a lock of the parent alone would be free
-while a child whose parent was killed still saves; a lock of the child alone would let the second run load its data
+here, so step 3 is passed in (`prefect_api/slots.py`). Each step has its reason: a lock of the parent alone would be
+free while a child whose parent was killed still saves; a lock of the child alone would let the second run load its data
 first and fail then. Multiple devices are taken in ascending order at each step, so there is no deadlock.
 
 A lock is a file under `flock(2)`: it needs no server, and the kernel frees it when its holder is gone, however it

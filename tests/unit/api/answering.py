@@ -11,12 +11,12 @@ from pathlib import Path
 import uvicorn
 from starlette.requests import Request
 
-from trainyard.api.context import Caller
-from trainyard.api.operations import Scope
-from trainyard.api.rest.app import build_app
+from trainyard.app.context import Caller
 from trainyard.errors import Denied
+from trainyard.operations.table import Scope
 from trainyard.serve.listening import bind
 from trainyard.settings import settings
+from trainyard.surfaces.rest.app import build_app
 
 CALLERS = {
     "owner": Caller("owner", remote=True),

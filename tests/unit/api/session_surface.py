@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.api.context import OWNER, Caller, Context
-from trainyard.api.invocation import carry_out
-from trainyard.api.sdk.surface import Surface, checked_request
+from trainyard.app.context import OWNER, Caller, Context
 from trainyard.callbacks import ignore
 from trainyard.settings import Settings
+from trainyard.surfaces.invocation import carry_out
+from trainyard.surfaces.sdk.surface import Surface, checked_request
 
 
 def surface_of(settings: Settings, caller: Caller = OWNER) -> Any:

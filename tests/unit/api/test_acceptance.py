@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.api import planning
-from trainyard.api.context import Context
-from trainyard.api.requests.chains import CheckInput, PlanInput, RunInput
-from trainyard.api.requests.jobs import CreateInput
-from trainyard.api.verbs.chains.check import FileCheck, check
-from trainyard.api.verbs.chains.plan import plan
-from trainyard.api.verbs.chains.run import run
-from trainyard.api.verbs.jobs import create_job
+from trainyard.app.chains.check import FileCheck, check
+from trainyard.app.chains.plan import plan
+from trainyard.app.chains.run import run
+from trainyard.app.context import Context
+from trainyard.app.jobs.jobs import create_job
+from trainyard.app.plan import resolve as planning
 from trainyard.compute.gpus import devices_here
 from trainyard.errors import Refused, Unavailable
+from trainyard.operations.chains import CheckInput, PlanInput, RunInput
+from trainyard.operations.jobs import CreateInput
 from trainyard.settings import Settings, load_settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.devices import Device

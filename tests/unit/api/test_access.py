@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from tests.unit.api.test_stack import record
-from trainyard.api import stack
-from trainyard.api.terminal.stack import env_text
-from trainyard.api.verbs import access, doctor
-from trainyard.api.verbs.stack import EnvOutput
+from trainyard.app.access import access
+from trainyard.app.stack import doctor
+from trainyard.app.stack import services as stack
+from trainyard.app.stack.stack import EnvOutput
 from trainyard.errors import Conflict, InvalidInput, Unavailable
+from trainyard.operations.stack import env_text
 from trainyard.settings import PREFECT_KEYS, settings
 from trainyard.stores.auth_string import CLIENT_VARIABLE, SERVER_VARIABLE, keep_auth, read_auth
 from trainyard.testing.loopback import LoopbackServer, serving

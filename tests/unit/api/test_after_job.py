@@ -13,13 +13,10 @@ from typing import Any
 import pytest
 
 from tests.unit.serve.fitting_adapter import fitting_adapter
-from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import carry_out, request_of
-from trainyard.api.live.jobs import open_index
-from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs.chains.run import with_next
-from trainyard.api.verbs.serving.serve import find_model
+from trainyard.app.chains.run import with_next
+from trainyard.app.context import Caller, Context
+from trainyard.app.live.jobs import open_index
+from trainyard.app.run_records import NodeResult, NodeState, RunRecord, RunResult
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
@@ -27,6 +24,9 @@ from trainyard.spec.states import JobState
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.stores.models import chat_template_sha256, model_sha256
+from trainyard.surfaces.cli.command import render
+from trainyard.surfaces.invocation import carry_out, request_of
+from trainyard.surfaces.serve import find_model
 
 RUNS = {"desk": "aaaa1111-0000-4000-8000-000000000001", "shop": "bbbb2222-0000-4000-8000-000000000002"}
 IDS = {"desk": "job-aaaaaaaaaaaa", "shop": "job-bbbbbbbbbbbb"}

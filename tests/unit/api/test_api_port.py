@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from trainyard.api.rest.starting import choose_port, port_file
+from trainyard.app.stack.api_service import choose_port, port_file
 from trainyard.compute.services import free_port
 from trainyard.errors import LimitExceeded
 from trainyard.settings import Settings, settings

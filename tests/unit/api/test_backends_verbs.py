@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api.context import Context
-from trainyard.api.keys import trainer_identity
-from trainyard.api.requests.chains import EjectInput
-from trainyard.api.requests.trainers import BackendsInput
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs.backends import backend_table, show_backends
-from trainyard.api.verbs.chains.eject import eject
-from trainyard.api.verbs.doctor import look_at_backends
+from trainyard.app.backends.backends import backend_table, show_backends
+from trainyard.app.chains.eject import eject
+from trainyard.app.context import Context
+from trainyard.app.keys import trainer_identity
+from trainyard.app.stack.doctor import look_at_backends
 from trainyard.backends import environments
 from trainyard.backends.script.templates import TEMPLATES_FOLDER
 from trainyard.errors import InvalidInput, NotFound, Refused
+from trainyard.operations.backends import BackendsInput
+from trainyard.operations.chains import EjectInput
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.training import TrainerConfig
+from trainyard.surfaces.cli.command import render
 
 JOB = """
 dataset: {{path: rows.jsonl}}

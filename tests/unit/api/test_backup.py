@@ -24,12 +24,11 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.selection import by_default
-from trainyard.api.context import Context
-from trainyard.api.requests.stack import BackupInput, RestoreInput
-from trainyard.api.terminal.stack import backup_text, restored_text
-from trainyard.api.verbs.housekeeping.backup import back_up, restore
+from trainyard.app.context import Context
+from trainyard.app.stack.backup import back_up, restore
 from trainyard.backends.manager import TrainingManager
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError
+from trainyard.operations.stack import BackupInput, RestoreInput, backup_text, restored_text
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.stores.access.tokens import TokenFile
@@ -322,7 +321,7 @@ def test_another_place_is_refused_and_a_link_to_it_is_not(backup: Path, home: Pa
 def command(home: Path, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TRAINYARD_HOME": str(home), **options.pop("env", {})}  # type: ignore[dict-item]
     return subprocess.run(
-        [sys.executable, "-m", "trainyard.cli", *words],
+        [sys.executable, "-m", "trainyard", *words],
         env=environment, capture_output=True, text=True, check=False, **options,  # type: ignore[call-overload]
     )  # fmt: skip
 

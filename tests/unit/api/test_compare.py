@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 
 from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, scored, scores
-from trainyard.api.context import Context
-from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult, read_result
-from trainyard.api.requests.jobs import CompareInput
-from trainyard.api.terminal.chains import comparison_text, side_names
-from trainyard.api.terminal.text import draw_curves
-from trainyard.api.training_logs import draw_run
-from trainyard.api.verbs.chains.compare import Comparison, Side
-from trainyard.api.verbs.monitoring.differing import compare
+from trainyard.app.chains.compare import Comparison, Side
+from trainyard.app.context import Context
+from trainyard.app.jobs.compare import compare
+from trainyard.app.run_records import NodeResult, NodeState, RunRecord, RunResult, read_result
+from trainyard.app.training_logs import draw_run
 from trainyard.compute.events import EventWriter
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.evals.report import build_report
 from trainyard.evals.runner import write_report
+from trainyard.operations.jobs import CompareInput, comparison_text, side_names
+from trainyard.operations.texts import draw_curves
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.states import JobState

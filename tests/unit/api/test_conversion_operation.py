@@ -8,15 +8,15 @@ import pytest
 
 from tests.unit.serve.conversion.adapter_files import make_adapter
 from tests.unit.serve.fitting_adapter import fitting_adapter
-from trainyard.api.context import Context
-from trainyard.api.requests.adapters import ConvertInput
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs.adapters import convert_adapter
+from trainyard.app.adapters.registry import convert_adapter
+from trainyard.app.context import Context
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.operations.adapters import ConvertInput
 from trainyard.serve.conversion.adapters import WEIGHTS_FILE
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.settings import settings
 from trainyard.stores.adapters import AdapterRegistry
+from trainyard.surfaces.cli.command import render
 
 
 @pytest.fixture

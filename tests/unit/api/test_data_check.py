@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from trainyard.api import planning
-from trainyard.api.context import Context
-from trainyard.api.requests.chains import CheckInput
-from trainyard.api.verbs.chains.check import check
-from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
+from trainyard.app.chains.check import check
+from trainyard.app.chains.missing_backend import refuse_or_wait
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
 from trainyard.backends.job import job_for
 from trainyard.backends.rows import rows_of
 from trainyard.data.limited.service import kept_service
 from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.data.sources import read_source
 from trainyard.errors import Refused, TrainyardError
+from trainyard.operations.chains import CheckInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS
 from trainyard.spec.nodes import DataSourceConfig
@@ -156,8 +156,8 @@ def test_a_plan_counts_the_rows_that_fit(here: Settings) -> None:
 
 
 def test_reading_stops_at_its_limit(here: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainyard.api.plans.samples.FIRST_ROWS", 100)
-    monkeypatch.setattr("trainyard.api.plans.samples.MOST_ROWS", 100)
+    monkeypatch.setattr("trainyard.app.plan.samples.FIRST_ROWS", 100)
+    monkeypatch.setattr("trainyard.app.plan.samples.MOST_ROWS", 100)
     (here.working_folder / "rows.jsonl").write_text(lines({"prompt": "A valve?", "completion": "It opens."}, count=500))
     plan = planning.plan(planning.asked(chain_of({"path": "rows.jsonl"}, "sft")).spec, here)
     source, trainer = (node.estimate for node in plan.nodes)

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 import trainyard
-from trainyard.api import planning
-from trainyard.api.context import Context
-from trainyard.api.plans.deciding import MethodDecision
-from trainyard.api.requests.chains import CheckInput
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs.chains.check import check as check_files
+from trainyard.app.chains.check import check as check_files
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.auto_method import MethodDecision
 from trainyard.backends.timings.records import add_timing, timing_key
 from trainyard.compute.gpus import device_memory
 from trainyard.errors import Refused
+from trainyard.operations.chains import CheckInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
@@ -27,6 +26,7 @@ from trainyard.spec.estimate.memory import GIB
 from trainyard.spec.estimate.timing import Problem
 from trainyard.spec.graph import check, resolve
 from trainyard.spec.training import TrainerConfig
+from trainyard.surfaces.cli.command import render
 
 STARTER = Path(trainyard.__file__).parent / "train" / "starter" / "model"
 

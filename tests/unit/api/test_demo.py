@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api import planning
-from trainyard.api.context import Context
-from trainyard.api.records import ClosedGate, RunResult
-from trainyard.api.terminal.demo import demo_text
-from trainyard.api.verbs import demo
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
+from trainyard.app.run_records import ClosedGate, RunResult
+from trainyard.app.stack import demo
 from trainyard.errors import TrainyardError
+from trainyard.operations.stack import demo_text
 from trainyard.settings import Settings
 from trainyard.spec.graph import resolve
 from trainyard.spec.states import JobState

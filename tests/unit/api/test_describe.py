@@ -8,10 +8,10 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from trainyard.api.verbs.chains.describe import SCHEMAS
-from trainyard.cli import app
+from trainyard.app.chains.describe import SCHEMAS
 from trainyard.spec.model_schema import ModelSchema
 from trainyard.spec.templates import TEMPLATES
+from trainyard.surfaces.cli.main import app
 
 
 def printed(*words: str) -> str:

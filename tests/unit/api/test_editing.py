@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from trainyard import here
-from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import carry_out, request_of
+from trainyard.app.context import Caller, Context
 from trainyard.errors import Denied, InvalidInput, NotFound, Refused
 from trainyard.settings import settings
 from trainyard.spec.graph import resolve
 from trainyard.spec.nodes import NODE_CONFIGS
 from trainyard.spec.templates import TEMPLATES, build_template
+from trainyard.surfaces.invocation import carry_out, request_of
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "qa-pipeline": {"documents": "docs", "steps": {"control": True}, "training": {"method": "qlora", "epochs": 2}},

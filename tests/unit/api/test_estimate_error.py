@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainyard.api import planning
-from trainyard.api.context import Context
-from trainyard.api.invocation import carry_out, request_of
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
 from trainyard.settings import Settings
+from trainyard.surfaces.invocation import carry_out, request_of
 
 EPOCHS, MAX_LENGTH = 3, 512
 LARGEST_ERROR = 0.05

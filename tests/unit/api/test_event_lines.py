@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainyard.api.sdk.events import LineSplitter
+from trainyard.surfaces.sdk.events import LineSplitter
 
 STREAM = 'id: 1\r\ndata: {"message": "a\u2028b\u0085c\x0bd"}\n\ndata: e\r\rdata: f\n'
 LINES = ["id: 1", 'data: {"message": "a\u2028b\u0085c\x0bd"}', "", "data: e", "", "data: f"]

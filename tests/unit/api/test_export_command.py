@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.api.context import Context
-from trainyard.api.requests.chains import ExportConfigInput
-from trainyard.api.verbs.chains.exports import ExportOutput, export_chain
+from trainyard.app.chains.exports import ExportOutput, export_chain
+from trainyard.app.context import Context
 from trainyard.errors import Conflict, Refused
+from trainyard.operations.chains import ExportConfigInput
 from trainyard.settings import settings
 from trainyard.spec.exports.tables import EXPORTERS, export_trainer
 from trainyard.spec.imports.conversion import import_config

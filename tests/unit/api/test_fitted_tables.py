@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.unit.api.wide_samples import COPIED, PROSE, VARIANTS
-from trainyard.api.operations import OPERATIONS
-from trainyard.api.terminal import tables
-from trainyard.api.terminal.command import render
-from trainyard.api.terminal.tables import SPARE, WHOLE, cell_width, table
+from trainyard.operations import tables
+from trainyard.operations.table import OPERATIONS
+from trainyard.operations.tables import SPARE, WHOLE, cell_width, table
+from trainyard.surfaces.cli.command import render
 
 TEXTS = Path(tables.__file__).parent
 Calls = list[tuple[str, int, Any, str]]

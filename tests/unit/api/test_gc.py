@@ -18,14 +18,13 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.selection import by_default
 from tests.unit.stores.test_artifact_folders import write
-from trainyard.api.context import Context
-from trainyard.api.records import RunRecord, RunResult
-from trainyard.api.requests.stack import GcInput
-from trainyard.api.terminal.stack import gc_text
-from trainyard.api.verbs.housekeeping import gc
-from trainyard.api.verbs.housekeeping.gc import Collection, LeftoverKind, collect
+from trainyard.app.context import Context
+from trainyard.app.run_records import RunRecord, RunResult
+from trainyard.app.stack import gc
+from trainyard.app.stack.gc import Collection, LeftoverKind, collect
 from trainyard.backends.sessions.records import lock_of_session
 from trainyard.compute.lease import device_lock
+from trainyard.operations.stack import GcInput, gc_text
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import ArtifactStore
@@ -160,7 +159,7 @@ def test_a_dry_run_says_how_much_and_removes_nothing(old_home: Path) -> None:
 
 def command(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "trainyard.cli", "gc", "--json"],
+        [sys.executable, "-m", "trainyard", "gc", "--json"],
         env={**os.environ, "TRAINYARD_HOME": str(home), **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -12,17 +12,17 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from trainyard.api.context import Context
-from trainyard.api.requests.graph import ExportInput, GraphInput, QueryInput
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs.graph import count_graph, export_graph, query_graph
-from trainyard.api.verbs.serving.graph_server import GraphServer, listening
+from trainyard.app.context import Context
+from trainyard.app.graph.graph import count_graph, export_graph, query_graph
+from trainyard.app.graph.server import GraphServer, listening
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
+from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
 from trainyard.settings import settings
 from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.graph.facts import Entity, Mutation
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.graph.remote import HttpGraph
+from trainyard.surfaces.cli.command import render
 
 JANE = Mutation("default", "meetings", "a.md", hashlib.sha256(b"a").hexdigest(), "v1", (Entity("person", "Jane Doe"),))
 
@@ -140,7 +140,7 @@ def test_the_verbs_ask_this_homes_graph(tmp_path: Path) -> None:
 
 
 def test_the_command_serves_until_it_is_stopped(home: Path) -> None:
-    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "graph", "--port", "0"]
+    argv = [sys.executable, "-m", "trainyard", "serve", "--role", "graph", "--port", "0"]
     server = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     url = next(word for word in server.stderr.readline().split() if word.startswith("http")).rstrip(":")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.api.context import Context
-from trainyard.api.requests.chains import ImportInput
-from trainyard.api.requests.data import PreviewInput
-from trainyard.api.verbs.chains.imports import import_configs
-from trainyard.api.verbs.data.preview import preview
+from trainyard.app.chains.imports import import_configs
+from trainyard.app.context import Context
+from trainyard.app.data.preview import preview
 from trainyard.errors import InvalidInput, Refused
+from trainyard.operations.chains import ImportInput
+from trainyard.operations.data import PreviewInput
 from trainyard.settings import settings
 
 OWN = Path(__file__).parents[2] / "resources" / "imports"

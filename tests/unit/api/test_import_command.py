@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainyard.api.context import Context
-from trainyard.api.requests.chains import ImportInput
-from trainyard.api.terminal.chains import import_text
-from trainyard.api.verbs.chains.check import check_file
-from trainyard.api.verbs.chains.imports import ImportOutput, chain_name, import_configs
+from trainyard.app.chains.check import check_file
+from trainyard.app.chains.imports import ImportOutput, chain_name, import_configs
+from trainyard.app.context import Context
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
+from trainyard.operations.chains import ImportInput, import_text
 from trainyard.settings import settings
 
 OWN = Path(__file__).parents[2] / "resources" / "imports"

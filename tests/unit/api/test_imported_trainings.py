@@ -12,7 +12,7 @@ from small_jobs import train_here
 
 from benchmarks.imports import VARIABLE, examples_in, tally_examples
 from tests.selection import by_default
-from trainyard.api.verbs.chains.imports import chain_name
+from trainyard.app.chains.imports import chain_name
 from trainyard.backends.job import TrainingJob
 from trainyard.callbacks import ignore
 from trainyard.data.sources import read_source

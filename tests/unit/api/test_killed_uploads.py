@@ -28,7 +28,7 @@ with claimed_file(Path(sys.argv[1])) as file, claimed_folder(Path(sys.argv[2])):
 
 def trainyard(home: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "trainyard.cli", *words, "--json"],
+        [sys.executable, "-m", "trainyard", *words, "--json"],
         env={**os.environ, "TRAINYARD_HOME": str(home), "TRAINYARD_UPLOADS_MB": "5", **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

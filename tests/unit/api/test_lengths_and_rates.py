@@ -12,12 +12,12 @@ import yaml
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tests.small_jobs import Jobs, Ran, conversation, train_here
-from trainyard.api import planning
-from trainyard.api.context import Context
-from trainyard.api.requests.chains import CheckInput
-from trainyard.api.verbs.chains.check import FileCheck, check
+from trainyard.app.chains.check import FileCheck, check
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
 from trainyard.data.rows import write_rows
 from trainyard.errors import Refused
+from trainyard.operations.chains import CheckInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.bases import ContextFacts

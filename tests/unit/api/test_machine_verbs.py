@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import implementation_of, request_of
-from trainyard.api.verbs.monitoring.gpus import list_gpus
+from trainyard.app.context import Caller, Context
+from trainyard.app.gpus import list_gpus
 from trainyard.compute.monitor.readings import Clocks, GpuReading, MonitorReading
 from trainyard.errors import Conflict, Denied, InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, load_settings
+from trainyard.surfaces.invocation import implementation_of, request_of
 
 REMOTE = Caller("admin", remote=True)
 WAIT_S = 60.0

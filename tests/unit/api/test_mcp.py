@@ -20,11 +20,10 @@ from pydantic import TypeAdapter
 
 from tests.selection import slow
 from tests.unit.api.answering import answering
-from trainyard.api.context import OWNER, Caller
-from trainyard.api.invocation import SCOPES, implementation_of
-from trainyard.api.mcp.tools import NAMES, list_tools, tool_name
-from trainyard.api.operations import OPERATIONS, REQUESTS, Scope
-from trainyard.loading import load
+from trainyard.app.context import OWNER, Caller
+from trainyard.operations.table import OPERATIONS, Scope
+from trainyard.surfaces.invocation import SCOPES, implementation_of
+from trainyard.surfaces.mcp.tools import NAMES, list_tools, tool_name
 
 CHAIN = {"nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer"}]}
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
@@ -53,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def child(*options: str) -> StdioServerParameters:
-    words = ["-m", "trainyard.cli", "mcp", *options]
+    words = ["-m", "trainyard", "mcp", *options]
     return StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ), cwd=Path.cwd())
 
 
@@ -193,7 +192,7 @@ def test_a_tool_says_what_it_may_change() -> None:
         assert (tool.annotations is not None and tool.annotations.read_only_hint) is (row.scope is Scope.READ)
         assert tool.description == row.summary
         assert "anyOf" not in tool.input_schema
-        whole = load(REQUESTS + row.request).model_json_schema()
+        whole = row.request.model_json_schema()
         assert tool.input_schema.get("required") == whole.get("required"), tool.name
         assert tool.input_schema.get("properties", {}).keys() == whole.get("properties", {}).keys()
     assert OWNER.remote is False

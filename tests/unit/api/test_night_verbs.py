@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.context import Context
-from trainyard.api.requests.nights import AddInput, NightInput, RunNightInput, WorkerInput
-from trainyard.api.terminal.nights import corpora_text
-from trainyard.api.verbs.night import (
+from trainyard.app.context import Context
+from trainyard.app.nights import (
     add_corrections,
     config_of,
     run_once,
@@ -21,6 +19,7 @@ from trainyard.api.verbs.night import (
 )
 from trainyard.errors import InvalidInput, Refused
 from trainyard.night.training import LocalTrainer
+from trainyard.operations.nights import AddInput, NightInput, RunNightInput, WorkerInput, corpora_text
 from trainyard.settings import Settings
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.night import NightConfig, read_night

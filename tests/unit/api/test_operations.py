@@ -9,18 +9,19 @@ from typing import Any, get_type_hints
 import pytest
 from pydantic import TypeAdapter
 
-from trainyard.api.context import Context
-from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS, TEXTS, VERBS, Scope
-from trainyard.api.requests.adapters import AdapterName, AdaptersInput
-from trainyard.api.requests.base import Nothing, Request
-from trainyard.api.requests.chains import CheckInput, RunInput
-from trainyard.api.verbs.adapters import list_adapters, show_adapter
-from trainyard.api.verbs.chains.check import check
-from trainyard.api.verbs.chains.run import run
-from trainyard.api.verbs.doctor import examine
-from trainyard.api.verbs.stack import down, env
+from docs.generator.pages import names_text
+from trainyard.app.adapters.registry import list_adapters, show_adapter
+from trainyard.app.chains.check import check
+from trainyard.app.chains.run import run
+from trainyard.app.context import Context
+from trainyard.app.stack.doctor import examine
+from trainyard.app.stack.stack import down, env
 from trainyard.errors import InvalidInput, Refused, Unavailable
 from trainyard.loading import load
+from trainyard.operations.adapters import AdapterName, AdaptersInput
+from trainyard.operations.base import Nothing, Request
+from trainyard.operations.chains import CheckInput, RunInput
+from trainyard.operations.table import NAMES_FILE, OPERATIONS, Scope, group_lines
 from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
@@ -108,26 +109,26 @@ def test_every_verb_explains_itself_in_one_line(verb: str) -> None:
 @pytest.mark.parametrize("verb", OPERATIONS)
 def test_every_row_can_be_loaded_and_says_what_its_implementation_says(verb: str) -> None:
     row = OPERATIONS[verb]
-    request, implementation = load(REQUESTS + row.request), load(VERBS + row.implementation)
+    request, implementation = row.request, load(f"trainyard.{row.run}")
     assert issubclass(request, Request)
     taken = get_type_hints(implementation)
     assert TypeAdapter(taken.pop("return")).json_schema(mode="serialization")
     assert list(taken.values()) == [request, Context]
-    assert get_type_hints(load(TEXTS + row.renderer))["return"] is str
-    assert not row.part_renderer or get_type_hints(load(TEXTS + row.part_renderer))["return"] is str
+    assert row.text.__annotations__["return"] == "str"
+    assert not row.part_text or row.part_text.__annotations__["return"] == "str"
     assert isinstance(row.scope, Scope)
 
 
 def test_every_first_word_of_two_is_explained() -> None:
     words = {verb.split()[0] for verb in OPERATIONS if " " in verb}
-    assert words == set(GROUPS) | (words & set(OPERATIONS))
-    assert not set(GROUPS) & set(OPERATIONS)
+    assert words == set(group_lines()) | (words & set(OPERATIONS))
+    assert not set(group_lines()) & set(OPERATIONS)
 
 
 def test_requests_are_imported_without_what_carries_them_out() -> None:
-    modules = {f"{REQUESTS}{row.request}".partition(":")[0] for row in OPERATIONS.values()}
-    heavy = "{'numpy', 'pyarrow', 'torch', 'prefect', 'httpx', 'click', 'trainyard.settings'}"
-    program = f"import sys, {', '.join(modules)}; print(*{heavy} & set(sys.modules))"
+    heavy = "{'numpy', 'pyarrow', 'torch', 'prefect', 'httpx', 'click', 'trainyard.settings', 'trainyard.app'}"
+    table = "from trainyard.operations.table import OPERATIONS; len(OPERATIONS)"
+    program = f"import sys; {table}; print(*{heavy} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == ""
 
@@ -223,3 +224,7 @@ def one_check(context: Context, name: str) -> Any:
 
 def test_a_doctor_with_problems_is_not_ok(context: Context) -> None:
     assert examine(Nothing(), context).exit_code == 1
+
+
+def test_names_and_summaries_are_known_without_their_rows() -> None:
+    assert NAMES_FILE.read_text(encoding="utf-8") == names_text(), "run `python -m docs.generator`"

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from trainyard.api.runs.plain_logs import WORDS, is_upcoming, text_of
-from trainyard.api.runs.states import STATES
+from trainyard.app.jobs.log_source import WORDS, is_upcoming, text_of
+from trainyard.prefect_api.states import STATES
 from trainyard.stores.live.job_ids import is_meant
 
 RUN = "179c3d66-73e8-4014-9e67-0abc492bf34e"
@@ -33,7 +33,7 @@ def test_a_planned_run_is_not_a_job_yet_and_a_late_one_is() -> None:
 
 def test_reading_a_log_imports_no_prefect() -> None:
     program = (
-        "import sys, trainyard.api.verbs.monitoring.logs; "
+        "import sys, trainyard.app.jobs.logs; "
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'prefect', 'torch', 'transformers', 'aiohttp'}))"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from trainyard.api import planning
-from trainyard.api.acceptance import teacher_reasons
-from trainyard.api.keys import dependencies, needed_models
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
+from trainyard.app.chains.missing_backend import refuse_or_wait
+from trainyard.app.keys import dependencies, needed_models
+from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.machine import teacher_reasons
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
+from trainyard.surfaces.cli.command import render
 
 ROW = '{"prompt": "What is a kettle?", "completion": "A vessel that boils water."}\n'
 

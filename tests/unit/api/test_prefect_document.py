@@ -10,9 +10,9 @@ import httpx
 from prefect.server.api.server import create_app
 from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, temporary_settings
 
-from trainyard.api.access.guarding import Guard
-from trainyard.api.access.limits import WrongCredentials
-from trainyard.api.runs.guard import CountedCredentials, GuardedDocument, as_prefect_answers
+from trainyard.app.access.guard import Guard
+from trainyard.app.access.limits import WrongCredentials
+from trainyard.prefect_api.guard import CountedCredentials, GuardedDocument, as_prefect_answers
 
 AUTH = "trainyard:a-string-of-this-test"
 ADDRESS = "http://127.0.0.1:4200"

@@ -12,21 +12,20 @@ import pytest
 from starlette.datastructures import QueryParams
 from transformers import AutoTokenizer
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.requests.data import ColumnsInput, PreviewInput
-from trainyard.api.rest.bodies import read_query
-from trainyard.api.sdk.wire import exchange_of
-from trainyard.api.terminal.data import preview_text, raw_text
-from trainyard.api.verbs.data.columns import show_columns
-from trainyard.api.verbs.data.preview import DataPreview, RawRows, preview
+from trainyard.app.context import Caller, Context
+from trainyard.app.data.columns import show_columns
+from trainyard.app.data.preview import DataPreview, RawRows, preview
 from trainyard.data.limited.service import ReadingService
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound, Refused
+from trainyard.operations.data import ColumnsInput, PreviewInput, preview_text, raw_text
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.timing import NOT_MEASURED
 from trainyard.spec.nodes import DataSourceConfig
+from trainyard.surfaces.rest.bodies import read_query
+from trainyard.surfaces.sdk.wire import exchange_of
 from trainyard.train.stages.lengths import NO_LIMIT
 from trainyard.train.tokens import encode_sft
 

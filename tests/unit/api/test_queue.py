@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.plans.queue import queue_seconds
+from trainyard.app.plan.queue import queue_seconds
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventWriter
 from trainyard.compute.lease import claim_devices

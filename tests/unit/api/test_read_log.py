@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from trainyard.api.runs.listing import text_of
+from trainyard.prefect_api.listing import text_of
 
 
 @pytest.mark.parametrize("text", ["the gate says no", "two\nlines", ""])

@@ -9,16 +9,11 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.requests.graph import GraphInput
-from trainyard.api.requests.records.asking import AskInput
-from trainyard.api.requests.records.nights import EntitiesInput, NeighborsInput, NightNameInput, NightsInput
-from trainyard.api.terminal.records.asking import answer_text
-from trainyard.api.terminal.records.nights import entities_text, neighbors_text, night_detail_text, nights_text
-from trainyard.api.verbs.graph import count_graph
-from trainyard.api.verbs.records.asking import AskedAnswer, ask
-from trainyard.api.verbs.records.neighbors import list_entities, show_neighbors
-from trainyard.api.verbs.records.nights import list_night_reports, show_night
+from trainyard.app.adapters.ask import AskedAnswer, ask
+from trainyard.app.context import Caller, Context
+from trainyard.app.graph.graph import count_graph
+from trainyard.app.graph.neighbors import list_entities, show_neighbors
+from trainyard.app.night_reports import list_night_reports, show_night
 from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.night.report import (
     BucketReport,
@@ -30,6 +25,9 @@ from trainyard.night.report import (
     write_report,
 )
 from trainyard.night.training import tenant_root
+from trainyard.operations.adapters import AskInput, answer_text
+from trainyard.operations.graph import EntitiesInput, GraphInput, NeighborsInput, entities_text, neighbors_text
+from trainyard.operations.nights import NightNameInput, NightsInput, night_detail_text, nights_text
 from trainyard.settings import settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import DISK

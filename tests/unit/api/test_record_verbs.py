@@ -12,25 +12,27 @@ import orjson
 import pytest
 
 from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, scored, scores
-from trainyard.api.context import Caller, Context
-from trainyard.api.records import RunRecord
-from trainyard.api.requests.records.artifacts import (
-    ArtifactInput,
-    ArtifactRowsInput,
-    ArtifactsInput,
-    EvaluationInput,
-    EvaluationsInput,
-)
-from trainyard.api.terminal.records.artifacts import artifacts_text, rows_text
-from trainyard.api.terminal.records.evaluations import evaluation_text, evaluations_text
-from trainyard.api.verbs.records import artifacts, contents
-from trainyard.api.verbs.records.artifacts import Artifact, list_artifacts, read_rows, show_artifact
-from trainyard.api.verbs.records.evaluations import list_evaluations, show_evaluation
+from trainyard.app.artifacts import artifacts, contents
+from trainyard.app.artifacts.artifacts import Artifact, list_artifacts, read_rows, show_artifact
+from trainyard.app.context import Caller, Context
+from trainyard.app.evaluations import list_evaluations, show_evaluation
+from trainyard.app.run_records import RunRecord
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.rows import HELD_OUT_FOLDER, ROWS_FILE, Message, SftRow, write_rows
 from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.evals.report import build_report, headline
 from trainyard.evals.runner import write_report
+from trainyard.operations.artifacts import (
+    ArtifactInput,
+    ArtifactRowsInput,
+    ArtifactsInput,
+    EvaluationInput,
+    EvaluationsInput,
+    artifacts_text,
+    evaluation_text,
+    evaluations_text,
+    rows_text,
+)
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry

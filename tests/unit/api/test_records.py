@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api.records import (
+from trainyard.app.run_records import (
     NodeResult,
     NodeState,
     RunRecord,

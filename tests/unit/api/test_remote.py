@@ -20,11 +20,7 @@ from docs.generator.sdk import ASYNC, sdk_types
 from tests.certificates import make_certificate
 from tests.unit.api.answering import answering
 from trainyard import Chain, DataSource, Trainer, aio, connect, connect_async, here
-from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
-from trainyard.api.sdk import asynchronous, wire
-from trainyard.api.sdk.remote import RemoteSurface, client_options
-from trainyard.api.sdk.wire import HttpExchange, error_of, exchange_of, request_words
-from trainyard.api.verbs.jobs import Job, JobDetail
+from trainyard.app.jobs.jobs import Job, JobDetail
 from trainyard.errors import (
     Conflict,
     Denied,
@@ -35,8 +31,11 @@ from trainyard.errors import (
     TrainyardError,
     Unavailable,
 )
-from trainyard.loading import load
+from trainyard.operations.table import OPERATIONS, route_of
 from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
+from trainyard.surfaces.sdk import asynchronous, wire
+from trainyard.surfaces.sdk.remote import RemoteSurface, client_options
+from trainyard.surfaces.sdk.wire import HttpExchange, error_of, exchange_of, request_words
 
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 
@@ -159,7 +158,7 @@ def test_the_types_of_awaited_methods_are_those_of_the_table() -> None:
 
 def test_a_request_has_its_fields_where_the_table_says() -> None:
     def sent(name: str, **fields: Any) -> Any:
-        return exchange_of(name, load(REQUESTS + OPERATIONS[name].request)(**fields))
+        return exchange_of(name, OPERATIONS[name].request(**fields))
 
     show = sent("chains show", chain="a b/c", revision=2)
     assert (show.method, show.path, dict(show.params)) == ("GET", "/api/v1/chains/a%20b%2Fc", {"revision": 2})
@@ -180,7 +179,7 @@ def test_what_json_does_not_have_is_sent_as_it_is_and_never_as_nothing() -> None
     """Null would mean that a field was not given."""
 
     def sent(**fields: Any) -> str:
-        request = load(REQUESTS + OPERATIONS["sessions forward"].request)(session="session-0123456789ab", **fields)
+        request = OPERATIONS["sessions forward"].request(session="session-0123456789ab", **fields)
         return (exchange_of("sessions forward", request).content or b"").decode()
 
     assert sent(batch={"x": [1.5, float("nan")]}) == '{"batch":{"x":[1.5,NaN]}}'

@@ -16,8 +16,8 @@ import pytest
 
 from tests.unit.api.accepting_server import AcceptingServer
 from trainyard import connect, connect_async
-from trainyard.api.sdk import wire
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.surfaces.sdk import wire
 
 DELETED = json.dumps({"id": "chain-1", "name": "x", "revisions": 2}).encode()
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)

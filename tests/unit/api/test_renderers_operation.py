@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api.context import Context
-from trainyard.api.requests.chains import CheckInput
-from trainyard.api.requests.trainers import RenderersInput
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs.chains.check import FileCheck, check
-from trainyard.api.verbs.data.renderers import verify_renderers
+from trainyard.app.chains.check import FileCheck, check
+from trainyard.app.context import Context
+from trainyard.app.data.renderers import verify_renderers
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.operations.backends import RenderersInput
+from trainyard.operations.chains import CheckInput
 from trainyard.settings import load_settings
+from trainyard.surfaces.cli.command import render
 
 GOOD = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}{{ 'assistant:' if add_generation_prompt }}"
 HOSTILE = "{{ ''.__class__.__mro__ }}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows.notes import cell
-from trainyard.api.records import NodeResult, NodeState
+from trainyard.app.run_records import NodeResult, NodeState
 
 
 def test_a_message_of_a_node_is_no_markup() -> None:

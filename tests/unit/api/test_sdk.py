@@ -31,13 +31,12 @@ from trainyard import (
     plan,
     run,
 )
-from trainyard.api import planning
-from trainyard.api.operations import OPERATIONS, REQUESTS
-from trainyard.api.sdk import surface
-from trainyard.api.sdk.surface import Surface, attribute_of
+from trainyard.app.plan import resolve as planning
 from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
-from trainyard.loading import load
+from trainyard.operations.table import OPERATIONS
 from trainyard.settings import settings
+from trainyard.surfaces.sdk import surface
+from trainyard.surfaces.sdk.surface import Surface, attribute_of
 
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 
@@ -72,7 +71,7 @@ def method_of(operation: str) -> Surface:
 def test_every_operation_is_a_method_with_the_fields_of_its_request() -> None:
     for name, row in OPERATIONS.items():
         method = method_of(name)
-        fields = load(REQUESTS + row.request).model_fields
+        fields = row.request.model_fields
         assert list(inspect.signature(method).parameters) == list(fields), name
         assert method.__doc__ == row.summary
 

@@ -21,23 +21,22 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.live.answers import follow_answers
-from trainyard.api.live.sse import ServerEvent
-from trainyard.api.requests.records.asking import AskInput, EarlierTurn
-from trainyard.api.requests.serving import ChatInput, ServeInput
-from trainyard.api.terminal.chat.columns import chat_text, side_by_side
-from trainyard.api.verbs.records.asking import ask
-from trainyard.api.verbs.serving.chat import RESET, ChatOutput, ChatTurn, chat
-from trainyard.api.verbs.serving.serve import serve
-from trainyard.api.verbs.stack import start_embedded
+from trainyard.app.adapters.ask import ask
+from trainyard.app.chat import RESET, ChatOutput, ChatTurn, chat
+from trainyard.app.context import Caller, Context
+from trainyard.app.stack.stack import start_embedded
 from trainyard.compute.services import EMBEDDED, Service, record_path, write_record
 from trainyard.errors import NotFound, TrainyardError
+from trainyard.operations.adapters import AskInput, EarlierTurn
+from trainyard.operations.serving import ChatInput, ServeInput, chat_text, side_by_side
 from trainyard.serve import embedded
 from trainyard.settings import Settings, load_settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.models import chat_template_sha256, resolve_model
 from trainyard.stores.processes import process_start
+from trainyard.surfaces.live.answers import follow_answers
+from trainyard.surfaces.live.sse import ServerEvent
+from trainyard.surfaces.serve import serve
 
 pytestmark = pytest.mark.xdist_group("model-server")
 
@@ -92,7 +91,7 @@ def register(here: Settings, folder: Path, role: str, base: str, facts: dict[str
 def command(here: Settings, *words: str) -> dict[str, Any]:
     """How a `trainyard` command is started on a home."""
     environment = {**os.environ, "TRAINYARD_HOME": str(here.home), "OMP_WAIT_POLICY": "passive"}
-    return {"args": [sys.executable, "-m", "trainyard.cli", *words], "env": environment, "cwd": here.home}
+    return {"args": [sys.executable, "-m", "trainyard", *words], "env": environment, "cwd": here.home}
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,10 @@ from safetensors.torch import load_file, save
 
 from tests.unit.api.session_surface import surface_of
 from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
-from trainyard.api.context import OWNER, Caller
-from trainyard.api.operations import OPERATIONS, Scope, route_of
-from trainyard.api.requests.sessions.calls import ForwardInput, GenerateInput
-from trainyard.api.sessions.accepting import accept_session
-from trainyard.api.sessions.calling import not_open
-from trainyard.api.terminal.sessions.lines import completions_text, reply_text, session_text, sessions_text
-from trainyard.api.verbs.sessions.calls import prompt_of, row_of
+from trainyard.app.context import OWNER, Caller
+from trainyard.app.sessions.accept import accept_session
+from trainyard.app.sessions.call import not_open
+from trainyard.app.sessions.calls import prompt_of, row_of
 from trainyard.backends.sessions.records import (
     SessionState,
     SessionStatus,
@@ -35,11 +32,20 @@ from trainyard.backends.sessions.records import (
     write_record,
     write_status,
 )
-from trainyard.cli import app
 from trainyard.compute.lease import device_lock
 from trainyard.errors import Conflict, Denied, InvalidInput, NotFound, Refused, Unavailable
+from trainyard.operations.sessions import (
+    ForwardInput,
+    GenerateInput,
+    completions_text,
+    reply_text,
+    session_text,
+    sessions_text,
+)
+from trainyard.operations.table import OPERATIONS, Scope, route_of
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.schedules import Schedule
+from trainyard.surfaces.cli.main import app
 
 VERBS = ("forward", "backward", "step", "zero-grad", "generate", "logprobs", "save", "load")
 THEIRS = Caller("ci", Scope.RUN, "acme", remote=True)

@@ -22,9 +22,9 @@ from tests.unit.api.answering import answering
 from tests.unit.api.session_sequence import START, VERBS, sequence_over
 from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
 from trainyard import connect
-from trainyard.api.access.auditing import log_of
-from trainyard.api.rest.bodies import TENSORS_TYPE
+from trainyard.app.access.audit_entries import log_of
 from trainyard.settings import settings
+from trainyard.surfaces.rest.bodies import TENSORS_TYPE
 from trainyard.tracing import new_traceparent, trace_id
 
 pytestmark = pytest.mark.timeout(300)

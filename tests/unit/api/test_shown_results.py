@@ -12,13 +12,13 @@ import pytest
 
 from tests.unit.api.test_compare import run as make_run
 from trainyard import Chain, DataSource, Trainer
-from trainyard.api.records import RunResult, read_events, read_result
-from trainyard.api.sdk.live_output import open_live
-from trainyard.api.sdk.live_runs import LiveRun
-from trainyard.api.verbs.jobs import Job, JobMetrics, TrainingCurve
+from trainyard.app.jobs.jobs import Job, JobMetrics, TrainingCurve
+from trainyard.app.run_records import RunResult, read_events, read_result
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
+from trainyard.surfaces.sdk.live_output import open_live
+from trainyard.surfaces.sdk.live_runs import LiveRun
 
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 

@@ -13,14 +13,14 @@ import psutil
 import pytest
 import yaml
 
-from trainyard.api import stack
-from trainyard.api.checkout import checkout
-from trainyard.api.context import Context
-from trainyard.api.requests.base import Nothing
-from trainyard.api.verbs.stack import env, models_served
+from trainyard.app.checkout import checkout
+from trainyard.app.context import Context
+from trainyard.app.stack import services as stack
+from trainyard.app.stack.stack import env, models_served
 from trainyard.callbacks import ignore
 from trainyard.compute.services import Service, free_port, record_path, write_record
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.operations.base import Nothing
 from trainyard.serve import embedded
 from trainyard.settings import Settings, load_settings, settings
 from trainyard.testing.loopback import LoopbackServer, serving

@@ -13,14 +13,14 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from trainyard import here
-from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import carry_out, request_of
-from trainyard.api.requests.fields import FieldError
-from trainyard.api.terminal.chains import stored_chain_text
+from trainyard.app.context import Caller, Context
 from trainyard.errors import Conflict, Denied, InvalidInput, NotFound, Refused, TrainyardError, Unavailable
+from trainyard.operations.chains import stored_chain_text
+from trainyard.operations.fields import FieldError
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_index import JobIndex
+from trainyard.surfaces.invocation import carry_out, request_of
 
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 BODIES = REPOSITORY / "tests" / "resources" / "bodies"

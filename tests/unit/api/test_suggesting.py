@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import carry_out
-from trainyard.api.operations import OPERATIONS, REQUESTS, Scope
-from trainyard.api.requests.fields import Argument, Option
-from trainyard.api.suggesting import named_things, with_nearest
-from trainyard.api.terminal.completion import KNOWN, known_names
+from trainyard.app.completion import KNOWN, known_names
+from trainyard.app.context import Caller, Context
+from trainyard.app.suggestions import named_things, with_nearest
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.loading import load
+from trainyard.operations.fields import Argument, Option
+from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import settings
 from trainyard.spec.load.nearest import nearest, nearest_paths
 from trainyard.stores.chains.revisions import ChainStore, StoredChain
+from trainyard.surfaces.invocation import carry_out
 
 RUN, SWEEP, SESSION = "0aa885f8-eaaa-4f32-a852-144a17056dc2", "width-ecfc218f", "session-0123456789ab"
 WRONG = {
@@ -65,7 +64,7 @@ def named_fields() -> list[tuple[str, str, str]]:
     return [
         (operation, name, declared.completes)
         for operation, row in OPERATIONS.items()
-        for name, field in load(REQUESTS + row.request).model_fields.items()
+        for name, field in row.request.model_fields.items()
         for declared in field.metadata
         if isinstance(declared, Argument | Option) and declared.completes
     ]
@@ -79,7 +78,7 @@ def test_every_kind_of_name_has_an_example() -> None:
 @pytest.mark.parametrize(("operation", "field", "kind"), named_fields())
 def test_an_error_about_a_name_lists_the_nearest(operation: str, field: str, kind: str, context: Context) -> None:
     word, right = WRONG[kind]
-    model = load(REQUESTS + OPERATIONS[operation].request)
+    model = OPERATIONS[operation].request
     repeated = "tuple" in str(model.model_fields[field].annotation)
     others = {name: "other" for name, one in model.model_fields.items() if one.is_required()}
     request = model.model_construct(**{**others, field: (word, "other") if repeated else word})
@@ -105,7 +104,7 @@ def test_an_error_about_a_name_lists_the_nearest(operation: str, field: str, kin
 def test_operations_say_which_name_was_meant(
     operation: str, fields: dict[str, object], right: str, context: Context
 ) -> None:
-    request = load(REQUESTS + OPERATIONS[operation].request)(**fields)
+    request = OPERATIONS[operation].request(**fields)
     with pytest.raises((NotFound, InvalidInput)) as caught:
         carry_out(operation, request, context)
     assert (f"Did you mean {right!r}" in caught.value.do) if right else "Did you mean" not in caught.value.do
@@ -121,7 +120,7 @@ def test_the_beginning_of_a_chain_s_name_finds_it_where_no_other_begins_so(conte
 
 def test_a_caller_of_a_tenant_learns_no_names(context: Context) -> None:
     stranger = Context(context.settings, caller=Caller("guest", Scope.READ, tenant="acme", remote=True))
-    request = load(REQUESTS + OPERATIONS["jobs show"].request)(job="bike-dsk")
+    request = OPERATIONS["jobs show"].request(job="bike-dsk")
     assert [*named_things(request)] == [("run", "bike-dsk", False), ("run", "bike-dsk", False)]
     assert with_nearest(NotFound("There is no job 'bike-dsk'.", do="List."), request, stranger).do == "List."
 

@@ -11,14 +11,13 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from trainyard import aio, connect, here
-from trainyard.api.context import OWNER
-from trainyard.api.mcp.tools import NAMES, list_tools, tool_name
-from trainyard.api.operations import OPERATIONS, REQUESTS, route_of
-from trainyard.api.rest.openapi import SERVICE_ROUTES, openapi_document
-from trainyard.api.rest.routes import operation_id
-from trainyard.api.sdk.surface import Surface, attribute_of, words_after
-from trainyard.cli import app
-from trainyard.loading import load
+from trainyard.app.context import OWNER
+from trainyard.operations.table import OPERATIONS, route_of
+from trainyard.surfaces.cli.main import app
+from trainyard.surfaces.mcp.tools import NAMES, list_tools, tool_name
+from trainyard.surfaces.rest.openapi import SERVICE_ROUTES, openapi_document
+from trainyard.surfaces.rest.routes import operation_id
+from trainyard.surfaces.sdk.surface import Surface, attribute_of, words_after
 
 REFERENCE = REPOSITORY / "docs" / "reference"
 OF_EVERY_COMMAND = {"as_json"}
@@ -65,7 +64,7 @@ def resolved(schema: Json, document: Json) -> Json:
 
 
 def fields_of(name: str) -> set[str]:
-    return set(load(REQUESTS + OPERATIONS[name].request).model_fields)
+    return set(OPERATIONS[name].request.model_fields)
 
 
 def test_all_surfaces_and_the_docs_have_the_same_operations(document: Json) -> None:

@@ -8,20 +8,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trainyard.api.context import Context
-from trainyard.api.requests.base import Nothing
-from trainyard.api.requests.chains import CHAIN_CHARS, CheckInput, ShowChainInput, StoreChainInput
-from trainyard.api.requests.sweeps import ShowSweepInput, SweepInput
-from trainyard.api.terminal.jobs import sweep_text, sweeps_text
-from trainyard.api.verbs.chains.check import check
-from trainyard.api.verbs.chains.stored import create_chain
-from trainyard.api.verbs.sweeps.build import build_sweep
-from trainyard.api.verbs.sweeps.show import list_sweeps, show_sweep
-from trainyard.api.verbs.sweeps.start import find_asked, sweep
-from trainyard.cli import app
+from trainyard.app.chains.check import check
+from trainyard.app.chains.stored import create_chain
+from trainyard.app.context import Context
+from trainyard.app.sweeps.build import build_sweep
+from trainyard.app.sweeps.show import list_sweeps, show_sweep
+from trainyard.app.sweeps.start import find_asked, sweep
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, Unavailable
+from trainyard.operations.base import Nothing
+from trainyard.operations.chains import CHAIN_CHARS, CheckInput, ShowChainInput, StoreChainInput
+from trainyard.operations.sweeps import ShowSweepInput, SweepInput, sweep_text, sweeps_text
 from trainyard.settings import Settings
 from trainyard.spec.axes.stages import EvalMetric
+from trainyard.surfaces.cli.main import app
 from trainyard.sweeps.asha import TrialState
 from trainyard.sweeps.folder import SweepRecord, dump_spec, write_record
 from trainyard.sweeps.study import SweepStudy

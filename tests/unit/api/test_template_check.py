@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.api import planning
+from trainyard.app.plan import resolve as planning
 from trainyard.settings import Settings, settings
 
 HUB = [{"type": "data_source", "config": {"hub": "acme/rows"}}]

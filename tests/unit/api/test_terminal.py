@@ -6,16 +6,16 @@ import json
 import pytest
 from rich.console import Console
 
-from trainyard.api.records import NodeResult, NodeState, RunResult
-from trainyard.api.terminal.command import render
-from trainyard.api.terminal.jobs import metrics_text
-from trainyard.api.terminal.progress import Progress
-from trainyard.api.terminal.tables import table
-from trainyard.api.terminal.text import print_error
-from trainyard.api.verbs.jobs import JobMetrics, TrainingCurve
+from trainyard.app.jobs.jobs import JobMetrics, TrainingCurve
+from trainyard.app.run_records import NodeResult, NodeState, RunResult
 from trainyard.errors import NotFound, Reason, Refused
+from trainyard.operations.jobs import metrics_text
+from trainyard.operations.tables import table
+from trainyard.operations.texts import print_error
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
+from trainyard.surfaces.cli.command import render
+from trainyard.surfaces.cli.progress import Progress
 
 
 def lines_of(events: list[dict[str, object]], terminal: bool = False) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from trainyard.api.invocation import implementation_of
+from trainyard.surfaces.invocation import implementation_of
 
 PROSE = "The answer repeats a whole sentence of its document, although the question asks for the price. " * 2
 COPIED = {

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 from tests.small_jobs import Jobs, Ran, train_here, write_data
 from tests.unit.train.methods.architectures import build_base
-from trainyard.api.context import Context
-from trainyard.api.requests.chains import CheckInput
-from trainyard.api.verbs.chains.check import check
+from trainyard.app.chains.check import check
+from trainyard.app.context import Context
 from trainyard.errors import InvalidInput
+from trainyard.operations.chains import CheckInput
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.testing.tiny import TEXT, build_tokenizer

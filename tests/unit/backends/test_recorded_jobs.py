@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.small_jobs import Jobs
-from trainyard.api.context import Context
-from trainyard.api.live.jobs import open_index
-from trainyard.api.requests.jobs import JobInput, JobsInput, LogsInput, MetricsInput, StopInput
-from trainyard.api.verbs.jobs import cancel_job, list_jobs, show_job, show_metrics
-from trainyard.api.verbs.monitoring.logs import show_logs
+from trainyard.app.context import Context
+from trainyard.app.jobs.jobs import cancel_job, list_jobs, show_job, show_metrics
+from trainyard.app.jobs.logs import show_logs
+from trainyard.app.live.jobs import open_index
 from trainyard.backends.manager import Options, TrainingManager
 from trainyard.errors import Conflict
+from trainyard.operations.jobs import JobInput, JobsInput, LogsInput, MetricsInput, StopInput
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.stores.jobs import JobStore, SubmittingProcess

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api.context import Context
-from trainyard.api.invocation import carry_out
-from trainyard.api.live.waits import OTHER_TENANT, describe_wait, read_devices, read_waits
-from trainyard.api.records import RunRecord
-from trainyard.api.requests.base import Nothing
+from trainyard.app.context import Context
+from trainyard.app.live.waits import OTHER_TENANT, describe_wait, read_devices, read_waits
+from trainyard.app.run_records import RunRecord
 from trainyard.compute.lease import Patience, Wait, claim_devices, holder, slot_lock
 from trainyard.compute.queue import list_waiters, queue_folder
+from trainyard.operations.base import Nothing
 from trainyard.settings import Settings, load_settings
+from trainyard.surfaces.invocation import carry_out
 
 CLAIM = """
 import sys, time

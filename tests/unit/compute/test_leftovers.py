@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainyard.api.runs.reviving import BACK_OFF_S, Reviver, dead_services
-from trainyard.api.stack import spawn, stop
+from trainyard.app.stack.services import spawn, stop
 from trainyard.compute.leftovers import LONGEST_PATH, sweep_locks, sweep_temporary, temporary_folder
 from trainyard.compute.services import record_path, rotate_log
+from trainyard.prefect_api.reviving import BACK_OFF_S, Reviver, dead_services
 from trainyard.settings import settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import RealFiles

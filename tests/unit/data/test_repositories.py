@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.data.reading import Result, read_all, settings_for
-from trainyard.api.context import Context
-from trainyard.api.requests.nights import EngineeringInput
-from trainyard.api.terminal.nights import added_text
-from trainyard.api.verbs.night import add_commits
+from trainyard.app.context import Context
+from trainyard.app.nights import add_commits
 from trainyard.data.readers.repositories import MAX_DIFF_BYTES, Repository, batch, commit_documents, patches
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput, Refused
+from trainyard.operations.nights import EngineeringInput, added_text
 
 
 def git(folder: Path, *arguments: str) -> str:

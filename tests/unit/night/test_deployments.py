@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api.operations import OPERATIONS
 from trainyard.backends import environments as env
+from trainyard.operations.table import OPERATIONS
 from trainyard.serve.inference_server.commands import read_profile
 from trainyard.spec.axes.backends import ServerName
 

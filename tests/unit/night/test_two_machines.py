@@ -41,7 +41,7 @@ def command(home: Path, store: ObjectServer, *words: str) -> subprocess.Popen[st
         "STORAGE_EMULATOR_HOST": store.url,
         "PYTHONPATH": str(REPOSITORY),
     }
-    argv = [sys.executable, "-m", "trainyard.cli", *words]
+    argv = [sys.executable, "-m", "trainyard", *words]
     return subprocess.Popen(
         argv, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trainyard.api.access.listeners import SecondServer
+from trainyard.app.access.listeners import SecondServer
 from trainyard.errors import LimitExceeded
 from trainyard.serve import listening
 from trainyard.serve.listening import bind, server_config

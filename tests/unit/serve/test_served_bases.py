@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trainyard.api.verbs.stack import start_embedded
+from trainyard.app.stack.stack import start_embedded
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound, TrainyardError
 from trainyard.serve import embedded
 from trainyard.serve.bases.origins import choose_base, find_adapter, full_name, require_bases

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import REPOSITORY
 from tests.unit.serve.test_deploy import Yard, reference
-from trainyard.api.verbs import doctor
+from trainyard.app.stack import doctor
 from trainyard.compute.services import LAUNCHED, Service, find_service, free_port, write_record
 from trainyard.errors import Refused, TrainyardError, Unavailable
 from trainyard.serve.targets import local

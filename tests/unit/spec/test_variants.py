@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.spec.chains import chain, node, reasons, source
-from trainyard.api.context import Context
-from trainyard.api.planning import asked, merged
-from trainyard.api.requests.chains import PlanInput
-from trainyard.api.verbs.chains.plan import plan
+from trainyard.app.chains.plan import plan
+from trainyard.app.context import Context
+from trainyard.app.plan.resolve import asked, merged
+from trainyard.operations.chains import PlanInput
 from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import METHOD_SETTINGS, TRAINED_METHODS, Method

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.api.live.trainings import read_new_steps
-from trainyard.api.training_logs import TrainingLogs
+from trainyard.app.live.trainings import read_new_steps
+from trainyard.app.training_logs import TrainingLogs
 from trainyard.compute.events import read_events
 from trainyard.stores.live.curves import FACTOR, CurveStore, Position
 from trainyard.stores.metrics import MEASURED, Point, read_curve, read_progress

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.stores.marking import marker
 from tests.unit.stores.test_job_records import record
-from trainyard.api.records import RunRecord, RunResult, read_result
+from trainyard.app.run_records import RunRecord, RunResult, read_result
 from trainyard.compute.services import Service, read_record, write_record
 from trainyard.errors import Conflict
 from trainyard.night.report import NightReport, read_report, write_report

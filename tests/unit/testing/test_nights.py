@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import trainyard.testing.nights.campaign as campaign_module
-from trainyard.cli import app
 from trainyard.errors import NotFound
 from trainyard.night import claim, phases, worker
+from trainyard.surfaces.cli.main import app
 from trainyard.testing.nights.campaign import NightCampaign
 from trainyard.testing.nights.injected_bugs import INJECTED_BUGS
 from trainyard.testing.nights.simulate import campaign_of, simulate
@@ -90,7 +90,7 @@ def test_every_injected_bug_is_found_within_2000_nights(inject: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ten_thousand_nights() -> None:
-    argv = [sys.executable, "-m", "trainyard.cli", "nightly", "simulate", "--nights", "10000", "--seed", "2027"]
+    argv = [sys.executable, "-m", "trainyard", "nightly", "simulate", "--nights", "10000", "--seed", "2027"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "0 violated" in done.stdout

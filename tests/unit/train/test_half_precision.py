@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainyard.api.verbs.doctor import look_at_devices
+from trainyard.app.stack.doctor import look_at_devices
 from trainyard.backends.axolotl.config import AxolotlFacts, choose_precision, config_of
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.loading import pick_device

@@ -1,6 +1,6 @@
 """The index of jobs: one SQLite file from which lists and details are answered in a few milliseconds.
 
-A projection: Prefect is the truth. A synchroniser copies what Prefect says (`api/runs/live/synchronizing.py`), and an
+A projection: Prefect is the truth. A synchroniser copies what Prefect says (`prefect_api/synchronizing.py`), and an
 operation that changes a job writes what Prefect answered, so that a change is seen at once. Deleting the file loses
 nothing. One that was deleted or damaged is empty, and is filled again: a thread keeps its connection for reading only
 while the file is the one that it opened.

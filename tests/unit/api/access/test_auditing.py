@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.context import OWNER, Caller, Context
-from trainyard.api.invocation import carry_out, changes_something, request_of
-from trainyard.api.operations import OPERATIONS, Scope
-from trainyard.api.requests.base import Nothing
-from trainyard.api.requests.callers.audit import AuditInput
-from trainyard.api.sdk.surface import here
-from trainyard.api.verbs.callers.audit import AuditRow, list_audit, verify_audit
+from trainyard.app.access.audit import AuditRow, list_audit, verify_audit
+from trainyard.app.context import OWNER, Caller, Context
 from trainyard.callbacks import ignore
 from trainyard.errors import Denied, NotFound, TrainyardError
+from trainyard.operations.access import AuditInput
+from trainyard.operations.base import Nothing
+from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import settings
 from trainyard.stores.access.audit import AuditLog
+from trainyard.surfaces.invocation import carry_out, changes_something, request_of
+from trainyard.surfaces.sdk.surface import here
 
 
 @pytest.fixture

@@ -13,20 +13,20 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
-from trainyard.api.access.authentication import FORGERY_HEADER, Authenticator
-from trainyard.api.access.entrance import MAX_HEADER_BYTES
-from trainyard.api.context import Context
-from trainyard.api.requests.base import Nothing
-from trainyard.api.requests.callers.audit import AuditInput
-from trainyard.api.rest.bodies import MAX_BODY_BYTES
-from trainyard.api.rest.service import guarded_app
-from trainyard.api.verbs.callers.audit import list_audit, verify_audit
-from trainyard.api.verbs.serving.dashboard import link_to, show_dashboard
+from trainyard.app.access.audit import list_audit, verify_audit
+from trainyard.app.context import Context
+from trainyard.app.dashboard import link_to, show_dashboard
 from trainyard.errors import Unavailable
+from trainyard.operations.access import AuditInput
+from trainyard.operations.base import Nothing
 from trainyard.settings import load_settings, settings
 from trainyard.stores.access.logins import CODE_S, OWN_STRING, LoginFile
 from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.auth_string import keep_auth
+from trainyard.surfaces.access.authentication import FORGERY_HEADER, Authenticator
+from trainyard.surfaces.access.entrance import MAX_HEADER_BYTES
+from trainyard.surfaces.rest.bodies import MAX_BODY_BYTES
+from trainyard.surfaces.rest.service import guarded_app
 
 OWN = "http://127.0.0.1:8898"
 TOKENS = "/api/v1/tokens"

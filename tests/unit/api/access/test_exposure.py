@@ -7,7 +7,8 @@ import psutil
 import pytest
 
 from tests.certificates import make_certificate
-from trainyard.api.access.exposure import (
+from trainyard.app.context import Context
+from trainyard.app.exposure import (
     Exposure,
     addresses_of,
     exposure_file,
@@ -18,14 +19,13 @@ from trainyard.api.access.exposure import (
     require_safe,
     warn_of_expiry,
 )
-from trainyard.api.context import Context
-from trainyard.api.requests.serving import ServeInput
-from trainyard.api.requests.stack import UpInput
-from trainyard.api.stack import choose_exposure
-from trainyard.api.verbs.serving.serve import serve
-from trainyard.api.verbs.stack import exposed_urls, exposure_of
+from trainyard.app.stack.services import choose_exposure
+from trainyard.app.stack.stack import exposed_urls, exposure_of
 from trainyard.errors import InvalidInput
+from trainyard.operations.serving import ServeInput
+from trainyard.operations.stack import UpInput
 from trainyard.settings import settings
+from trainyard.surfaces.serve import serve
 
 
 @pytest.mark.parametrize(

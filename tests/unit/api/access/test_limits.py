@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainyard.api.access.limits import (
+from trainyard.app.access.limits import (
     MAX_KNOWN,
     WRONG_S,
     CallerRates,

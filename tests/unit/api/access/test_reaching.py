@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.invocation import carry_out, request_of
-from trainyard.api.operations import OPERATIONS, Scope
+from trainyard.app.context import Caller, Context
 from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, Denied, InvalidInput, NotFound, Refused
+from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry
+from trainyard.surfaces.invocation import carry_out, request_of
 
 REMOTE = Caller("ci", remote=True)
 CHAIN = {"nodes": [{"type": "data_source", "config": {"path": "docs"}}]}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from trainyard.api.access.secrets import (
+from trainyard.app.secrets import (
     OWN_ID,
     REDACTED,
     SERVICE_LOGGERS,
@@ -24,9 +24,9 @@ from trainyard.api.access.secrets import (
     text_before,
     texts_of_request,
 )
-from trainyard.api.requests.chains import RunInput
 from trainyard.data.quality.detectors import find_keys
 from trainyard.errors import InvalidInput
+from trainyard.operations.chains import RunInput
 from trainyard.settings import load_settings
 from trainyard.stores.access.secret_files import new_secret
 from trainyard.stores.auth_string import keep_auth

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.live.jobs import open_index
-from trainyard.api.terminal.trainers import gpus_text
-from trainyard.api.verbs.monitoring.gpus import list_gpus
+from trainyard.app.context import Caller, Context
+from trainyard.app.gpus import list_gpus
+from trainyard.app.live.jobs import open_index
 from trainyard.compute.monitor.nvidia import read_nvidia
 from trainyard.compute.monitor.readings import GpuMonitor
+from trainyard.operations.backends import gpus_text
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.testing.devices.gpu_tools import SimulatedGpu, SimulatedNvml

@@ -12,17 +12,15 @@ from typing import Any
 import pytest
 from test_run_nodes import JOB, KEY, RUN, Run
 
-from trainyard.api.context import Caller
-from trainyard.api.records import RunRecord, read_chain
-from trainyard.api.requests.jobs import CompareInput, JobInput
-from trainyard.api.terminal.chains import comparison_text
-from trainyard.api.terminal.jobs import job_detail_text, provenance_text
-from trainyard.api.verbs.jobs import JobDetail, show_job
-from trainyard.api.verbs.monitoring.differing import compare
-from trainyard.api.verbs.monitoring.provenance import show_provenance
+from trainyard.app.context import Caller
+from trainyard.app.jobs.compare import compare
+from trainyard.app.jobs.jobs import JobDetail, show_job
+from trainyard.app.jobs.provenance import show_provenance
+from trainyard.app.run_records import RunRecord, read_chain
 from trainyard.backends.timings.records import add_timing, timing_key
 from trainyard.compute.gpus import devices_here
 from trainyard.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from trainyard.operations.jobs import CompareInput, JobInput, comparison_text, job_detail_text, provenance_text
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.timing import StepTiming
 from trainyard.spec.graph import resolve

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 from test_job_streams import JOB, JobHome
 
-from trainyard.api.requests.jobs import CheckpointsInput, SamplesInput, VerifyInput
-from trainyard.api.terminal.jobs import checkpoints_text, samples_text, verified_text
-from trainyard.api.verbs.monitoring.checkpoints import list_checkpoints, verify_checkpoints
-from trainyard.api.verbs.monitoring.samples import show_samples
+from trainyard.app.jobs.checkpoints import list_checkpoints, verify_checkpoints
+from trainyard.app.jobs.samples import show_samples
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import NotFound
+from trainyard.operations.jobs import (
+    CheckpointsInput,
+    SamplesInput,
+    VerifyInput,
+    checkpoints_text,
+    samples_text,
+    verified_text,
+)
 from trainyard.spec.training import EngineSettings, TrainerConfig, resolve_trainer
 from trainyard.stores.whole import file_sha256
 from trainyard.train.checkpoints import commit

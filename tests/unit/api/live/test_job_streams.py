@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.context import Context
-from trainyard.api.live import streams
-from trainyard.api.live.jobs import open_index
-from trainyard.api.live.sse import HEARTBEAT, ServerEvent
-from trainyard.api.live.tails import FileTail, LogPlace, hub
-from trainyard.api.requests.jobs import JobInput, LogsInput, MetricsInput
+from trainyard.app.context import Context
+from trainyard.app.live.jobs import open_index
+from trainyard.app.live.tails import FileTail, LogPlace, hub
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.operations.jobs import JobInput, LogsInput, MetricsInput
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_index import JobIndex
+from trainyard.surfaces.live import streams
+from trainyard.surfaces.live.sse import HEARTBEAT, ServerEvent
 
 RUN = "0190d3c2-1f2e-4a3b-8c4d-5e6f70819203"
 JOB = "job-5e6f70819203"
@@ -291,7 +291,7 @@ def test_a_job_that_is_not_there_is_refused_before_the_first_event(
     def nothing(*_given: object) -> Any:
         raise NotFound("There is no job.", code="E-JOB-NOT-FOUND")
 
-    monkeypatch.setattr("trainyard.api.names.import_prefect_client", nothing)
+    monkeypatch.setattr("trainyard.app.names.import_prefect_client", nothing)
 
     async def test() -> None:
         with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):

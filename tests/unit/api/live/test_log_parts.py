@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_job_streams import JobHome, lines_of, texts_until_end
 
-from trainyard.api.requests.jobs import LogsInput, MetricsInput
-from trainyard.api.verbs.jobs import show_metrics
-from trainyard.api.verbs.monitoring.logs import JobLog, show_logs
+from trainyard.app.jobs.jobs import show_metrics
+from trainyard.app.jobs.logs import JobLog, show_logs
 from trainyard.errors import NotFound
+from trainyard.operations.jobs import LogsInput, MetricsInput
 from trainyard.spec.states import JobState
 
 

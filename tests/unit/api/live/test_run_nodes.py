@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.context import Caller, Context
-from trainyard.api.live.jobs import open_index
-from trainyard.api.records import NodeResult, RunRecord, RunResult
-from trainyard.api.requests.jobs import JobInput, NodeInput
-from trainyard.api.verbs.monitoring.nodes import list_nodes, show_node
+from trainyard.app.context import Caller, Context
+from trainyard.app.jobs.nodes import list_nodes, show_node
+from trainyard.app.live.jobs import open_index
+from trainyard.app.run_records import NodeResult, RunRecord, RunResult
 from trainyard.errors import NotFound, Unavailable
+from trainyard.operations.jobs import JobInput, NodeInput
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import resolve

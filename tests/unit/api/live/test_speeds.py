@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.live.jobs import open_index
-from trainyard.api.live.speeds import speed_of
-from trainyard.api.rest import gauges
-from trainyard.api.rest.gauges import read_gpus, read_jobs, read_trainings
-from trainyard.api.rest.measured import ApiMetrics
+from trainyard.app.live.jobs import open_index
+from trainyard.app.live.speeds import speed_of
 from trainyard.compute.monitor.readings import GpuMonitor, GpuReading, MonitorReading
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
+from trainyard.surfaces.rest import gauges
+from trainyard.surfaces.rest.gauges import read_gpus, read_jobs, read_trainings
+from trainyard.surfaces.rest.measured import ApiMetrics
 
 WORDS = {"backend": "native", "stage": "sft", "method": "lora"}
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.live import workers
-from trainyard.api.live.workers import WorkerState, WorkerWatch, find_worker
-from trainyard.api.stack import worker_name
+from trainyard.app.live import workers
+from trainyard.app.live.workers import WorkerState, WorkerWatch, find_worker
+from trainyard.app.stack.services import worker_name
 from trainyard.settings import settings
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from tests.unit.api.answering import answering
 from trainyard import here
-from trainyard.api.operations import GROUPS, OPERATIONS
-from trainyard.api.rest.openapi import openapi_document
-from trainyard.api.rest.routes import operation_id
+from trainyard.operations.table import OPERATIONS, group_lines
+from trainyard.surfaces.rest.openapi import openapi_document
+from trainyard.surfaces.rest.routes import operation_id
 
 pytestmark = pytest.mark.slow
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
@@ -46,7 +46,7 @@ def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def module_of(name: str) -> ModuleType:
     """The module of the generated package that calls an operation."""
     word, function = name.partition(" ")[0], operation_id(name)
-    group = word if word in GROUPS else "default"
+    group = word if word in group_lines() else "default"
     return importlib.import_module(f"made_client.api.{group}.{function}{'_' if iskeyword(function) else ''}")
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api.context import OWNER, Caller
-from trainyard.api.requests.jobs import JobInput
-from trainyard.api.rest.replays import KEPT_S, Replays
+from trainyard.app.context import OWNER, Caller
 from trainyard.errors import Conflict, InvalidInput, NotFound
+from trainyard.operations.jobs import JobInput
+from trainyard.surfaces.rest.replays import KEPT_S, Replays
 
 ONE, OTHER = JobInput(job="one"), JobInput(job="other")
 

@@ -16,18 +16,17 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as RequestScope
 
 import trainyard
-from trainyard.api.access.auditing import log_of
-from trainyard.api.context import OWNER, Caller
-from trainyard.api.operations import OPERATIONS, REQUESTS, Scope, route_of
-from trainyard.api.rest.app import build_app
-from trainyard.api.rest.openapi import SERVICE_ROUTES, openapi_document
-from trainyard.api.rest.problems import MEDIA_TYPE, STATUS, status_of
-from trainyard.api.rest.routes import operation_id, path_order
-from trainyard.api.rest.service import guarded_app
+from trainyard.app.access.audit_entries import log_of
+from trainyard.app.context import OWNER, Caller
 from trainyard.errors import Denied, InvalidInput, TrainyardError, Unavailable
-from trainyard.loading import load
+from trainyard.operations.table import OPERATIONS, Scope, route_of
 from trainyard.settings import settings
 from trainyard.stores.auth_string import keep_auth
+from trainyard.surfaces.rest.app import build_app
+from trainyard.surfaces.rest.openapi import SERVICE_ROUTES, openapi_document
+from trainyard.surfaces.rest.problems import MEDIA_TYPE, STATUS, status_of
+from trainyard.surfaces.rest.routes import operation_id, path_order
+from trainyard.surfaces.rest.service import guarded_app
 
 CALLERS = {
     "owner": OWNER,
@@ -66,7 +65,7 @@ def test_the_path_of_a_request_with_a_body_has_texts() -> None:
     """The Python client writes these fields into the path as they are, without what makes JSON of them."""
     for name in OPERATIONS:
         method, path = route_of(name)
-        fields = load(REQUESTS + OPERATIONS[name].request).model_fields
+        fields = OPERATIONS[name].request.model_fields
         for word in (part[1:-1] for part in path.split("/") if part.startswith("{")):
             assert method == "GET" or fields[word].annotation is str, (name, word)
 
@@ -76,7 +75,7 @@ def test_every_operation_has_one_route_of_its_own() -> None:
     assert len(set(routes)) == len(routes)
     for name, (method, path) in zip(OPERATIONS, routes, strict=True):
         assert method in ("GET", "POST", "PUT", "DELETE"), name
-        fields = load(REQUESTS + OPERATIONS[name].request).model_fields
+        fields = OPERATIONS[name].request.model_fields
         assert {part[1:-1] for part in path.split("/") if part.startswith("{")} <= set(fields), name
 
 
@@ -105,7 +104,7 @@ def test_every_field_of_a_request_is_in_the_document() -> None:
         body = found.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
         if "$ref" in body and not row.body:
             named |= set(document["components"]["schemas"][body["$ref"].rsplit("/", 1)[-1]]["properties"])
-        wanted = set(load(REQUESTS + row.request).model_fields) - {row.body, "if_match"}
+        wanted = set(row.request.model_fields) - {row.body, "if_match"}
         assert wanted <= named, name
 
 
@@ -298,7 +297,7 @@ def test_a_bug_of_a_verb_is_answered_as_any_other(app: FastAPI, monkeypatch: pyt
     def fail(*_: object) -> None:
         raise ZeroDivisionError("of this test")
 
-    monkeypatch.setattr("trainyard.api.verbs.sessions.calls.operate", fail)
+    monkeypatch.setattr("trainyard.app.sessions.calls.operate", fail)
     found = ask(app, "POST", VERB, json={"rows": ["a"]})
     assert (found.status_code, found.json()["code"]) == (500, "E-BUG")
     assert [line["code"] for line in log_of(settings().home).lines() if line["phase"] == "ended"] == [
@@ -318,7 +317,7 @@ def test_how_a_verb_ended_is_written_after_its_answer(app: FastAPI, monkeypatch:
         note("carried out")
         return reply
 
-    monkeypatch.setattr("trainyard.api.verbs.sessions.calls.operate", operate)
+    monkeypatch.setattr("trainyard.app.sessions.calls.operate", operate)
 
     async def watched(scope: RequestScope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:

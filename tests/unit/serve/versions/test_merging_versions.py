@@ -14,11 +14,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainyard.api.context import Context
-from trainyard.api.requests.adapters import CardInput, DeleteInput, MergeInput
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs.versions import delete_version, merge, show_card
+from trainyard.app.adapters.versions import delete_version, merge, show_card
+from trainyard.app.context import Context
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Refused, TrainyardError, Unavailable
+from trainyard.operations.adapters import CardInput, DeleteInput, MergeInput
 from trainyard.serve.versions.promotion import roll_out_version
 from trainyard.serve.versions.publication import read_publication
 from trainyard.settings import settings
@@ -26,6 +25,7 @@ from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import Target
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.models import chat_template_sha256, model_sha256
+from trainyard.surfaces.cli.command import render
 from trainyard.testing.vllm_server import vllm_server
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers

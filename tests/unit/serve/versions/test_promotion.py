@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.serve.test_deploy import Yard, at, make_adapter, make_report
-from trainyard.api.context import Context
-from trainyard.api.requests.adapters import DeleteInput, PromoteInput, RollbackInput
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs.versions import delete_version, promote, rollback
+from trainyard.app.adapters.versions import delete_version, promote, rollback
+from trainyard.app.context import Context
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError, Unavailable
+from trainyard.operations.adapters import DeleteInput, PromoteInput, RollbackInput
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry
+from trainyard.surfaces.cli.command import render
 from trainyard.testing.vllm_server import VllmDouble, vllm_server
 
 

@@ -14,18 +14,18 @@ import pytest
 from huggingface_hub import constants
 
 from tests.unit.serve.conversion.adapter_files import make_adapter
-from trainyard.api.context import Context
-from trainyard.api.operations import OPERATIONS, VERBS
-from trainyard.api.requests.adapters import PromoteInput, PullInput, PushInput
-from trainyard.api.terminal.command import request_of
-from trainyard.api.verbs import versions
+from trainyard.app.adapters import versions
+from trainyard.app.context import Context
 from trainyard.errors import TrainyardError
 from trainyard.loading import load
+from trainyard.operations.adapters import PromoteInput, PullInput, PushInput
+from trainyard.operations.table import OPERATIONS
 from trainyard.serve import embedded
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.models import model_sha256
 from trainyard.stores.objects.store import open_store
+from trainyard.surfaces.cli.command import request_of
 from trainyard.testing.hub_server import HubServer
 from trainyard.testing.loopback import serving
 
@@ -62,7 +62,7 @@ class Machine:
     @staticmethod
     def answer(name: str, given: dict[str, Any], context: Context) -> Any:
         try:
-            done = load(VERBS + OPERATIONS[name].implementation)(request_of(name, given), context)
+            done = load(f"trainyard.{OPERATIONS[name].run}")(request_of(name, given), context)
         except TrainyardError as error:
             return str(error)
         return json.loads(done.model_dump_json())

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from tests.unit.serve.fitting_adapter import FAULTS, fitting_adapter
-from trainyard.api.context import Context
-from trainyard.api.requests.adapters import (
+from trainyard.app.adapters.registry import convert_adapter, list_adapters, show_adapter
+from trainyard.app.adapters.versions import promote, pull, push, show_card
+from trainyard.app.context import Context
+from trainyard.app.stack.backup import back_up, restore
+from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.operations.adapters import (
     AdapterName,
     AdaptersInput,
     CardInput,
@@ -19,12 +23,7 @@ from trainyard.api.requests.adapters import (
     PullInput,
     PushInput,
 )
-from trainyard.api.requests.stack import BackupInput, RestoreInput
-from trainyard.api.terminal.command import render
-from trainyard.api.verbs.adapters import convert_adapter, list_adapters, show_adapter
-from trainyard.api.verbs.housekeeping.backup import back_up, restore
-from trainyard.api.verbs.versions import promote, pull, push, show_card
-from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.operations.stack import BackupInput, RestoreInput
 from trainyard.serve.conversion.architectures import Layout
 from trainyard.serve.deploy import deploy
 from trainyard.serve.inference import ModelRunner
@@ -34,6 +33,7 @@ from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.adapters import AdapterRegistry, files_digest
 from trainyard.stores.artifacts import Reference
 from trainyard.stores.whole import describe_files
+from trainyard.surfaces.cli.command import render
 
 INVALID = "E-ADAPTER-INVALID"
 

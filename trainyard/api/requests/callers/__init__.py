@@ -1,1 +1,0 @@
-"""Requests about who may ask for what, and what was asked for."""

@@ -1,1 +1,0 @@
-"""Requests of an editor of chains."""

@@ -1,1 +1,0 @@
-"""Requests about what runs, evaluations and nights have left."""

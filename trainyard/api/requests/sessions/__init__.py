@@ -1,1 +1,0 @@
-"""Requests of step sessions."""

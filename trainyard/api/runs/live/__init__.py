@@ -1,1 +1,0 @@
-"""What keeps the index of jobs: the synchroniser asks Prefect."""

@@ -1,1 +1,0 @@
-"""Tokens and the audit log as text."""

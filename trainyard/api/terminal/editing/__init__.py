@@ -1,1 +1,0 @@
-"""Drafts of chains, and the nodes of a run, as text."""

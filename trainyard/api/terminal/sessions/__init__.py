@@ -1,1 +1,0 @@
-"""Step sessions as text."""

@@ -1,1 +1,0 @@
-"""Tokens of the API, and the audit log."""

@@ -1,1 +1,0 @@
-"""What an operator sees and changes of one machine: settings, installations, training scripts."""

@@ -1,1 +1,0 @@
-"""What runs, evaluations and nights have left, for people who look at it."""

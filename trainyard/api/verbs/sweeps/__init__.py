@@ -1,1 +1,0 @@
-"""Sweeps: started, continued, stopped and shown."""

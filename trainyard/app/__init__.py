@@ -1,0 +1,1 @@
+"""What the operations do. Imports neither Prefect nor a surface."""

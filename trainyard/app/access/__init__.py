@@ -1,0 +1,1 @@
+"""Tokens, and the log of what changed something."""

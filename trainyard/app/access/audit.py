@@ -1,0 +1,87 @@
+"""The audit log: list what was changed and by whom, and check that no line of it is missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trainyard.app.access.audit_entries import log_of
+from trainyard.app.context import Context
+from trainyard.app.responses import Response
+from trainyard.errors import Corrupt
+from trainyard.operations.access import AuditInput
+from trainyard.operations.base import Nothing
+from trainyard.stores.access.audit import verify_log
+
+Outcome = Literal["done", "failed", "denied", "stopped", "unfinished"]
+
+
+class AuditRow(Response):
+    """One call of an operation that changes something."""
+
+    id: str
+    time: float
+    caller: str
+    tenant: str
+    surface: str
+    operation: str
+    fields: dict[str, Any] | str
+    """What was asked, without secrets, cut to what fits."""
+    request: str
+    """Beginning of the SHA-256 of `fields`: equal for calls that asked the same."""
+    trace: str
+    outcome: Outcome
+    code: str = ""
+    """Of the error."""
+    seconds: float | None = None
+    targets: dict[str, str] = Field(default_factory=dict)
+
+
+class AuditRows(Response):
+    entries: tuple[AuditRow, ...]
+
+
+class AuditCheck(Response):
+    files: int
+    lines: int
+    first: int
+    last: int
+    problems: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return Corrupt.exit_code if self.problems else 0
+
+
+def list_audit(given: AuditInput, context: Context) -> AuditRows:
+    since = time.time() - given.hours * 3600 if given.hours is not None else 0.0
+    wanted = {"caller": given.caller, "operation": given.operation, "tenant": given.tenant, "outcome": given.outcome}
+    asked = {name: value for name, value in wanted.items() if value is not None}
+    found = (
+        AuditRow.model_validate(row) for row in rows_of(log_of(context.settings.home).lines(newest_first=True))
+        if row["time"] >= since and all(row[name] == value for name, value in asked.items())
+    )  # fmt: skip
+    return AuditRows(entries=tuple(islice(found, given.limit)))
+
+
+def rows_of(lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One row for each call, from lines that begin with the newest: its last line, or its first if it has no last."""
+    ended: set[str] = set()
+    for line in lines:
+        if line["phase"] == "begun" and line["id"] in ended:
+            ended.discard(line["id"])
+            continue
+        if line["phase"] == "ended":
+            ended.add(line["id"])
+        yield {"outcome": "unfinished", **{name: line[name] for name in AuditRow.model_fields if name in line}}
+
+
+def verify_audit(given: Nothing, context: Context) -> AuditCheck:
+    found = verify_log(context.settings.home / "audit")
+    return AuditCheck(
+        files=found.files, lines=found.lines, first=found.first, last=found.last, problems=found.problems[:100]
+    )

@@ -1,0 +1,71 @@
+"""Tokens of the API: make one, list them, revoke one."""
+
+from __future__ import annotations
+
+import time
+
+from trainyard.app.context import Context
+from trainyard.app.responses import Response
+from trainyard.errors import Conflict
+from trainyard.operations.access import CreateTokenInput, RevokeTokenInput
+from trainyard.operations.base import Nothing
+from trainyard.operations.table import Scope
+from trainyard.stores.access.tokens import TokenFile, TokenRecord
+
+
+class Token(Response):
+    """What a token allows; not the token."""
+
+    name: str
+    scope: Scope
+    tenant: str
+    """Empty: every tenant."""
+    created: float
+    expires: float
+    valid: bool
+
+
+class NewToken(Token):
+    """A token that was made; this is the only time that it is shown."""
+
+    token: str
+
+
+class TokenList(Response):
+    tokens: tuple[Token, ...]
+
+
+def facts_of(record: TokenRecord) -> dict[str, object]:
+    return {
+        "name": record.name,
+        "scope": Scope(record.scope),
+        "tenant": record.tenant,
+        "created": record.created,
+        "expires": record.expires,
+        "valid": record.is_valid(time.time()),
+    }
+
+
+def create_token(given: CreateTokenInput, context: Context) -> NewToken:
+    """Make a token. Raises `Conflict` for a name that is taken."""
+    tokens = TokenFile(context.settings.home)
+    token = tokens.create(given.name, given.scope, given.tenant or "", given.days)
+    found = tokens.find(token)
+    assert found is not None
+    return NewToken.model_validate({**facts_of(found), "token": token})
+
+
+def list_tokens(given: Nothing, context: Context) -> TokenList:
+    found = TokenFile(context.settings.home).list()
+    return TokenList(tokens=tuple(Token.model_validate(facts_of(one)) for one in found))
+
+
+def revoke_token(given: RevokeTokenInput, context: Context) -> Token:
+    """Revoke a token, at once, also in a running service. Raises `NotFound`, and `Conflict` for the caller's own."""
+    if context.caller.remote and context.caller.name == given.name:
+        raise Conflict(
+            f"This request came with the token {given.name!r} itself.",
+            do="Revoke it with another token, or on the machine.", code="E-CONFLICT",
+        )  # fmt: skip
+    found = TokenFile(context.settings.home).revoke(given.name)
+    return Token.model_validate({**facts_of(found), "valid": False})

@@ -1,0 +1,1 @@
+"""Adapter versions: registered, promoted, merged, published and asked."""

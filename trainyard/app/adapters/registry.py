@@ -1,0 +1,140 @@
+"""Adapter versions for an operator: list them, show one, and write one in the layout of another tool."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.adapters.trained import find_version_or_job
+from trainyard.app.context import Context
+from trainyard.app.responses import Record, Response
+from trainyard.operations.adapters import AdapterName, AdaptersInput, ConvertInput
+from trainyard.serve.card import write_card
+from trainyard.serve.conversion.adapters import CONFIG_FILE
+from trainyard.serve.conversion.architectures import Layout
+from trainyard.serve.conversion.between import TOKENIZER_FOLDER, convert, layout_of
+from trainyard.serve.trial import try_adapter_folder
+from trainyard.serve.version_facts import base_facts
+from trainyard.settings import Settings
+from trainyard.stores.adapters import CARD_FILE, RUN, AdapterRegistry, AdapterVersion, parse_name
+from trainyard.stores.models import TOKENIZER_FILES, resolve_model
+
+TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+                     "merges.txt")  # fmt: skip
+OTHERS = ".others"
+"""A folder of the registry that is never there."""
+
+
+class AdapterRows(Response):
+    rows: tuple[dict[str, Any], ...]
+
+
+class Converted(Response):
+    source: Path
+    target: Path
+    was: Layout
+    to: Layout
+    adapter_run: bool = False
+    """Whether the written adapter was loaded and run once on its base."""
+    adapter_run_because: str = ""
+    """Why it was not."""
+
+
+def list_adapters(given: AdaptersInput, context: Context) -> AdapterRows:
+    registry, own = AdapterRegistry(context.settings.adapters), context.caller.tenant
+    if own and given.tenant not in (None, own):
+        return AdapterRows(rows=())  # what another tenant has is not there
+    return AdapterRows(rows=tuple(adapter_row(registry, version) for version in registry.list(own or given.tenant)))
+
+
+def registry_of(context: Context, name: str) -> AdapterRegistry:
+    """The registry in which a caller may look a name up: for the name of another tenant, one without any version."""
+    root, tenant = context.settings.adapters, context.caller.tenant
+    return AdapterRegistry(root if tenant in ("", parse_name(name)[0]) else root / OTHERS)
+
+
+def adapter_row(registry: AdapterRegistry, version: AdapterVersion) -> dict[str, Any]:
+    return {
+        "name": version.name,
+        "live": registry.live(version.tenant, version.role).version == version.version,
+        "kind": version.kind,
+        "base": version.facts.get("base_model", ""),
+        "evaluated": version.facts.get("evaluated", False),
+        "run": run_word(version),
+        "created": datetime.fromtimestamp(version.created, UTC).isoformat(timespec="seconds"),
+        "sha256": version.sha256[:12],
+    }
+
+
+def run_word(version: AdapterVersion) -> str:
+    """Whether a version was run once on its base here, in a word; a whole model has none."""
+    if version.kind != "adapter":
+        return ""
+    return "not recorded" if RUN not in version.facts else "yes" if version.facts[RUN] else "no"
+
+
+def show_adapter(given: AdapterName, context: Context) -> Record:
+    registry = registry_of(context, given.name)
+    version = registry.show(given.name)
+    live = registry.live(version.tenant, version.role)
+    own = {"path": str(registry.path(version)), "live": live.version == version.version, "history": list(live.history)}
+    return Record(record={**version.model_dump(mode="json"), **own})
+
+
+def convert_adapter(given: ConvertInput, context: Context) -> Converted:
+    """Write an adapter in another layout: of a folder, else of the registry, else of a job; it is run once before.
+
+    Raises what `find_version_or_job`, `convert` and `try_adapter_folder` raise.
+    """
+    source, target, settings = Path(given.source).expanduser().absolute(), given.target.absolute(), context.settings
+    version, origin = unregistered_version(source), f"written from `{source.name}`"
+    if not source.exists():  # what is there under this name comes before a version of the registry
+        found = find_version_or_job(given.source, context)
+        if isinstance(found, AdapterVersion):
+            source, version, origin = AdapterRegistry(settings.adapters).path(found), found, ""
+        else:
+            source, version, origin = found.folder, found.as_version(), f"trained by the job `{found.name}`"
+    base, runs = base_of(given, source, settings), []
+
+    def try_run(folder: Path) -> None:
+        runs.append(try_adapter_folder(folder, settings, base))
+
+    def complete(folder: Path) -> None:
+        if given.to is Layout.PEFT:
+            complete_folder(folder, source, base)
+            card = write_card(version, folder, repository=str(target), base=str(base or ""), origin=origin)
+            (folder / CARD_FILE).write_text(card, encoding="utf-8")
+
+    was = convert(source, target, given.to, base, try_run=try_run, complete=complete)
+    return Converted(source=source, target=target, was=was, to=given.to, **runs[0].facts)
+
+
+def unregistered_version(source: Path) -> AdapterVersion:
+    """What a card says of an adapter outside the registry: what its own files say."""
+    return AdapterVersion(tenant="none", role="adapter", version=0, sha256="", facts=base_facts(source))
+
+
+def complete_folder(folder: Path, source: Path, base: Path | None) -> None:
+    """Add what a PEFT adapter is used with: the tokenizer with its chat template, and the record of its training."""
+    record, tokenizer = source / "training.json", folder / TOKENIZER_FOLDER
+    if record.is_file():
+        shutil.copyfile(record, folder / record.name)
+    if not tokenizer.is_dir() and base is not None:
+        tokenizer.mkdir()
+        for name in (*TOKENIZER_FILES, *TOKENIZER_CONFIGS):
+            if (base / name).is_file():
+                shutil.copyfile(base / name, tokenizer / name)
+
+
+def base_of(given: ConvertInput, source: Path, settings: Settings) -> Path | None:
+    """The folder of the base, where one is named and on this machine."""
+    if given.base is not None:
+        return resolve_model(given.base, settings).path
+    if layout_of(source) is not Layout.PEFT:
+        return None
+    named = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    folder = Path(str(named))
+    return folder if named and folder.is_dir() else None

@@ -1,0 +1,199 @@
+"""The adapter that a job has trained, by the job's name: what `chat`, `serve`, `merge`, `convert` and `register` take.
+
+A word is a name that a user gave (`desk` finds the run `desk-7f12c9b8`), the name of a run, an id or the beginning of
+one; `WORD/TRAINER` names one trainer of several. Nothing but the runs' folders is read: no server has to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.artifacts.lookup import FoundArtifact, RunFolder, artifacts_of, gone, open_store
+from trainyard.app.context import Context
+from trainyard.app.jobs.next_commands import list_ancestors
+from trainyard.app.live.manager_jobs import find_recorded
+from trainyard.app.names import find_ended_run, require_single
+from trainyard.errors import InvalidInput, NotFound, TrainyardError
+from trainyard.serve.bases.origins import NamedAdapter, find_adapter, full_name
+from trainyard.serve.version_facts import base_facts
+from trainyard.spec.axes.data import Port
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest, parse_name
+from trainyard.stores.artifacts import Reference, open_reference
+from trainyard.stores.jobs import JobStore
+from trainyard.stores.whole import describe_files
+
+
+@dataclass(frozen=True)
+class TrainedAdapter:
+    """What one trainer of an ended job left."""
+
+    job: str
+    """Id of the job."""
+    name: str
+    """Name of its run, or of the job of a manager."""
+    tenant: str
+    node: str
+    reference: Reference
+    report: Reference | None = None
+    """The evaluation of this very adapter, where its run has one."""
+    sources: tuple[Any, ...] = ()
+    """What it was trained on, as far as its run recorded that."""
+
+    @property
+    def folder(self) -> Path:
+        return self.reference.path
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.reference.kind is Port.ADAPTER
+
+    def as_version(self) -> AdapterVersion:
+        """The same with the facts that a version has, for its card; it has no number."""
+        facts = {**base_facts(self.folder), "data": list(self.sources)}
+        return AdapterVersion(tenant=self.tenant, role="adapter", version=0, sha256=self.reference.sha256, facts=facts)
+
+    @property
+    def label(self) -> str:
+        """Under which a server loads it: other weights of the same job have another one."""
+        return f"{self.job}-{self.reference.sha256[:8]}"
+
+
+def find_trained(word: str, context: Context) -> TrainedAdapter:
+    """The adapter or model of the job that a word names, every byte compared with its digest.
+
+    Raises `NotFound` (`E-JOB-NOT-FOUND`, `E-NODE`, `E-NOT-FOUND`), `Conflict` (`E-JOB-NOT-FOUND`) for several jobs,
+    `InvalidInput` (`E-NODE`) for several trainers, and `Corrupt` (`E-CORRUPT`).
+    """
+    name, _, node = word.partition("/")
+    if recorded := find_recorded(name, context.settings, context.caller.tenant):
+        return recorded_adapter(name, recorded, context)
+    run, result = find_ended_run(name, context)
+    store = open_store(context)
+    made = [one for one in artifacts_of(run, store) if one.port in (Port.ADAPTER, Port.MODEL)]
+    trained = [one for one in made if run.node_type(one.node) == "trainer"]
+    chosen = choose_trainer(trained, run, node, name)
+    reference = chosen.reference
+    if reference is None:
+        raise gone(chosen)
+    reference = reference.model_copy(update={"uri": chosen.folder(store).as_uri()})
+    open_reference(reference)
+    report = next((one.reference for one in artifacts_of(run, store) if is_report_on(one, reference.sha256)), None)
+    return TrainedAdapter(
+        job=result.id or run.id, name=result.name or run.name, tenant=run.tenant or context.settings.tenant,
+        node=chosen.node, reference=reference, report=report,
+        sources=tuple(reference.facts.get("sources") or ()),
+    )  # fmt: skip
+
+
+def choose_trainer(trained: list[FoundArtifact], run: RunFolder, node: str, word: str) -> FoundArtifact:
+    """The last trainer of a run, or the one of that id. Controls, and trainers that another continues, are left out.
+
+    Raises `NotFound` (`E-NODE`) where there is none, `InvalidInput` (`E-NODE`) where several are left.
+    """
+    nodes: dict[str, Mapping[str, Any]] = {
+        str(one["id"]): one for one in run.chain.get("nodes") or () if isinstance(one, dict)
+    }
+    if node:
+        left = [one for one in trained if one.node == node]
+    else:
+        own = [one for one in trained if not (nodes[one.node].get("config") or {}).get("control")]
+        continued = {before for one in own for before in list_ancestors(one.node, nodes)}
+        left = [one for one in own if one.node not in continued]
+    names = ", ".join(f"{word}/{one.node}" for one in trained)
+    if len(left) == 1:
+        return left[0]
+    if not left:
+        raise NotFound(
+            f"The job {word} has no trained adapter{f' of {node!r}' if node else ''}.",
+            do=f"Name one of {names}." if names else "Name a job whose trainer has ended.",
+            code="E-NODE",
+        )
+    raise InvalidInput(f"The job {word} has {len(left)} adapters.", do=f"Name one of {names}.", code="E-NODE")
+
+
+def is_report_on(one: FoundArtifact, sha256: str) -> bool:
+    """Whether a result is an evaluation of the adapter with this digest."""
+    if one.port is not Port.REPORT or one.reference is None or one.output is None:
+        return False
+    path = one.reference.path / "report.json"
+    return path.is_file() and f'"{sha256}"' in path.read_text(encoding="utf-8")
+
+
+def recorded_adapter(word: str, rows: list[dict[str, Any]], context: Context) -> TrainedAdapter:
+    """The result of a job of a `TrainingManager`. Raises as `find_trained`."""
+    record = JobStore(context.settings.home / "jobs").get(require_single(rows, word)["run_id"])
+    folder = Path(record.result)
+    if not record.result or not folder.is_dir():
+        raise NotFound(
+            f"The job {word} has no trained adapter.", why=f"It is {record.state.value}.",
+            do="Name a job that is completed.", code="E-NODE",
+        )  # fmt: skip
+    kind = Port.ADAPTER if (folder / "adapter_config.json").is_file() else Port.MODEL
+    reference = Reference(uri=folder.as_uri(), sha256=files_digest(describe_files(folder)), kind=kind)
+    return TrainedAdapter(rows[0]["id"], record.name or record.id, record.tenant, "trainer", reference)
+
+
+def find_served(word: str, context: Context) -> NamedAdapter:
+    """The adapter that a word names: a version of the registry, else the adapter of a job.
+
+    Raises what `find_adapter` raises where no job has the name either, what `find_trained` raises, and `InvalidInput`
+    (`E-ADAPTER-INVALID`) for a whole model, which has no base.
+    """
+    tenant, settings = context.caller.tenant, context.settings
+    settings = settings.model_copy(update={"tenant": tenant}) if tenant else settings
+    try:
+        found = find_adapter(word, settings)
+    except (NotFound, InvalidInput) as error:
+        if error.code not in ("E-ADAPTER-NOT-FOUND", "E-NAME"):
+            raise
+        return served_job(word, context, error)
+    if tenant and parse_name(found.name)[0] != tenant:
+        raise NotFound(
+            f"There is no adapter {word!r}.", do="List them with `trainyard adapters list`.", code="E-ADAPTER-NOT-FOUND"
+        )
+    return found
+
+
+def served_job(word: str, context: Context, error: TrainyardError) -> NamedAdapter:
+    """The adapter of a job as a server loads it. `error` is why no version of the registry has this name."""
+    trained = find_named_job(word, context, error)
+    require_adapter(trained)
+    return NamedAdapter(trained.label, trained.folder, alias=word if word != trained.label else None)
+
+
+def require_adapter(trained: TrainedAdapter) -> None:
+    """Raise `InvalidInput` (`E-ADAPTER-INVALID`) for a job that trained a whole model."""
+    if not trained.is_adapter:
+        raise InvalidInput(
+            f"The job {trained.name} trained a whole model, not an adapter.",
+            do=f"Serve it: trainyard serve {trained.name}.",
+            code="E-ADAPTER-INVALID",
+        )
+
+
+def find_version_or_job(word: str, context: Context) -> AdapterVersion | TrainedAdapter:
+    """The version of the registry that a word names, else what the job of that name has trained.
+
+    Raises the registry's error (`E-ADAPTER-NOT-FOUND`, `E-NAME`) where no job has the name either, and what
+    `find_trained` raises.
+    """
+    try:
+        return AdapterRegistry(context.settings.adapters).show(full_name(word, context.settings))
+    except (NotFound, InvalidInput) as error:
+        if error.code not in ("E-ADAPTER-NOT-FOUND", "E-NAME"):
+            raise
+        return find_named_job(word, context, error)
+
+
+def find_named_job(word: str, context: Context, error: TrainyardError) -> TrainedAdapter:
+    """What the job of a name has trained. `error` is why no version of the registry has this name; raises it, too."""
+    try:
+        return find_trained(word, context)
+    except NotFound as missing:
+        if missing.code != "E-JOB-NOT-FOUND":
+            raise
+        do = f"{error.do} An ended job has one, too: `trainyard jobs list`."
+        raise type(error)(error.what, why=error.why or missing.why, do=do, code=error.code) from missing

@@ -1,0 +1,253 @@
+"""The life of adapter versions: which one is live, which one is removed, and how one gets to another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.adapters.registry import registry_of
+from trainyard.app.adapters.trained import find_version_or_job
+from trainyard.app.context import Context
+from trainyard.app.responses import Response
+from trainyard.callbacks import ignore
+from trainyard.errors import Conflict, InvalidInput
+from trainyard.operations.adapters import (
+    CardInput,
+    DeleteInput,
+    MergeInput,
+    PromoteInput,
+    PullInput,
+    PushInput,
+    RollbackInput,
+)
+from trainyard.serve.card import write_card
+from trainyard.serve.conversion.merged import Format
+from trainyard.serve.targets.merged import remove_models
+from trainyard.serve.trial import find_base_folder, try_adapter_folder, try_version
+from trainyard.serve.versions.bucket import is_address, pull_from_store, push_to_store
+from trainyard.serve.versions.hub import HubAddress, pull_from_hub, push_to_hub
+from trainyard.serve.versions.merging import merge_adapter, merge_version
+from trainyard.serve.versions.promotion import newest, parse_target, roll_out_version
+from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion, parse_name
+from trainyard.stores.files import DISK, make_folders
+from trainyard.stores.whole import write_whole
+
+
+class Promotion(Response):
+    """What is live now."""
+
+    version: str
+    previous: str | None
+    targets: tuple[dict[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+    changed: bool = True
+
+
+class DeletedVersion(Response):
+    version: str
+    deleted: str
+    files: int
+    bytes: int
+    """Of the version; the disk is free when no result of a run has the same files."""
+
+
+def promote(given: PromoteInput, context: Context) -> Promotion:
+    registry = registry_of(context, given.name)
+    tenant, role, number = parse_name(given.name)
+    version = newest(registry, given.name) if number is None else registry.show(given.name)
+    with registry.deploying(tenant, role):
+        if registry.live(tenant, role).version == version.version and not given.targets:
+            return Promotion(version=version.name, previous=version.name, changed=False)
+        return make_live(version, registry, context, "promote", given.targets)
+
+
+def rollback(given: RollbackInput, context: Context) -> Promotion:
+    tenant, role, number = parse_name(given.role)
+    if number is not None:
+        raise InvalidInput(
+            f"A rollback goes to the version before the live one, and {given.role!r} names a version.",
+            do=f"Write {tenant}/{role}, or promote the version: trainyard adapters promote {given.role}.",
+            code="E-NAME",
+        )
+    registry = registry_of(context, given.role)
+    registry.previous(tenant, role)  # of a role that is not there nothing is made, not even a lock
+    with registry.deploying(tenant, role):
+        return make_live(registry.previous(tenant, role), registry, context, "rollback", given.targets)
+
+
+def make_live(
+    version: AdapterVersion, registry: AdapterRegistry, context: Context, action: str, targets: Sequence[str]
+) -> Promotion:
+    chosen = [parse_target(one, context.settings) for one in targets]
+    facts = roll_out_version(version, registry, context.settings, action=action, targets=chosen)
+    return Promotion(**{name: facts[name] for name in ("version", "previous", "targets", "warnings")})
+
+
+def delete_version(given: DeleteInput, context: Context) -> DeletedVersion:
+    """Remove a version. Raises `Conflict` (`E-CONFLICT`) for the live one, and for the one that a rollback takes."""
+    tenant, role, number = parse_name(given.name)
+    if number is None:
+        raise InvalidInput(
+            f"{given.name!r} names no version.", do=f"Write the version: {given.name}/v1.", code="E-NAME"
+        )
+    registry = registry_of(context, given.name)
+    registry.find(given.name)
+    with registry.deploying(tenant, role):
+        taken = [one.version for one in registry.earlier(tenant, role)[-1:]]
+        if taken == [number] and not given.force:
+            raise Conflict(
+                f"A rollback of {tenant}/{role} would make {given.name} live again.",
+                do="Keep it, or give --force: a rollback then goes to the version before it.",
+                code="E-CONFLICT",
+            )
+        version = registry.delete(given.name)
+        remove_models(context.settings, version.name)
+    return DeletedVersion(
+        version=version.name,
+        deleted=datetime.fromtimestamp(version.deleted, UTC).isoformat(timespec="seconds"),
+        files=len(version.files),
+        bytes=sum(int(one["bytes"]) for one in version.files.values()),
+    )
+
+
+class Card(Response):
+    name: str
+    markdown: str
+    path: str = ""
+
+
+class Published(Response):
+    version: str
+    where: str
+    revision: str
+    changed: bool
+    live: bool
+    adapter_run: bool | None = None
+    """Whether the adapter was loaded and run once on its base here; None for a whole model."""
+    adapter_run_because: str = ""
+    """Why it was not."""
+
+
+class Pulled(Response):
+    version: str
+    source: str
+    base_model: str
+    sha256: str
+    adapter_run: bool | None = None
+    """Whether the adapter was loaded and run once on its base here; None for a whole model."""
+    adapter_run_because: str = ""
+    """Why it was not."""
+
+
+def show_card(given: CardInput, context: Context) -> Card:
+    registry = registry_of(context, given.name)
+    version = registry.show(given.name)
+    card = Card(name=version.name, markdown=write_card(version, registry.path(version)))
+    if given.out is None:
+        return card
+    out = given.out.expanduser().absolute()
+    make_folders(DISK, out.parent)
+    write_whole(DISK, out, card.markdown.encode())
+    return card.model_copy(update={"path": str(out)})
+
+
+def push(given: PushInput, context: Context) -> Published:
+    """Publish a version on the Hub, or in an object store. Raises `InvalidInput` (`E-PARAMETER`) without a place."""
+    registry, settings = AdapterRegistry(context.settings.adapters), context.settings
+    version, to = registry.show(given.name), given.to or settings.weights_store
+    if not to:
+        raise InvalidInput(
+            "It is not said where the version is published.",
+            do="Name a repository of the Hub (org/name) or a store (gs://bucket/prefix), or set weights_store.",
+            code="E-PARAMETER",
+        )
+    version = try_version(version, registry, settings)
+    if is_address(to):
+        refuse_hub_options(given)
+        sent = push_to_store(version, registry, to, write_card(version, registry.path(version)))
+    else:
+        address = HubAddress(to, given.revision, given.token_env, given.public)
+        base, _ = find_base_folder(registry.path(version), settings)
+        check = partial(try_adapter_folder, settings=settings, base=base) if version.kind == "adapter" else ignore
+        sent = push_to_hub(version, registry, address, write_card(version, registry.path(version), to), check)
+    return Published(
+        version=version.name, where=sent.where, revision=sent.revision, changed=sent.changed, live=sent.live,
+        **run_of(version),
+    )  # fmt: skip
+
+
+def refuse_hub_options(given: PushInput | PullInput) -> None:
+    if given.revision is not None or getattr(given, "public", False):
+        raise InvalidInput(
+            "--revision and --public belong to the Hub; an object store has neither.",
+            do="Leave them out.",
+            code="E-PARAMETER",
+        )
+
+
+def pull(given: PullInput, context: Context) -> Pulled:
+    if is_address(given.source):
+        refuse_hub_options(given)
+        version = pull_from_store(given.source, context.settings, given.alias)
+    else:
+        address = HubAddress(given.source, given.revision, given.token_env)
+        version = pull_from_hub(address, context.settings, given.alias)
+    origin = version.facts["origin"]
+    return Pulled(
+        version=version.name,
+        source=origin["source"],
+        base_model=str(version.facts.get("base_model") or ""),
+        sha256=version.sha256,
+        **run_of(version),
+    )
+
+
+def run_of(version: AdapterVersion) -> dict[str, Any]:
+    """The facts of a version about having been run, for a response."""
+    return {name: version.facts[name] for name in (RUN, RUN_BECAUSE) if name in version.facts}
+
+
+class Merged(Response):
+    target: str
+    version: str
+    format: str
+    dtype: str
+    divergence: float
+    """Largest difference of a logit from base plus adapter, after the sum in float32."""
+    saved_divergence: float
+    """The same of the model as written in its dtype."""
+
+
+def merge_place(given: MergeInput) -> tuple[Path, Format]:
+    """The folder and the format of a merge. Raises `InvalidInput` (`E-PARAMETER`).
+
+    In an earlier version `--to` named the folder, and `--format` the format.
+    """
+    formats: dict[str, Format] = {"safetensors": "safetensors", "gguf": "gguf"}
+    if given.target is not None and given.to in formats:
+        return given.target.expanduser().absolute(), formats[given.to]
+    folder = given.target or ("FOLDER" if given.to in formats else given.to)
+    raise InvalidInput(
+        "No folder is named." if given.to in formats else f"{given.to!r} is not a format: safetensors or gguf.",
+        why="The folder is given by its place, and --to names the format.",
+        do=f"Write: trainyard adapters merge {given.name} {folder}"
+        + (f" --to {given.to}" if given.to == "gguf" else ""),
+        code="E-PARAMETER",
+    )
+
+
+def merge(given: MergeInput, context: Context) -> Merged:
+    """Write a version, or the adapter of a job, as one model. Raises what `find_version_or_job` raises."""
+    target, to = merge_place(given)
+    settings = context.settings
+    found = find_version_or_job(given.name, context)
+    if isinstance(found, AdapterVersion):
+        facts = merge_version(found, target, settings, format=to, dtype=given.dtype)
+    else:
+        own = {"version": found.label, "sha256": found.reference.sha256}
+        facts = merge_adapter(found.reference, found.name, target, settings, own, format=to, dtype=given.dtype)
+    kept = ("version", "format", "dtype", "divergence", "saved_divergence")
+    return Merged(target=str(target), **{name: facts[name] for name in kept})

@@ -1,0 +1,231 @@
+"""What nodes left, run by run: the list, one result with its parts and files, and the rows of a part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.artifacts import contents
+from trainyard.app.artifacts import lookup as finding
+from trainyard.app.artifacts.lookup import FoundArtifact
+from trainyard.app.context import Context
+from trainyard.app.names import find_artifact, find_run
+from trainyard.app.responses import Response
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.operations.artifacts import ArtifactInput, ArtifactRowsInput, ArtifactsInput, EvaluationsInput
+from trainyard.spec.axes.data import Port
+from trainyard.stores.live.job_index import read_cursor, write_cursor
+from trainyard.stores.whole import MANIFEST
+
+MOST_FILES = 1_000
+MOST_DIGITS = 9
+WHOLE_RUN = 10**MOST_DIGITS - 1
+"""The place after all results of a run."""
+SCANNED_RUNS = 500
+"""Runs that one page looks at; a page may be short, and the next one have more."""
+
+
+class Artifact(Response):
+    """One result of one node of a run."""
+
+    run_id: str
+    run_name: str
+    """Name of the run's chain."""
+    tenant: str
+    node: str
+    node_type: str
+    port: Port
+    """What it is."""
+    key: str
+    """Its content key: the same for each run that reused it."""
+    sha256: str = ""
+    rows: int | None = None
+    bytes: int = 0
+    ended: float
+    """When the node ended (seconds of the epoch)."""
+    reused: bool = False
+    """Whether the run found it finished."""
+    available: bool = True
+    """Whether it is still stored, and can be read."""
+    problem: str = ""
+    """Why it cannot be read."""
+
+
+class ArtifactList(Response):
+    artifacts: tuple[Artifact, ...]
+    next: str | None = None
+    """Cursor of the next page; None at the end."""
+
+
+class ArtifactPart(Response):
+    """One set of rows in a result: what is trained on, what is held out, what was dropped."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+class ArtifactFile(Response):
+    name: str
+    bytes: int
+    sha256: str
+
+
+class ArtifactDetail(Artifact):
+    """One result, whole."""
+
+    facts: dict[str, Any]
+    """What its node counted: the rows read, kept, held out and dropped by reason; tokens, losses, metrics."""
+    parts: tuple[ArtifactPart, ...]
+    files: tuple[ArtifactFile, ...]
+
+
+class ArtifactRow(Response):
+    index: int
+    """Its number in the part, from 0."""
+    values: dict[str, Any]
+    cut: tuple[str, ...] = ()
+    """Paths of texts that are longer than `text_chars`."""
+
+
+class ArtifactRows(Response):
+    """A page of rows."""
+
+    run_id: str
+    node: str
+    port: Port
+    part: str
+    total: int
+    """Rows of the part, whatever was searched for."""
+    offset: int
+    next_offset: int | None
+    """Where the next page begins; None at the end. Of a search, a page may be short and the next one have more."""
+    columns: tuple[str, ...]
+    rows: tuple[ArtifactRow, ...]
+    reasons: dict[str, int]
+    """Of dropped rows: reason -> rows, as the node counted them."""
+
+
+def list_artifacts(given: ArtifactsInput, context: Context) -> ArtifactList:
+    """A page of results, of the newest run first. Raises what `find_run` and `read_cursor` raise."""
+    found, cursor = select_artifacts(given, context, given.port, given.sha256)
+    return ArtifactList(artifacts=tuple(Artifact(**words_of(one)) for one in found), next=cursor)
+
+
+def select_artifacts(
+    given: ArtifactsInput | EvaluationsInput, context: Context, port: Port | None, sha256: str | None = None
+) -> tuple[list[FoundArtifact], str | None]:
+    """The results of a page, and the cursor of the next one."""
+    own = finding.own_tenant(given.tenant, context)
+    if own is None:
+        return [], None
+    runs = [find_run(given.run, context)] if given.run else finding.run_folders(context)
+    began, (last_run, passed) = (0.0, ("", -1))
+    if given.cursor:
+        began, text = read_cursor(given.cursor)
+        last_run, passed = read_place(text)
+        # A place after all results of a run: that run is not looked at again.
+        runs = [run for run in runs if (run.began, run.id, passed) <= (began, last_run, WHOLE_RUN - 1)]
+    found: list[FoundArtifact] = []
+    store = finding.open_store(context)
+    for looked_at, run in enumerate(runs, 1):
+        if own in ("", run.tenant) and run.makes(port):
+            for number, one in enumerate(finding.artifacts_of(run, store)):
+                if (run.id == last_run and number <= passed) or not one.matches(port, sha256):
+                    continue
+                found.append(one)
+                if len(found) == given.limit:
+                    return found, write_cursor((run.began, f"{run.id}/{number}"))
+        if looked_at == SCANNED_RUNS and looked_at < len(runs):
+            return found, write_cursor((run.began, f"{run.id}/{WHOLE_RUN}"))
+    return found, None
+
+
+def read_place(text: str) -> tuple[str, int]:
+    """The run and the number in it of a cursor. Raises `InvalidInput` (`E-PARAMETER`)."""
+    run, _, number = text.rpartition("/")
+    if not run or not number.isascii() or not number.isdigit() or len(number) > MOST_DIGITS:
+        raise InvalidInput(
+            f"The cursor names {text!r}, which is not a place in this list.",
+            do="Give the `next` of the page before, or leave the cursor out.",
+            code="E-PARAMETER",
+        )
+    return run, int(number)
+
+
+def words_of(one: FoundArtifact) -> dict[str, Any]:
+    reference = one.reference
+    return {
+        "run_id": one.run.id, "run_name": one.run.name, "tenant": one.run.tenant,
+        "node": one.node, "node_type": one.run.node_type(one.node), "port": one.port, "key": one.key,
+        "sha256": reference.sha256 if reference else "", "rows": one.rows,
+        "bytes": reference.bytes if reference else 0, "ended": one.ended, "reused": one.reused,
+        "available": reference is not None, "problem": one.problem,
+    }  # fmt: skip
+
+
+def show_artifact(given: ArtifactInput, context: Context) -> ArtifactDetail:
+    """Raises what `find_artifact` raises, and `Corrupt` (`E-CORRUPT`) for a file that cannot be read."""
+    one, folder = locate(given, context)
+    reference = one.reference
+    parts = contents.list_parts(folder)
+    return ArtifactDetail(
+        **words_of(one),
+        facts=reference.facts if reference else {},
+        parts=tuple(
+            ArtifactPart(name=name, rows=contents.count_rows(path), bytes=path.stat().st_size)
+            for name, path in parts.items()
+        ),
+        files=tuple(files_of(one, folder, context)),
+    )
+
+
+def locate(given: ArtifactInput, context: Context) -> tuple[FoundArtifact, Path]:
+    """A result that is stored, and the folder of its files. Raises `NotFound`, `Corrupt`."""
+    store = finding.open_store(context)
+    one = find_artifact(find_run(given.run, context), given.node, given.port, store)
+    return one, one.folder(store)
+
+
+def files_of(one: FoundArtifact, folder: Path, context: Context) -> Iterator[ArtifactFile]:
+    """The files of a result, as its manifest has them."""
+    root = finding.open_store(context).folder(one.key)
+    named = json.loads((root / MANIFEST).read_bytes())["files"]
+    prefix = "" if folder == root else f"{folder.name}/"
+    for name in sorted(name for name in named if name.startswith(prefix))[:MOST_FILES]:
+        yield ArtifactFile(name=name.removeprefix(prefix), **{key: named[name][key] for key in ("bytes", "sha256")})
+
+
+def read_rows(given: ArtifactRowsInput, context: Context) -> ArtifactRows:
+    """A page of the rows of a part. Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
+    one, folder = locate(given, context)
+    parts = contents.list_parts(folder)
+    if given.part not in parts:
+        raise NotFound(
+            f"The {one.port.value} of {one.node} has no part {given.part!r}.",
+            why=f"It has {', '.join(parts) or 'no rows'}.",
+            do="Name one of those." if parts else "Look at its files with `trainyard artifacts show`.",
+            code="E-NOT-FOUND",
+        )
+    path = parts[given.part]
+    page = contents.read_page(
+        path, offset=given.offset, limit=given.limit, text_chars=given.text_chars, accepts=acceptance(given)
+    )
+    rows = tuple(ArtifactRow(index=row.index, values=row.values, cut=tuple(row.cut)) for row in page.rows)
+    facts = one.reference.facts if one.reference else {}
+    return ArtifactRows(
+        run_id=one.run.id, node=one.node, port=one.port, part=given.part, total=contents.count_rows(path),
+        offset=given.offset, next_offset=page.next_offset, rows=rows,
+        columns=tuple(dict.fromkeys(name for row in rows for name in row.values)),
+        reasons=dict(facts.get("dropped") or facts.get("rejected") or {}) if given.part == contents.DROPPED else {},
+    )  # fmt: skip
+
+
+def acceptance(given: ArtifactRowsInput) -> Callable[[contents.Values], bool] | None:
+    """Which rows a request wants; None for all."""
+    if given.reason is None and given.text is None:
+        return None
+    text = (given.text or "").casefold()
+    return lambda row: given.reason in (None, row.get("reason")) and contents.contains(row, text)

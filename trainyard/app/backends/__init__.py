@@ -1,0 +1,1 @@
+"""Trainers of this machine and their environments."""

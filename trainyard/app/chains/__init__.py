@@ -1,0 +1,1 @@
+"""Chains: checked, planned, run, stored, compared, imported and exported."""

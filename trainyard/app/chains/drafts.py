@@ -1,0 +1,207 @@
+"""A chain while it is edited: written out with ids, links and ports, as YAML, with every reason against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import orjson
+import yaml
+from pydantic import Field
+
+from trainyard.app.chains.check import FileCheck, check_file
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
+from trainyard.app.reach import require_template
+from trainyard.app.responses import Response
+from trainyard.errors import InvalidInput, NotFound, Reason, Refused
+from trainyard.operations import chains as requests
+from trainyard.operations.base import Nothing
+from trainyard.spec.axes.data import Port
+from trainyard.spec.chain import Source
+from trainyard.spec.drafts.links import Link, list_links, ports_made
+from trainyard.spec.drafts.palette import GROUPS, PortGroup, list_palette, ports_taken
+from trainyard.spec.drafts.reading import DraftNode, read_nodes, wire_draft
+from trainyard.spec.load.files import load_value
+from trainyard.spec.load.text import parse_text
+from trainyard.spec.nodes import NODE_CONFIGS, NodeType
+from trainyard.spec.summaries import list_defaults, summarize_node
+
+
+class PaletteEntry(Response):
+    """One type of node that can be added."""
+
+    type: str
+    text: str
+    config: dict[str, Any]
+    """Of a new node."""
+    settings: dict[str, Any]
+    """JSON Schema of its config."""
+
+
+class PortEntry(Response):
+    """What travels between nodes, and the group whose colour it has."""
+
+    port: Port
+    group: PortGroup
+
+
+class Palette(Response):
+    nodes: tuple[PaletteEntry, ...]
+    ports: tuple[PortEntry, ...]
+
+
+class ExpandedNode(Response):
+    """One node, with its ports."""
+
+    id: str
+    type: str
+    valid: bool
+    takes: tuple[Port, ...]
+    """What it may take."""
+    makes: tuple[Port, ...]
+    inputs: dict[Port, tuple[Source, ...]]
+    """What reaches it now, and from where."""
+    summary: str = ""
+    """What it does, in one line."""
+    defaults: dict[str, Any] = Field({})
+    """Setting that is left out -> the value that a run takes for it, such as hyperparameters.learning_rate."""
+
+
+class ExpandedChain(Response):
+    """A whole chain, valid or not yet."""
+
+    spec: dict[str, Any]
+    text: str
+    """The same as YAML."""
+    nodes: tuple[ExpandedNode, ...]
+    check: FileCheck
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.check.ok else Refused.exit_code
+
+
+class LinkAnswer(Response):
+    """Whether a link from one port of a node may be made."""
+
+    port: Port
+    target: str
+    linked: bool
+    """The target needs the node already."""
+    allowed: bool
+    code: str = ""
+    because: str = ""
+    instead: str = ""
+
+
+class LinkAnswers(Response):
+    node: str
+    links: tuple[LinkAnswer, ...]
+
+
+def show_palette(_given: Nothing, _context: Context) -> Palette:
+    return Palette(
+        nodes=tuple(
+            PaletteEntry(
+                type=one.type, text=one.text, config=dict(one.config),
+                settings=orjson.loads(schema_text(one.type)),
+            )
+            for one in list_palette()
+        ),
+        ports=tuple(PortEntry(port=port, group=GROUPS[port]) for port in Port),
+    )  # fmt: skip
+
+
+@cache
+def schema_text(kind: NodeType) -> bytes:
+    """The JSON schema of a node's settings: pydantic makes all six in 0.13 s, and they are read again in 1 ms."""
+    return orjson.dumps(NODE_CONFIGS[kind].model_json_schema())
+
+
+def expand(given: requests.ExpandInput, context: Context) -> ExpandedChain:
+    """Write a chain out. What is wrong with it is in `check`, and its nodes are there all the same.
+
+    Raises `Refused` for a text that is not YAML or JSON, `NotFound` (`E-PARAMETER`) for an unknown template or file.
+    """
+    value = value_of(given, context)
+    check = check_file(value, context)
+    body = value if "nodes" in value else spelled_out(value)
+    nodes = read_nodes(body)
+    spec = {**{name: one for name, one in body.items() if name != "nodes"}, "nodes": [as_written(one) for one in nodes]}
+    text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True)
+    return ExpandedChain(
+        spec=spec, text=text, nodes=expanded_nodes(nodes, context.settings.default_base_model), check=check
+    )
+
+
+def value_of(given: requests.ExpandInput, context: Context) -> dict[str, Any]:
+    """The plain value of a text, a file, a mapping, or a template's name with its parameters."""
+    if context.caller.remote and given.target is not None:
+        require_template(given.target, planning.NAMES)
+    if bool(given.text) == (given.target is not None):
+        raise InvalidInput("A draft is either a target or a text.", do="Give one of them.", code="E-PARAMETER")
+    target = given.target
+    if isinstance(target, str) and target in planning.NAMES:
+        if target == planning.JOB:
+            return {"dataset": {}, **given.parameters}
+        return {"template": target, "parameters": given.parameters}
+    if isinstance(target, Mapping):
+        return dict(target)
+    value = parse_text(given.text) if target is None else load_value(planning.existing(target))
+    if not isinstance(value, Mapping):
+        planning.accepted(value)  # raises with the reason
+    return dict(value)
+
+
+def spelled_out(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The chain of a template's call or of a job; one without nodes where it is not valid."""
+    try:
+        spec = planning.asked(value).spec
+    except InvalidInput:  # `check` has the reasons
+        return {"name": str(value.get("template") or "chain"), "nodes": []}
+    own = spec.model_dump(mode="json", include={"name", "description", "tenant"}, exclude_defaults=True)
+    return {"name": spec.name, **own, "nodes": [one.model_dump(mode="json") for one in spec.nodes]}
+
+
+def as_written(node: DraftNode) -> dict[str, Any]:
+    return {"id": node.id, "type": node.type, "needs": list(node.needs), "config": node.config}
+
+
+def expanded_nodes(nodes: list[DraftNode], default_base_model: str) -> tuple[ExpandedNode, ...]:
+    draft = wire_draft(nodes)
+    found = []
+    for one in nodes:
+        placed = draft.nodes.get(one.id)
+        found.append(
+            ExpandedNode(
+                id=one.id, type=one.type, valid=one.valid,
+                takes=ports_taken(placed.config, placed.type) if placed else (),
+                makes=ports_made(draft, one.id) if placed else (),
+                inputs=draft.wiring.inputs[one.id] if placed else {},
+                summary=summarize_node(placed.config, default_base_model) if placed else "",
+                defaults=list_defaults(placed.config, default_base_model) if placed else {},
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def show_links(given: requests.LinksInput, context: Context) -> LinkAnswers:
+    """Where links from a node of a draft may lead. Raises `NotFound` (`E-PARAMETER`) for a node that it lacks."""
+    value = value_of(requests.ExpandInput(target=given.target), context)
+    nodes = read_nodes(value if "nodes" in value else spelled_out(value))
+    if given.node not in {one.id for one in nodes if one.type in NODE_CONFIGS}:
+        raise NotFound(
+            f"The draft has no node {given.node!r} of a known type.", do="Name one of its nodes.", code="E-PARAMETER"
+        )
+    found = list_links(nodes, given.node, context.settings.default_base_model)
+    return LinkAnswers(node=given.node, links=tuple(map(answer_of, found)))
+
+
+def answer_of(link: Link) -> LinkAnswer:
+    reason = link.reason or Reason("", None, "", "", "")
+    return LinkAnswer(
+        port=link.port, target=link.target, linked=link.linked, allowed=link.reason is None,
+        code=reason.code, because=reason.because, instead=reason.instead,
+    )  # fmt: skip

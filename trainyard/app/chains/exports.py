@@ -1,0 +1,54 @@
+"""A trainer of a chain as a config of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from trainyard.app.chains.eject import trainer_of
+from trainyard.app.chains.imports import write_new
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
+from trainyard.app.responses import Response
+from trainyard.errors import InvalidInput
+from trainyard.operations.chains import ExportConfigInput
+from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.exports.tables import EXPORTERS, export_trainer
+from trainyard.spec.nodes import DataSourceConfig
+from trainyard.spec.training import TrainerConfig
+
+
+class ExportOutput(Response):
+    text: str
+    out: Path | None = None
+    notes: tuple[str, ...] = ()
+
+
+def export_chain(given: ExportConfigInput, context: Context) -> ExportOutput:
+    """Write a trainer as a config.
+
+    Raises `NotFound` (`E-NODE`), `Refused` (`E-EXPORT`) for a stage or method that the tool does not have, `Conflict`
+    (`E-FILE-EXISTS`).
+    """
+    chain = planning.resolved(planning.asked(given.target).spec, context.settings)
+    node = trainer_of(chain, given.node)
+    config = node.config
+    if not isinstance(config, TrainerConfig):
+        raise InvalidInput(f"{node.id} is not a trainer.", code="E-NODE")
+    found = export_trainer(config, source_of(node, chain), given.to)
+    for note in found.notes:
+        context.say(note)
+    head = [f"A config of {EXPORTERS[given.to].title}, from {node.id} of the chain {chain.name}.", *found.notes]
+    comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
+    text = comments + yaml.safe_dump(found.value, sort_keys=False, allow_unicode=True)
+    if given.out is not None:
+        write_new(given.out, text)
+    return ExportOutput(text=text, out=given.out, notes=found.notes)
+
+
+def source_of(node: ResolvedNode, chain: ResolvedChain) -> DataSourceConfig | None:
+    """The data source that a trainer reads directly; None where other nodes make its rows."""
+    sources = [chain.node(source.node_id) for given in node.inputs.values() for source in given]
+    configs = [one.config for one in sources if isinstance(one.config, DataSourceConfig)]
+    return configs[0] if configs else None

@@ -1,0 +1,247 @@
+"""Configs of other tools as chains: one file, or every config in a folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from trainyard.app.context import Context
+from trainyard.app.responses import Response
+from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError
+from trainyard.operations.chains import ImportInput
+from trainyard.spec.imports.conversion import ConfigTool, Imported, KeyResult, import_config, refuse_import
+from trainyard.spec.imports.keys import Config, KeyStatus, describe
+from trainyard.spec.imports.llamafactory import INFO_FILE, ROW_KEYS
+from trainyard.spec.imports.tools import TOOLS, find_tool
+from trainyard.spec.load.files import FILE_SUFFIXES, load_value
+
+FIRST_CHARS = 1 << 20
+NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
+
+
+class KeyRow(Response):
+    """What became of one key."""
+
+    key: str
+    value: str
+    status: KeyStatus
+    ours: str
+    because: str
+    do: str = ""
+    code: str = ""
+
+
+class ImportedFile(Response):
+    """One config: its keys, and the chain unless a key was refused."""
+
+    file: Path
+    tool: str = ""
+    chain: str = ""
+    out: Path | None = None
+    keys: tuple[KeyRow, ...] = ()
+    counts: dict[KeyStatus, int] = Field(default_factory=dict)
+    problem: str = ""
+    """Why there is no chain, in a line."""
+    skipped: bool = False
+    """Whether the file, found in a folder, is not the config of a training."""
+
+
+class ImportOutput(Response):
+    files: tuple[ImportedFile, ...]
+    report: bool
+    folder: bool
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if all(one.chain or one.skipped for one in self.files) else Refused.exit_code
+
+
+def import_configs(given: ImportInput, context: Context) -> ImportOutput:
+    """Read a config, or each one in a folder, as a chain; write the chains where `out` says.
+
+    Raises `NotFound` (`E-SPEC-FILE`) for a file that is not there or a folder without configs, `InvalidInput`
+    (`E-IMPORT-TOOL`) for a config of no known tool, `Refused` (`E-IMPORT-KEY`, `E-IMPORT-VALUE`) for a config
+    with keys that a chain cannot carry out, unless a report is wanted, `Conflict` (`E-FILE-EXISTS`).
+    """
+    if given.source.is_dir():
+        paths = list(configs_in(given.source))
+        files = tuple(import_one_of(path, given, context) for path in paths)
+        return ImportOutput(files=files, report=given.report, folder=True)
+    found = read_config(given.source, given)
+    if not given.report and found.refusals:
+        raise refuse_import(found)
+    for note in () if given.report else notes_of(found):
+        context.say(note)
+    one = file_of(given.source, found, given.out)
+    return ImportOutput(files=(one,), report=given.report, folder=False)
+
+
+def configs_in(folder: Path) -> Iterator[Path]:
+    """The configs below a folder. Raises `NotFound` (`E-SPEC-FILE`) if there is none."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in FILE_SUFFIXES and path.is_file())
+    if not paths:
+        raise NotFound(
+            f"{folder} contains no config.", why=f"Files that end in {', '.join(FILE_SUFFIXES)} are read.",
+            do="Name a config, or the folder that has them.", code="E-SPEC-FILE",
+        )  # fmt: skip
+    yield from paths
+
+
+def import_one_of(path: Path, given: ImportInput, context: Context) -> ImportedFile:
+    """One config of a folder, with its problem in place of an exception."""
+    try:
+        found = read_config(path, given)
+        out = given.out / path.relative_to(given.source).with_suffix(".yaml") if given.out else None
+        return file_of(path, found, out)
+    except InvalidInput as error:
+        skipped = error.code == "E-IMPORT-TOOL"
+        return ImportedFile(file=path, problem=f"{error.code}: {error.what} {error.why}".strip(), skipped=skipped)
+    except TrainyardError as error:
+        context.say(f"{path}: {error.code}")
+        return ImportedFile(file=path, problem=f"{error.code}: {error.what}")
+
+
+def read_config(path: Path, given: ImportInput) -> Imported:
+    if path.suffix == ".toml":
+        raise InvalidInput(
+            f"{path.name} is not a config of a tool that is known.",
+            why="It is TOML, in which prime-rl and others have their configs; "
+            f"{', '.join(tool.title for tool in TOOLS.values())} have YAML or JSON.",
+            do="Write the chain by hand: `trainyard templates` has starting points.", code="E-IMPORT-TOOL",
+        )  # fmt: skip
+    value = load_value(path)
+    tool = find_tool(value, given.tool)
+    listed = listed_data_sets(value, path.parent)
+    family = family_of_base(tool[1], value, given.settings, path.parent)
+    return import_config(value, chain_name(path), tool, given.settings, given.without, data_sets=listed, family=family)
+
+
+def family_of_base(tool: ConfigTool, value: Any, overrides: Mapping[str, Any], folder: Path) -> str | None:
+    """The `model_type` in the config.json of the base's folder; None where the base is not a folder of this machine."""
+    named = overrides.get("base_model")
+    for key, (converter, _) in tool.keys.items():
+        if named is None and converter.ours == "base_model":
+            named = Config(value).get(key) if isinstance(value, Mapping) else None
+    if not isinstance(named, str):
+        return None
+    for above in (Path(), folder):
+        if (path := above / named / "config.json").is_file():
+            found = load_value(path)
+            family = found.get("model_type") if isinstance(found, Mapping) else None
+            return family if isinstance(family, str) else None
+    return None
+
+
+def listed_data_sets(value: Any, folder: Path) -> Mapping[str, Any] | None:
+    """The data sets of LLaMA-Factory's `dataset_info.json`, in `dataset_dir` below the config or the working folder.
+
+    None where there is none. Raises `InvalidInput` (`E-SPEC-FILE`) for one that cannot be read.
+    """
+    place = value.get("dataset_dir", "data") if isinstance(value, Mapping) else None
+    if not isinstance(place, str) or not ({"dataset", "train_dataset"} & value.keys()):
+        return None
+    for above in (folder, Path()):
+        if (path := above / place / INFO_FILE).is_file():
+            found = load_value(path)
+            return with_row_keys(found, path.parent) if isinstance(found, Mapping) else None
+    return None
+
+
+def with_row_keys(listed: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The list of data sets with the keys of the first row of each file that is here."""
+    return {
+        name: {**entry, ROW_KEYS: first_keys(folder / str(entry["file_name"]))}
+        if isinstance(entry, Mapping) and "file_name" in entry
+        else entry
+        for name, entry in listed.items()
+    }
+
+
+def first_keys(path: Path) -> list[str]:
+    """The keys of the first row of a JSON or JSON Lines file; none where that is not an object."""
+    if path.suffix not in (".json", ".jsonl") or not path.is_file():
+        return []
+    with path.open(encoding="utf-8-sig", errors="replace") as stream:
+        head = stream.read(FIRST_CHARS).lstrip().removeprefix("[").lstrip()
+    try:
+        row, _ = json.JSONDecoder().raw_decode(head)
+    except ValueError:  # a row that is longer, or a broken file, of which its reader speaks
+        return []
+    return list(row) if isinstance(row, dict) else []
+
+
+def chain_name(path: Path) -> str:
+    """The file's name as a name of a chain."""
+    plain = NOT_IN_A_NAME.sub("-", path.stem.lower()).strip("-")[:63].strip("-")
+    return plain or "chain"
+
+
+def notes_of(found: Imported) -> list[str]:
+    """A line for each note, the keys with the same one together."""
+    keys: dict[str, list[str]] = {}
+    for one in found.keys:
+        if one.status is KeyStatus.NOTED:
+            keys.setdefault(one.because, []).append(one.key)
+    lines = [f"{', '.join(names)}: {because}" for because, names in keys.items()]
+    defaults = [f"{one.ours} {describe(one.value)} ({one.key})" for one in found.defaults]
+    if defaults:
+        lines.append(f"Left out, so {TOOLS[found.tool].title}'s own defaults: {', '.join(defaults)}.")
+    return [*lines, *found.notes]
+
+
+def file_of(path: Path, found: Imported, out: Path | None) -> ImportedFile:
+    chain = chain_text(path, found) if found.chain is not None else ""
+    if out is not None and chain:
+        write_new(out, chain)
+    counts = {status: found.count(status) for status in KeyStatus}
+    refusals = found.refusals
+    problem = f"{len(refusals)} refused: {', '.join(one.key for one in refusals[:8])}" if refusals else ""
+    return ImportedFile(
+        file=path, tool=found.tool, chain=chain, out=out if chain else None,
+        keys=rows_of((*found.keys, *found.defaults)), counts=counts, problem=problem,
+    )  # fmt: skip
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet. Raises `Conflict` (`E-FILE-EXISTS`)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise Conflict(
+            f"{path} is there already.", do="Name another file with --out, or remove it.", code="E-FILE-EXISTS"
+        ) from None
+
+
+def chain_text(path: Path, found: Imported) -> str:
+    """The chain as YAML, under what was noted."""
+    head = [f"Imported from {path.name}, a config of {TOOLS[found.tool].title}.", *notes_of(found)]
+    comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
+    body: dict[str, Any] = dict(found.value)
+    return comments + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=110)
+
+
+def shown_value(found: KeyResult) -> str:
+    return "left out" if found.status is KeyStatus.DEFAULT else describe(found.value)
+
+
+def shown_setting(found: KeyResult) -> str:
+    """The setting here, with its value where no key of the config gives it."""
+    return f"{found.ours}: {describe(found.value)}" if found.status is KeyStatus.DEFAULT else found.ours
+
+
+def rows_of(keys: Sequence[KeyResult]) -> tuple[KeyRow, ...]:
+    return tuple(
+        KeyRow(
+            key=result.key, value=shown_value(result), status=result.status, ours=shown_setting(result),
+            because=result.because, do=result.do, code=result.code,
+        )
+        for result in keys
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""Start a template, a chain or a job, or continue an ended run. The Prefect client is imported after all checks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from trainyard.app.chains import missing_backend
+from trainyard.app.chains.tenancy import keep_to_tenant, require_free_tags
+from trainyard.app.context import Context, key_of
+from trainyard.app.jobs.next_commands import next_commands
+from trainyard.app.live.jobs import note_started
+from trainyard.app.names import is_run_or_job_id, shortest_name
+from trainyard.app.plan import resolve as planning
+from trainyard.app.reach import refuse_whole_chain, require_template
+from trainyard.app.run_records import FEW_ROWS_TAG, REFRESH_FROM, REFRESH_TAG, RunResult
+from trainyard.app.stack.services import import_prefect_client
+from trainyard.errors import InvalidInput, NotFound, Reason
+from trainyard.operations.chains import RunInput
+from trainyard.spec.chain import ResolvedChain
+from trainyard.stores.live.job_ids import DIGEST_LENGTH, GROUP_TAG, JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
+
+
+def run(given: RunInput, context: Context) -> RunResult:
+    if context.caller.remote and not is_run_or_job_id(given.target):
+        refuse_whole_chain(given.target)
+        require_template(given.target, planning.NAMES)
+    return start(given, context)
+
+
+def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> RunResult:
+    """Start a run, or continue one. `own_tags` are Trainyard's own, which users cannot give."""
+    settings, since = context.settings, time.time()
+    started = continued(given, context) if is_run_or_job_id(given.target) else begun(given, context, own_tags)
+    if JOB_ID.fullmatch(started.id):
+        note_started(started, context)
+    context.say(f"run {started.name}: {started.url}")
+    if not given.watch:
+        return with_next(started, context)
+    watching = import_prefect_client(settings, "watching")
+    result: RunResult = watching.watch(started.run_id, settings=settings, on_progress=context.on_progress, since=since)
+    return with_next(result, context)
+
+
+def with_next(result: RunResult, context: Context) -> RunResult:
+    """The same with the commands for what comes after it."""
+    folder = context.settings.runs / result.run_id
+    known_as = shortest_name(result.run_id, result.name, context)
+    return result.model_copy(update={"next": next_commands(result, folder, known_as)})
+
+
+def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunResult:
+    """A new run, checked here first: a refusal is reported at once and with all its reasons."""
+    settings = context.settings
+    require_free_tags(given.tags)
+    asked = planning.asked(given.target, given.parameters, given.preset)
+    wanted = planning.located(keep_to_tenant(asked, context.caller), settings)
+    for note in wanted.notes:
+        context.say(note)
+    chain = planning.resolved(wanted.spec, settings)
+    few_rows = given.yes or FEW_ROWS_TAG in given.tags
+
+    def allows(shortages: Sequence[Reason]) -> bool:
+        nonlocal few_rows
+        few_rows = few_rows or confirm(shortages, context)
+        return few_rows
+
+    is_job = wanted.deployment == planning.JOB_DEPLOYMENT
+    waits = missing_backend.refuse_or_wait(chain, settings, is_job=is_job, allows=allows)
+    own_tags = (*own_tags, FEW_ROWS_TAG) if few_rows and FEW_ROWS_TAG not in given.tags else own_tags
+    own_tags = (*own_tags, f"{GROUP_TAG}{given.group}") if given.group else own_tags
+    tags = (*given.tags, *own_tags, *refresh_tags(given, chain), *tags_of(chain, context))
+    watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:DIGEST_LENGTH]}"
+    started: RunResult = watching.start_run(
+        wanted.deployment, wanted.parameters,
+        settings=settings, tags=tags, waits=waits, called=called, key=key_of(context),
+    )  # fmt: skip
+    return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
+
+
+def confirm(shortages: Sequence[Reason], context: Context) -> bool:
+    """Ask the user of a terminal whether to train all the same; False where nobody can answer."""
+    if context.surface != "cli" or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    for shortage in shortages:
+        context.say(shortage.line())
+    return input("Train on these rows all the same? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def refresh_tags(given: RunInput, chain: ResolvedChain) -> list[str]:
+    """The tags by which a run makes finished results again. Raises `NotFound` (`E-PARAMETER`) for an unknown node."""
+    node = given.refresh_from
+    if node is not None and node not in chain.by_id:
+        raise NotFound(
+            f"The chain {chain.name} has no node {node!r}.", why=f"It has: {', '.join(chain.order)}.",
+            do="Name one of them.", code="E-PARAMETER",
+        )  # fmt: skip
+    return [*([REFRESH_TAG] if given.refresh else []), *([f"{REFRESH_FROM}{node}"] if node else [])]
+
+
+def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
+    """What a run is from its creation on: whose, by which request, and as a job if a trainer is part of it."""
+    tags = [f"{TENANT_TAG}{chain.tenant}"]
+    tags += [f"{TRACE_TAG}{context.trace}"] if context.trace else []
+    return tags + ([JOB_TAG, draw_job_id()] if any(node.type == "trainer" for node in chain.nodes) else [])
+
+
+def continued(given: RunInput, context: Context) -> RunResult:
+    """An ended run, started again."""
+    if given.parameters or given.preset or given.refresh or given.refresh_from or given.tags or given.group:
+        raise InvalidInput(
+            "A run that is continued takes no parameters, preset, tags, group or refresh.",
+            why="It continues with those that it was started with.",
+            do="Start a new run of the template or file.",
+            code="E-PARAMETER",
+        )
+    row = import_prefect_client(context.settings, "listing").find_job(given.target, context.caller.tenant)
+    started: RunResult = import_prefect_client(context.settings, "watching").continue_run(row["run_id"])
+    return started

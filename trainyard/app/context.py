@@ -1,0 +1,80 @@
+"""What an operation may use of its caller: the settings, and where its progress goes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+
+from trainyard.app.departures import ConfinedCalls
+from trainyard.callbacks import call_now, ignore
+from trainyard.cancellation import Departure
+from trainyard.compute.events import Event
+from trainyard.operations.table import Scope
+from trainyard.settings import Settings
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks for an operation, and what that caller may do."""
+
+    name: str
+    """Of the token, or of the owner of this home; it is in the audit log."""
+    scope: Scope = Scope.ADMIN
+    tenant: str = ""
+    """Empty: every tenant."""
+    remote: bool = False
+    """Whether the request came over a network: then what is local is refused."""
+    token_id: str = ""
+    """Of the token that authenticated it; empty for the owner. A name may be another token's later."""
+
+    @property
+    def identity(self) -> str:
+        """What is this caller's alone, such as an idempotency key, is stored under this."""
+        return f"{self.name} {self.token_id}".strip()
+
+
+OWNER = Caller("owner")
+"""The user of this home: the command line, and Python on this machine."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an operation may use of its caller."""
+
+    settings: Settings
+    say: Callable[[str], None] = field(default=print)
+    on_progress: Callable[[Event], None] = ignore
+    on_part: Callable[[BaseModel], None] = ignore
+    """Receives the parts of a result that are reported one by one (`jobs logs --follow`)."""
+    next_input: Callable[[], str | None] | None = None
+    """Returns what a user types next, None at the end (`chat`); without a user there is none."""
+    caller: Caller = OWNER
+    """Who asks; an operation with `tenants` shows and changes what belongs to that tenant."""
+    idempotency_key: str = ""
+    """With the same key, an operation that starts something starts it once."""
+    surface: str = "python"
+    """Through what the caller asks: cli, python, rest or mcp."""
+    trace: str = ""
+    """The correlation id of the request; it goes with what the request starts."""
+    request_bytes: int | None = None
+    """Length of the request's body; None where it is not known."""
+    confined: ConfinedCalls | None = None
+    """Carries out what is confined for a caller over a network; None: this process does."""
+    departure: Departure = field(default_factory=Departure)
+    """Whether the caller has left."""
+    afterwards: Callable[[Callable[[], None]], None] = call_now
+    """Receives what can be done once the caller has the response of an operation that has succeeded."""
+
+
+def key_of(context: Context, purpose: str = "") -> str:
+    """The idempotency key for Prefect's server; two callers may choose the same one. Empty without a key.
+
+    Operations that start runs of one flow for different purposes name theirs.
+    """
+    if not context.idempotency_key:
+        return ""
+    words = (context.caller.tenant, context.caller.token_id, context.idempotency_key, *([purpose] if purpose else []))
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Data sets before anything is trained on them."""

@@ -1,0 +1,133 @@
+"""What the GPUs of this machine do, and which jobs use their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+from trainyard.app.context import Context
+from trainyard.app.live.jobs import list_job_rows
+from trainyard.app.live.waits import DeviceState, read_devices
+from trainyard.app.machine_load import MachineLoad, read_load
+from trainyard.app.responses import Response
+from trainyard.compute.monitor.nvidia import read_nvidia
+from trainyard.compute.monitor.readings import Clocks, GpuMonitor, GpuReading, MonitorReading, ProcessMemory
+from trainyard.compute.monitor.tools import read_amd, read_apple
+from trainyard.errors import Unavailable
+from trainyard.operations.base import Nothing
+from trainyard.spec.states import JobState
+from trainyard.stores.live.job_index import JobQuery, Row
+
+MONITOR = GpuMonitor((read_nvidia, read_amd, read_apple))
+"""One look for all who ask in this process."""
+MOST_RUNNING = 1000
+
+
+class GpuJob(Response):
+    """The memory of one job on one GPU, or of the processes outside of jobs."""
+
+    job: str | None
+    """Its id; None for processes outside of jobs."""
+    memory_mb: int | None
+    """Of all its processes; None where the driver does not say."""
+    pids: tuple[int, ...]
+
+
+class GpuUse(Response):
+    """One GPU now; used and free memory add up to the total. None: the device does not say."""
+
+    index: int
+    name: str
+    memory_total_mb: int
+    memory_used_mb: int
+    memory_free_mb: int
+    utilization_gpu: int | None
+    utilization_memory: int | None
+    temperature_c: int | None
+    power_draw_w: float | None
+    clock_graphics_mhz: int | None
+    clock_memory_mhz: int | None
+    processes: tuple[GpuJob, ...]
+
+
+class GpuList(Response):
+    state: str
+    """`ok`, `no GPU`, or why they could not be read."""
+    gpus: tuple[GpuUse, ...]
+    driver_version: str | None
+    cuda_version: str | None
+    alerts: tuple[str, ...] = ()
+    """GPUs that use more of their memory than `gpu_memory_alert_percent`."""
+    devices: tuple[DeviceState, ...] = ()
+    """Which job or session has each device of this machine, and which wait for it; 0 is the CPU where no GPU is."""
+    machine: MachineLoad | None = None
+    """Processors and memory, and what each running job uses of them."""
+
+
+def show_gpus(given: Nothing, context: Context) -> GpuList:
+    """Every GPU as it was at most two seconds ago. A caller of one tenant sees the processes of its own jobs."""
+    return list_gpus(MONITOR.read(), context)
+
+
+def list_gpus(found: MonitorReading, context: Context) -> GpuList:
+    """A reading with the jobs that its processes belong to."""
+    owners = owners_of(running_jobs(context))
+    return GpuList(
+        state=found.state,
+        gpus=tuple(use_of(gpu, owners, only_jobs=bool(context.caller.tenant)) for gpu in found.gpus),
+        driver_version=found.driver_version,
+        cuda_version=found.cuda_version,
+        alerts=tuple(full_memory(found, context.settings.gpu_memory_alert_percent)),
+        devices=tuple(read_devices(context.settings, context.caller.tenant)),
+        machine=read_load(owners),
+    )
+
+
+def full_memory(found: MonitorReading, percent: int) -> Iterator[str]:
+    """A sentence for each GPU that uses at least so many percent of its memory; 0: none."""
+    for gpu in found.gpus if percent else ():
+        if 100 * gpu.memory_used_mb >= percent * max(1, gpu.memory_total_mb):
+            yield f"GPU {gpu.index} ({gpu.name}) uses {gpu.memory_used_mb:,} of {gpu.memory_total_mb:,} MiB."
+
+
+def use_of(gpu: GpuReading, owners: dict[int, str], *, only_jobs: bool) -> GpuUse:
+    clocks: Clocks = gpu.clocks
+    read: dict[str, Any] = {name: getattr(gpu, name) for name in GpuUse.model_fields if hasattr(gpu, name)}
+    read |= {"clock_graphics_mhz": clocks.graphics_mhz, "clock_memory_mhz": clocks.memory_mhz}
+    return GpuUse(**read | {"processes": tuple(by_job(gpu.processes, owners, only_jobs=only_jobs))})
+
+
+def by_job(processes: tuple[ProcessMemory, ...], owners: dict[int, str], *, only_jobs: bool) -> Iterator[GpuJob]:
+    """The processes of a GPU by their jobs, the others last."""
+    jobs: dict[str | None, list[ProcessMemory]] = {}
+    for process in processes:
+        jobs.setdefault(owners.get(process.pid), []).append(process)
+    for job in sorted(jobs, key=lambda job: (job is None, job or "")):
+        if job is None and only_jobs:
+            continue
+        known = [one.memory_mb for one in jobs[job] if one.memory_mb is not None]
+        pids = tuple(sorted(one.pid for one in jobs[job]))
+        yield GpuJob(job=job, memory_mb=sum(known) if len(known) == len(jobs[job]) else None, pids=pids)
+
+
+def running_jobs(context: Context) -> list[Row]:
+    """The jobs that have a process here; none where nobody knows them now."""
+    query = JobQuery(tenant=context.caller.tenant, state=JobState.RUNNING, limit=MOST_RUNNING)
+    try:
+        return [row for row in list_job_rows(query, context).page.rows if row["pid"]]
+    except Unavailable:
+        return []
+
+
+def owners_of(rows: list[Row]) -> dict[int, str]:
+    """Process -> its job: the run's own process and everything below it."""
+    owners: dict[int, str] = {}
+    for row in rows:
+        try:
+            root = psutil.Process(row["pid"])
+            owners |= {process.pid: row["id"] for process in (root, *root.children(recursive=True))}
+        except psutil.Error:
+            continue  # it has ended meanwhile
+    return owners

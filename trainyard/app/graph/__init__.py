@@ -1,0 +1,1 @@
+"""The knowledge graph for requests."""

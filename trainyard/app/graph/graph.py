@@ -1,0 +1,66 @@
+"""The knowledge graph from outside: ask it, count it, write it out, serve it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from trainyard.app.artifacts.lookup import own_tenant
+from trainyard.app.context import Context
+from trainyard.app.graph import server as graph_server
+from trainyard.app.graph.access import graph_in_turn
+from trainyard.app.graph.neighbors import nothing_written
+from trainyard.app.responses import Response
+from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
+from trainyard.serve.listening import url_of
+from trainyard.stores.graph.addresses import open_graph
+from trainyard.stores.graph.contract import GraphStats
+from trainyard.stores.graph.remote import TOKEN_VARIABLE
+
+
+class QueryRows(Response):
+    rows: tuple[dict[str, Any], ...]
+
+
+class GraphCounts(Response):
+    documents: int
+    entities: int
+    relations: int
+    entities_by_kind: dict[str, int]
+    relations_by_kind: dict[str, int]
+
+
+class Exported(Response):
+    file: str
+    lines: int
+
+
+def query_graph(given: QueryInput, context: Context) -> QueryRows:
+    with graph_in_turn(given.graph, context.settings) as graph:
+        return QueryRows(rows=tuple(graph.query(given.cypher, given.parameters)))
+
+
+def count_graph(given: GraphInput, context: Context) -> GraphCounts:
+    tenant = own_tenant(given.tenant, context)
+    if tenant is None or nothing_written(given.graph, context):
+        return GraphCounts(**asdict(GraphStats()))
+    with graph_in_turn(given.graph, context.settings) as graph:
+        return GraphCounts(**asdict(graph.stats(tenant or None)))
+
+
+def export_graph(given: ExportInput, context: Context) -> Exported:
+    with graph_in_turn(given.graph, context.settings) as graph:
+        return Exported(file=str(given.file), lines=graph.export(given.file.absolute(), given.tenant))
+
+
+def serve_graph(address: str, host: str, port: int, context: Context) -> str:
+    """Serve until a signal; the database is opened first, so that a taken one is reported at once."""
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    listener = graph_server.listening(host, port, token)
+    url = url_of(listener)
+    with listener, open_graph(address, context.settings) as graph:
+        counts = graph.stats()
+        context.say(f"the graph answers at {url}: {counts.documents:,} documents, {counts.entities:,} entities")
+        graph_server.serve(graph, listener, token)
+    return url

@@ -1,0 +1,141 @@
+"""The knowledge graph for a browser: entities by their names, and what is next to one.
+
+Every statement is one that reads, with values as parameters; a tenant sees nothing of another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import orjson
+
+from trainyard.app.artifacts.lookup import own_tenant
+from trainyard.app.context import Context
+from trainyard.app.graph.access import graph_in_turn
+from trainyard.app.responses import Response
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.operations.graph import EntitiesInput, NeighborsInput
+from trainyard.stores.graph.addresses import graph_file
+from trainyard.stores.graph.facts import ENTITY_KINDS
+
+OF_TENANT = "($tenant = '' OR {0}.tenant = $tenant)"
+FIELDS = "{0}.key AS {0}_key, {0}.tenant AS {0}_tenant, {0}.kind AS {0}_kind, {0}.name AS {0}_name"
+FIELDS += ", {0}.attributes AS {0}_attributes"
+
+
+class GraphEntity(Response):
+    key: str
+    tenant: str
+    kind: str
+    name: str
+    attributes: dict[str, str]
+
+
+class EntityList(Response):
+    entities: tuple[GraphEntity, ...]
+    next_offset: int | None = None
+    """Where the next page begins; None at the end."""
+
+
+class GraphRelation(Response):
+    """A relation of an entity, by its other end."""
+
+    kind: str
+    direction: Literal["out", "in"]
+    """Whether it leads from the entity, or to it."""
+    entity: GraphEntity
+
+
+class StatingDocument(Response):
+    """A document that names the entity."""
+
+    key: str
+    stream: str
+    names: tuple[str, ...]
+
+
+class Neighbors(Response):
+    entity: GraphEntity
+    relations: tuple[GraphRelation, ...]
+    documents: tuple[StatingDocument, ...]
+    more: bool = False
+    """Whether there are more relations or documents than `limit`."""
+
+
+def list_entities(given: EntitiesInput, context: Context) -> EntityList:
+    """A page of entities by name. Raises `InvalidInput` (`E-PARAMETER`), and what the graph raises."""
+    tenant = own_tenant(given.tenant, context)
+    if given.kind and given.kind not in ENTITY_KINDS:
+        raise InvalidInput(
+            f"There are no entities of kind {given.kind!r}.", why=f"There are {', '.join(ENTITY_KINDS)}.",
+            do="Name one of them.", code="E-PARAMETER",
+        )  # fmt: skip
+    if tenant is None or nothing_written(given.graph, context):
+        return EntityList(entities=())
+    cypher = (
+        f"MATCH (e:Entity) WHERE {OF_TENANT.format('e')} AND ($kind = '' OR e.kind = $kind) "
+        f"AND ($text = '' OR contains(lower(e.name), $text)) RETURN {FIELDS.format('e')} "
+        f"ORDER BY e.name, e.key SKIP {given.offset} LIMIT {given.limit + 1}"
+    )
+    values = {"tenant": tenant, "kind": given.kind, "text": given.text.lower().replace("\0", "")}
+    with graph_in_turn(given.graph, context.settings) as graph:
+        rows = graph.query(cypher, values)
+    more = given.offset + given.limit if len(rows) > given.limit else None
+    return EntityList(entities=tuple(entity_of(row, "e") for row in rows[: given.limit]), next_offset=more)
+
+
+def show_neighbors(given: NeighborsInput, context: Context) -> Neighbors:
+    """An entity with its relations and documents. Raises `NotFound` (`E-NOT-FOUND`), and what the graph raises."""
+    tenant = own_tenant(given.tenant, context)
+    if tenant is None or nothing_written(given.graph, context):
+        raise no_entity(given.key)
+    values, most = {"key": given.key, "tenant": tenant}, given.limit + 1
+    with graph_in_turn(given.graph, context.settings) as graph:
+        of_tenant = OF_TENANT.format("e")
+        itself = graph.query(f"MATCH (e:Entity) WHERE e.key = $key AND {of_tenant} RETURN {FIELDS.format('e')}", values)
+        if not itself:
+            raise no_entity(given.key)
+        end = f"RETURN r.kind AS kind, {FIELDS.format('o')} ORDER BY r.kind, o.name, o.key LIMIT {most}"
+        out, into = (
+            graph.query(f"MATCH {pattern} WHERE e.key = $key AND {of_tenant} {end}", values)
+            for pattern in ("(e:Entity)-[r:RELATES]->(o:Entity)", "(o:Entity)-[r:RELATES]->(e:Entity)")
+        )
+        documents = graph.query(
+            f"MATCH (d:Document)-[:MENTIONS]->(e:Entity) WHERE e.key = $key AND {of_tenant} "
+            f"RETURN d.key AS key, d.stream AS stream, d.names AS names ORDER BY d.stream, d.key LIMIT {most}",
+            values,
+        )
+    relations = [*relations_of(out, "out"), *relations_of(into, "in")]
+    return Neighbors(
+        entity=entity_of(itself[0], "e"), relations=tuple(relations[: given.limit]),
+        documents=tuple(
+            StatingDocument(key=row["key"], stream=row["stream"], names=tuple(orjson.loads(row["names"])))
+            for row in documents[: given.limit]
+        ),
+        more=len(relations) > given.limit or len(documents) > given.limit,
+    )  # fmt: skip
+
+
+def nothing_written(address: str, context: Context) -> bool:
+    """Whether this home has no graph: looking for something does not make one."""
+    return not address and not graph_file(context.settings).exists()
+
+
+def relations_of(rows: Iterable[Mapping[str, Any]], direction: Literal["out", "in"]) -> list[GraphRelation]:
+    return [GraphRelation(kind=row["kind"], direction=direction, entity=entity_of(row, "o")) for row in rows]
+
+
+def entity_of(row: Mapping[str, Any], name: str) -> GraphEntity:
+    """The entity that a row has under the name of a variable."""
+    values = {key: row[f"{name}_{key}"] for key in ("key", "tenant", "kind", "name")}
+    return GraphEntity(**values, attributes=orjson.loads(row[f"{name}_attributes"] or "{}"))
+
+
+def no_entity(key: str) -> NotFound:
+    return NotFound(
+        f"There is no entity {key!r} in the graph.",
+        why="No document states it, or not any more.",
+        do="Look for it by its name: trainyard graph entities NAME.",
+        code="E-NOT-FOUND",
+    )

@@ -1,0 +1,1 @@
+"""Jobs: control, logs, nodes, checkpoints, samples, and what they are compared by."""

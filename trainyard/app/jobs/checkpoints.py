@@ -1,0 +1,136 @@
+"""The checkpoints of a job's trainers, and whether their bytes are those that were written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.context import Context
+from trainyard.app.live.trainings import trainings_of
+from trainyard.app.names import find_job
+from trainyard.app.responses import Response
+from trainyard.backends.job import TrainingJob, mirror_folder
+from trainyard.backends.results import BEST_FOLDER, CHECKPOINT_FOLDER
+from trainyard.compute.child import SPEC_FILE
+from trainyard.errors import Corrupt, NotFound
+from trainyard.operations import jobs as requests
+from trainyard.stores.live.job_index import Row
+from trainyard.stores.whole import MANIFEST, file_sha256
+from trainyard.train.checkpoints import checkpoints, damage_of
+from trainyard.train.resume.retention import metric_of
+
+
+class Checkpoint(Response):
+    """One checkpoint, as its manifest describes it; its files are not read."""
+
+    node: str
+    name: str
+    step: int
+    created: float | None
+    """When it was complete (seconds of the epoch)."""
+    files: int
+    bytes: int
+    metric: float | None
+    """What the best ones are kept by."""
+    sha256: str
+    """Of its manifest, which has the SHA-256 of each file; empty where it cannot be read."""
+
+
+class CheckpointList(Response):
+    id: str
+    checkpoints: tuple[Checkpoint, ...]
+    """Of each trainer the newest first. Of a training that has finished, those in its `checkpoint_dir`
+    (`engine.mirror`), and its best ones where `eval.keep_best` is above 1."""
+
+
+class VerifiedCheckpoint(Response):
+    node: str
+    name: str
+    step: int
+    damage: str
+    """What is wrong; empty if every file has the bytes that were written."""
+
+
+class VerifiedCheckpoints(Response):
+    id: str
+    checkpoints: tuple[VerifiedCheckpoint, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return Corrupt.exit_code if any(one.damage for one in self.checkpoints) else 0
+
+
+def list_checkpoints(given: requests.CheckpointsInput, context: Context) -> CheckpointList:
+    """The checkpoints that are there now."""
+    row, _ = find_job(given.job, context)
+    described = (describe_checkpoint(node, path, step) for node, path, step in folders_of(row, given.node))
+    return CheckpointList(id=row["id"], checkpoints=tuple(one for one in described if one is not None))
+
+
+def verify_checkpoints(given: requests.VerifyInput, context: Context) -> VerifiedCheckpoints:
+    """Read every file of one checkpoint, or of all, and compare it with its manifest.
+
+    Raises `NotFound` (`E-NOT-FOUND`) for a checkpoint that is not there. One that a running training replaces meanwhile
+    is left out.
+    """
+    row, _ = find_job(given.job, context)
+    wanted = [one for one in folders_of(row, given.node) if given.checkpoint in (None, one[1].name)]
+    verified = [
+        VerifiedCheckpoint(node=node, name=path.name, step=step, damage=damage)
+        for node, path, step in wanted
+        if (damage := damage_of(path) or "") == "" or path.is_dir()
+    ]
+    if given.checkpoint is not None and not verified:
+        raise NotFound(
+            f"The job {row['name']} has no checkpoint {given.checkpoint!r}.",
+            why="It never had, a newer one has replaced it, or the training has finished.",
+            do="Take one of `trainyard jobs checkpoints`.",
+            code="E-NOT-FOUND",
+        )
+    return VerifiedCheckpoints(id=row["id"], checkpoints=tuple(verified))
+
+
+def folders_of(row: Row, node: str | None) -> Iterator[tuple[str, Path, int]]:
+    """(trainer, folder, step) of each checkpoint of a job, or of one trainer of it."""
+    for work in trainings_of(row):
+        if node in (None, work.node):
+            yield from ((work.node, path, step) for path, step in checkpoints_below(work.folder))
+
+
+def checkpoints_below(work: Path) -> list[tuple[Path, int]]:
+    """The checkpoints of a training, the newest first: in its work folder, and those of its mirror that it has not."""
+    found = {step: path for root in checkpoint_roots(work) for path, step in checkpoints(root)}
+    return [(found[step], step) for step in sorted(found, reverse=True)]
+
+
+def checkpoint_roots(work: Path) -> Iterator[Path]:
+    """The folders that may contain checkpoints of a training; the last one with a step is the one that counts."""
+    with suppress(OSError, ValueError):  # no job was written, or one of another release
+        job = TrainingJob.model_validate_json((work / SPEC_FILE).read_bytes())
+        if (mirror := mirror_folder(job)) is not None:
+            yield mirror
+    yield work / BEST_FOLDER
+    yield work / CHECKPOINT_FOLDER
+
+
+def describe_checkpoint(node: str, path: Path, step: int) -> Checkpoint | None:
+    """What a manifest says about its checkpoint; None if the checkpoint was removed meanwhile."""
+    files: dict[str, dict[str, Any]] = {}
+    created, sha256 = None, ""
+    try:
+        created, sha256 = (path / MANIFEST).stat().st_mtime, file_sha256(path / MANIFEST)
+        files = dict(json.loads((path / MANIFEST).read_bytes())["files"])
+        num_bytes = sum(int(one["bytes"]) for one in files.values())
+    except OSError:
+        if not path.is_dir():
+            return None
+        num_bytes = 0
+    except (ValueError, KeyError, TypeError, AttributeError):
+        files, num_bytes, sha256 = {}, 0, ""  # damaged: verifying it says so
+    return Checkpoint(
+        node=node, name=path.name, step=step, created=created, files=len(files), bytes=num_bytes,
+        metric=metric_of(path), sha256=sha256,
+    )  # fmt: skip

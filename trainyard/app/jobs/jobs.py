@@ -1,0 +1,356 @@
+"""Jobs: runs with a trainer, started, listed, shown, paused, resumed and cancelled. Prefect is the truth about them.
+
+Everything here takes a job by its id, by a beginning of its id that fits only one, or by its name.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from trainyard.app.chains.missing_backend import require_trainer
+from trainyard.app.chains.run import run, with_next
+from trainyard.app.context import Context
+from trainyard.app.jobs.logs import gone
+from trainyard.app.jobs.next_commands import next_commands
+from trainyard.app.jobs.remaining_time import TimeLeft, time_left
+from trainyard.app.live.jobs import list_job_rows, note_change, with_labels
+from trainyard.app.live.manager_jobs import refuse_steering
+from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
+from trainyard.app.live.waits import DeviceWait
+from trainyard.app.names import find_job, shortest_name
+from trainyard.app.plan.resolve import JOB, merged
+from trainyard.app.responses import Response
+from trainyard.app.run_records import ClosedGate, NodeResult, RunResult, read_events, read_result
+from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.training_logs import TrainingLogs
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.loading import load
+from trainyard.operations import jobs as requests
+from trainyard.operations.chains import RunInput
+from trainyard.settings import Settings
+from trainyard.spec.job import JobSpec
+from trainyard.spec.load.changes import flatten_settings, list_changes
+from trainyard.spec.load.files import load_value
+from trainyard.spec.migrate import job_words, spell_out
+from trainyard.spec.states import JobState
+from trainyard.stores.live.curves import Columns
+from trainyard.stores.live.job_index import ENDED, JobQuery, read_cursor
+from trainyard.stores.metrics import Point
+from trainyard.stores.notes import NoteStore
+from trainyard.train.evaluation.divergence import DivergenceKind
+
+STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
+
+
+class JobTraining(Response):
+    """What a job trains, and how far it is."""
+
+    stage: str = ""
+    method: str = ""
+    backend: str = ""
+    base_model: str = ""
+    node: str = ""
+    """The trainer of `step` and `loss`: the last one that has begun."""
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+
+
+class JobLabels(JobTraining):
+    """What people say of a job."""
+
+    group: str = ""
+    """The group that it was started in, or its sweep."""
+    note: str = ""
+
+
+class Job(JobLabels):
+    """One job, as a list shows it."""
+
+    id: str
+    """`job-` and 12 hex digits; the run's own id, where no trainer is part of it."""
+    run_id: str
+    """Of its run in Prefect, and the name of its folder below `TRAINYARD_HOME/runs`."""
+    name: str
+    tenant: str = ""
+    state: JobState
+    detail: str
+    """starting, waiting for the device …, pausing, cancelling, preempted, budget exceeded, crashed …"""
+    message: str
+    created: float | None = None
+    started: float | None = None
+    seconds: float = 0.0
+    attempts: int = 0
+    tags: tuple[str, ...] = ()
+    pid: int | None = None
+    """The run's process on this machine."""
+    url: str = ""
+    waiting: DeviceWait | None = None
+    """What it waits for now: who has the device, since when, and its place in the queue."""
+
+    def _repr_svg_(self) -> str | None:
+        """The loss as it is when a notebook shows it; None where the run is on another machine."""
+        found: str | None = load("trainyard.app.notebook_views:run_svg")(self.run_id)
+        return found
+
+
+JOBS: TypeAdapter[tuple[Job, ...]] = TypeAdapter(tuple[Job, ...])
+"""What reads the rows of a list, all at once; they have more fields than lists show."""
+
+
+class JobList(Response):
+    jobs: tuple[Job, ...]
+    next: str | None = None
+    """Cursor of the next page; None at the end."""
+    as_of: float | None = None
+    """When this was true (seconds of the epoch), where Prefect cannot be asked; None: now."""
+
+
+class Training(Response):
+    """One trainer of a job."""
+
+    node: str
+    step: int
+    total_steps: int | None
+    epoch: float | None
+    total_epochs: float | None
+    loss: float | None
+    learning_rate: float | None
+    checkpoints: tuple[str, ...]
+    folder: str
+
+
+class TrainingDivergence(Response):
+    """A loss that rose or did not fall, numbers near their limit, or overfitting, with what to do about it."""
+
+    node: str
+    kind: DivergenceKind
+    step: int
+    because: str
+    advice: str
+    text: str
+
+
+class JobDetail(Job):
+    """One job, whole."""
+
+    parameters: dict[str, Any]
+    trainings: tuple[Training, ...]
+    nodes: tuple[NodeResult, ...]
+    """How its nodes ended, at its last end."""
+    next: tuple[str, ...] = ()
+    """Commands for what comes after it."""
+    divergence: tuple[TrainingDivergence, ...] = ()
+    """What speaks against its trainings in their own numbers: so far, and at the end of one that has ended."""
+    gate: ClosedGate | None = None
+    """Why nothing was deployed, where the gate of its last end said no."""
+    left: tuple[TimeLeft, ...] = ()
+    """The time that each training has left, while the job waits or runs."""
+    as_of: float | None = None
+    """When this was true (seconds of the epoch), where Prefect cannot be asked; None: now."""
+
+
+class TrainingCurve(Response):
+    """One trainer's steps, or the means of several steps each."""
+
+    node: str
+    points: tuple[Point, ...]
+    """Of several steps: the number and time of the last one, and the mean of each metric."""
+    steps_per_point: int = 1
+    low: Columns = Field({})
+    """Metric -> its smallest value in the steps of each point; empty where each point is one step."""
+    high: Columns = Field({})
+    last: Columns = Field({})
+
+
+class JobMetrics(Response):
+    id: str
+    trainings: tuple[TrainingCurve, ...]
+    plot: bool = False
+    """Draw the curves instead of listing the steps."""
+
+    def _repr_svg_(self) -> str:
+        return str(load("trainyard.app.notebook_views:metrics_svg")(self))
+
+
+Resumed = Job | RunResult
+"""What `jobs resume` gives: the job, or the run's end if it was watched."""
+
+
+def create_job(given: requests.CreateInput, context: Context) -> RunResult:
+    words = {"watch": given.watch, "yes": given.yes, "group": given.group}
+    return run(RunInput(target=JOB, parameters=body(given), **words), context)
+
+
+def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
+    """A page of jobs, the newest first. Raises `InvalidInput` (`E-PARAMETER`) for a cursor that is none."""
+    tenant = context.caller.tenant
+    if tenant and given.tenant not in (None, tenant):
+        return JobList(jobs=())  # another tenant's jobs are not there
+    query = JobQuery(
+        tenant=tenant or given.tenant or "", state=given.state, name=given.name or "", text=given.text or "",
+        backend=given.backend or "", stage=given.stage or "", group=given.group or "", limit=given.limit,
+        after=read_cursor(given.cursor) if given.cursor else None,
+    )  # fmt: skip
+    (rows, cursor), as_of = list_job_rows(query, context)
+    return JobList(jobs=JOBS.validate_python(rows, extra="ignore"), next=cursor or None, as_of=as_of)
+
+
+def show_job(given: requests.JobInput, context: Context) -> JobDetail:
+    """One job with its trainers, its nodes and what it was started with."""
+    row, as_of = find_job(given.job, context)
+    result = read_result(context.settings.runs / row["run_id"])
+    trainings = tuple(
+        Training(**{**progress_of(known), "checkpoints": tuple(work.checkpoints())})
+        for known, work in zip(row["trainings"], trainings_of(row), strict=True)
+    )
+    return JobDetail(
+        **job_of(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
+        nodes=result.nodes if result else (), gate=result.gate if result else None, left=time_left(row, context),
+        divergence=divergence_of(context.settings.runs / row["run_id"], result if row["state"] in ENDED else None),
+        next=list_next(row, result, context),
+    )  # fmt: skip
+
+
+def list_next(row: dict[str, Any], result: RunResult | None, context: Context) -> tuple[str, ...]:
+    """The commands for what comes after a job, in the state that it has now."""
+    now = {name: row[name] for name in ("id", "run_id", "name", "state")}
+    nodes = {"nodes": result.nodes, "chain": result.chain} if result else {}
+    folder = context.settings.runs / row["run_id"]
+    known_as = shortest_name(row["run_id"], row["name"], context)
+    return next_commands(RunResult(message="", **now, **nodes), folder, known_as)
+
+
+def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDivergence, ...]:
+    """Return what each finished training says, and the newest warnings of each kind of the others."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for event in read_events(folder):
+        if event["event"] == "started":
+            found = {key: one for key, one in found.items() if key[0] != event["node"]}
+        elif one := event.get("divergence"):
+            found[event["node"], one["kind"]] = one
+    for node in result.nodes if result else ():
+        if node.state.succeeded:
+            found = {key: one for key, one in found.items() if key[0] != node.id}
+            found |= {(node.id, one["kind"]): one for one in node.facts.get("divergence") or ()}
+    return tuple(TrainingDivergence(node=node, **one) for (node, _), one in found.items())
+
+
+def progress_of(training: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in training.items() if key in Training.model_fields}
+
+
+def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
+    """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
+    row, _ = find_job(given.job, context)
+    works = [work for work in trainings_of(row) if given.node in (None, work.node)]
+    curves = [curve_of(work, given, context.settings) for work in works]
+    if not any(one.points for one in curves):
+        raise NotFound(
+            f"The job {row['name']} has no metrics yet.",
+            why=f"It is {row['state']} {row['detail']}".strip() + ", and no trainer of it has taken a step.",
+            do="Look again when its trainer is running.",
+            code="E-NOT-FOUND",
+        )
+    return JobMetrics(id=row["id"], trainings=tuple(curves), plot=given.plot)
+
+
+def curve_of(work: TrainingLogs, given: requests.MetricsInput, settings: Settings) -> TrainingCurve:
+    """One trainer's curve from its store, which has read every step that is there by now."""
+    found = read_new_steps(work, curves_folder(settings)).read(given.max_points, given.since_step, given.until_step)
+    return TrainingCurve(node=work.node, **{field.name: getattr(found, field.name) for field in fields(found)})
+
+
+def note_job(given: requests.NoteInput, context: Context) -> Job:
+    """Replace the note of a job; an empty text removes it."""
+    row, _ = find_job(given.job, context)
+    NoteStore(context.settings.notes).write(row["run_id"], given.text, context.caller.name)
+    return job_of(with_labels(row, context.settings))
+
+
+def pause_job(given: requests.StopInput, context: Context) -> Job:
+    return stop_job(given, context, "pause")
+
+
+def cancel_job(given: requests.StopInput, context: Context) -> Job:
+    return stop_job(given, context, "cancel")
+
+
+def resume_job(given: requests.ResumeInput, context: Context) -> Resumed:
+    """Continue a job that is paused, failed, crashed or cancelled, or start one whose trainer is here now."""
+    since, settings = time.time(), context.settings
+    refuse_steering(given.job, settings, context.caller.tenant)
+    listing = import_prefect_client(settings, "listing")
+    row = listing.find_job(given.job, context.caller.tenant)
+    refuse_changes(row, given.parameters)
+    if row["waits_for_trainer"]:
+        require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
+    import_prefect_client(settings, "operating").resume_run(row["run_id"])
+    job = job_of(note_change(listing.find_job(row["run_id"]), context))
+    if not given.watch:
+        return job
+    watching = import_prefect_client(settings, "watching")
+    watched: RunResult = watching.watch(job.run_id, settings=settings, on_progress=context.on_progress, since=since)
+    return with_next(watched, context)
+
+
+def body(given: requests.CreateInput) -> dict[str, Any]:
+    """Return the body of a job: a file's, with the parameters laid over it.
+
+    Raises `InvalidInput` (`E-SPEC-FILE`) for a file without a job.
+    """
+    if given.file is None:
+        return given.parameters
+    if not given.file.is_file():
+        raise NotFound(f"There is no file {str(given.file)!r}.", do="Correct the path.", code="E-PARAMETER")
+    value = load_value(given.file)
+    if not isinstance(value, dict) or "nodes" in value or value.get("template", JOB) != JOB:
+        raise InvalidInput(
+            f"{given.file} does not contain a job.",
+            why="A job is one data set and one training: `dataset` and the settings of a trainer.",
+            do=f"Run a chain or a template by `trainyard run {given.file}`.",
+            code="E-SPEC-FILE",
+        )
+    return merged(value.get("parameters", {}) if "template" in value else value, given.parameters)
+
+
+def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause", "cancel"]) -> Job:
+    """Pause or cancel a job and, if that is wanted, wait until its process is gone."""
+    refuse_steering(given.job, context.settings, context.caller.tenant)
+    listing, operating = (import_prefect_client(context.settings, name) for name in ("listing", "operating"))
+    run_id = listing.find_job(given.job, context.caller.tenant)["run_id"]
+    (operating.pause_run if verb == "pause" else operating.cancel_run)(run_id)
+    row, deadline = listing.find_job(run_id), time.monotonic() + STOP_WAIT_S
+    if given.wait and not gone(row):
+        context.say(f"{row['name']}: {verb} asked for; its training saves at the next step")
+    while given.wait and not gone(row) and time.monotonic() < deadline:
+        time.sleep(STOP_POLL_S)
+        row = listing.find_job(run_id)
+    return job_of(note_change(row, context))
+
+
+def job_of(row: dict[str, Any]) -> Job:
+    """The row of a job, with the part of its files, as lists show it."""
+    return Job.model_validate(row, extra="ignore")
+
+
+def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
+    """A job continues with what it was started with. Raises `InvalidInput` (`E-CHECKPOINT-MISMATCH`)."""
+    started_with = spell_out(job_words(row["parameters"].get("job", row["parameters"])))
+    given = spell_out(job_words(given))
+    differing, named = list_changes(started_with, given), flatten_settings(given)
+    if changes := [f"{name}: {old} before, {new} now" for name, old, new in differing if name in named]:
+        raise InvalidInput(
+            f"The job {row['name']} cannot continue with other settings: {'; '.join(changes)}.",
+            why="Its checkpoints belong to what it was started with.",
+            do="Resume it without parameters, or start a new job.",
+            code="E-CHECKPOINT-MISMATCH",
+        )
+
+
+# Logs

@@ -1,0 +1,227 @@
+"""The nodes of a run as they are now: from the run's own files while it is running, and its record at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from trainyard.app.context import Context
+from trainyard.app.names import find_job
+from trainyard.app.responses import Response
+from trainyard.app.run_records import NodeResult, NodeState, read_chain, read_events, read_result
+from trainyard.app.secrets import known_secrets, redact_lines
+from trainyard.compute.events import Event
+from trainyard.errors import NotFound
+from trainyard.operations import jobs as requests
+from trainyard.spec.axes.data import Port
+from trainyard.spec.chain import ResolvedChain, ResolvedNode, Source
+from trainyard.spec.states import JobState
+from trainyard.spec.summaries import summarize_node
+from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
+from trainyard.stores.schema import read_versioned
+from trainyard.stores.whole import MANIFEST
+
+MOST_LINES = 500
+"""Lines of one node, the last ones."""
+STATES = {
+    "started": NodeState.RUNNING, "progress": NodeState.RUNNING, "finished": NodeState.COMPLETED,
+    "reused": NodeState.REUSED, "failed": NodeState.FAILED, "stopped": NodeState.CANCELED,
+    "skipped": NodeState.SKIPPED, "waiting": NodeState.PENDING,
+}  # fmt: skip
+"""Event of a run -> the state of its node from then on."""
+ATTEMPT_ENDS = ("finished", "failed", "stopped")
+ENDED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
+LEVELS = {"warning": 30, "failed": 40}
+
+
+class RunNode(Response):
+    """One node of a run."""
+
+    id: str
+    type: str
+    needs: tuple[str, ...]
+    inputs: dict[Port, tuple[Source, ...]]
+    makes: tuple[Port, ...]
+    state: NodeState
+    seconds: float = 0.0
+    fraction: float | None = None
+    """How much is done while it is running, 0 … 1."""
+    message: str = ""
+    outputs: dict[Port, Reference] = Field({})
+    """What it left."""
+    summary: str = ""
+    """What it does, in one line."""
+
+
+class RunNodes(Response):
+    id: str
+    run_id: str
+    name: str
+    state: JobState
+    detail: str
+    message: str
+    chain: str = ""
+    digest: str = ""
+    url: str = ""
+    nodes: tuple[RunNode, ...]
+    """Empty until the run begins."""
+
+
+class NodeLine(Response):
+    time: float
+    text: str
+    level: int = 20
+
+
+class NodeDetail(RunNode):
+    config: dict[str, Any]
+    """Complete, every default written out."""
+    facts: dict[str, Any]
+    lines: tuple[NodeLine, ...]
+    """What it reported, the last lines of it; a trainer's own output is in `jobs logs`."""
+    trains: bool
+    """Whether it is a trainer, with metrics and a log of its own."""
+
+
+def list_nodes(given: requests.JobInput, context: Context) -> RunNodes:
+    """Every node of a run and its state. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
+    row, _ = find_job(given.job, context)
+    folder = context.settings.runs / row["run_id"]
+    chain = read_chain(folder)
+    own = {name: row.get(name, "") for name in ("id", "run_id", "name", "state", "detail", "message", "url")}
+    if chain is None:
+        return RunNodes(**own, nodes=())
+    progress = follow_events(read_events(folder))
+    ends = ends_of(folder, row)
+    store = ArtifactStore(context.settings.artifacts)
+    nodes = [node_now(node, progress.get(node.id, []), ends.get(node.id), row, store) for node in in_order(chain)]
+    left = {node.id: frozenset(node.outputs) for node in nodes if node.outputs}
+    linked = (node.model_copy(update={"inputs": read_inputs(node.inputs, left)}) for node in nodes)
+    return RunNodes(**own, chain=chain.name, digest=chain.digest, nodes=tuple(linked))
+
+
+def read_inputs(
+    inputs: Mapping[Port, tuple[Source, ...]], left: Mapping[str, Collection[Port]]
+) -> dict[Port, tuple[Source, ...]]:
+    """Return the inputs of a node by what it reads of each node before it: what that one has `left`.
+
+    Before that, it is the port of the same kind: an sft trainer reads pairs only where a data source has no examples.
+    """
+
+    def is_read(port: Port, source: Source, sources: Sequence[Source]) -> bool:
+        if source.node_id in left:
+            return source.port in left[source.node_id]
+        same_kind = any(one.node_id == source.node_id and one.port == port for one in sources)
+        return source.port == port or not same_kind
+
+    found = {port: tuple(one for one in sources if is_read(port, one, sources)) for port, sources in inputs.items()}
+    return {port: sources for port, sources in found.items() if sources}
+
+
+def show_node(given: requests.NodeInput, context: Context) -> NodeDetail:
+    """One node with its config, its lines and what it left. Raises `NotFound` (`E-NOT-FOUND`)."""
+    row, _ = find_job(given.job, context)
+    folder = context.settings.runs / row["run_id"]
+    chain = read_chain(folder)
+    if chain is None or given.node not in chain.by_id:
+        names = ", ".join(chain.order) if chain else "none before it begins"
+        raise NotFound(
+            f"The run {row['name']} has no node {given.node!r}.", why=f"It has: {names}.", do="Name one of them.",
+            code="E-NOT-FOUND",
+        )  # fmt: skip
+    node, end = chain.node(given.node), ends_of(folder, row).get(given.node)
+    events = follow_events(read_events(folder)).get(given.node, [])
+    now = node_now(node, events, end, row, ArtifactStore(context.settings.artifacts))
+    facts = end.facts if end else next((one["facts"] for one in reversed(events) if one.get("facts")), {})
+    return NodeDetail(
+        **dict(now), config=node.config.model_dump(mode="json"), facts=facts,
+        lines=lines_of(events[-MOST_LINES:], context), trains=node.type == "trainer",
+    )  # fmt: skip
+
+
+def in_order(chain: ResolvedChain) -> list[ResolvedNode]:
+    return [chain.node(one) for one in chain.order]
+
+
+def follow_events(events: Iterable[Event]) -> dict[str, list[Event]]:
+    """Node -> its events."""
+    by_node: dict[str, list[Event]] = {}
+    for event in events:
+        by_node.setdefault(str(event.get("node", "")), []).append(event)
+    return by_node
+
+
+def ends_of(folder: Path, row: Mapping[str, Any]) -> dict[str, NodeResult]:
+    """How the nodes ended, if the run has ended and was not continued since."""
+    result = read_result(folder) if row["state"] in ENDED else None
+    return {one.id: one for one in result.nodes} if result else {}
+
+
+def node_now(
+    node: ResolvedNode, events: list[Event], end: NodeResult | None, row: Mapping[str, Any], store: ArtifactStore
+) -> RunNode:
+    stated = [event for event in events if event["event"] in STATES]
+    state = state_now(STATES[stated[-1]["event"]] if stated else NodeState.PENDING, row["state"])
+    last = events[-1] if events else {}
+    given: dict[str, Any] = {
+        "state": state, "message": str(last.get("message") or last.get("text") or ""),
+        "seconds": seconds_of(events), "fraction": last.get("fraction") if state is NodeState.RUNNING else None,
+    }  # fmt: skip
+    if state in (NodeState.COMPLETED, NodeState.REUSED):
+        given["outputs"] = outputs_of(store, str(stated[-1]["key"]))
+    if end is not None:
+        given = {"state": end.state, "message": end.message, "seconds": end.seconds, "outputs": end.outputs}
+    return RunNode(
+        id=node.id, type=node.type, needs=node.needs, inputs=node.inputs, makes=node.produces,
+        summary=summarize_node(node.config), **given,
+    )  # fmt: skip
+
+
+def state_now(state: NodeState, run: JobState) -> NodeState:
+    """Return the state of a node whose last event said `state`, in a run that is in state `run` by now.
+
+    In a paused run, a node that runs or was stopped is paused; one that was stopped waits once its run continues.
+    """
+    if state not in (NodeState.RUNNING, NodeState.CANCELED):
+        return state
+    if run is JobState.PAUSED:
+        return NodeState.PAUSED
+    if run in ENDED:
+        return NodeState.CANCELED  # its process is gone, or about to go
+    return state if state is NodeState.RUNNING else NodeState.PENDING
+
+
+def seconds_of(events: Sequence[Event]) -> float:
+    """Return how long the last attempt of a node took: until its end, or until its last event so far."""
+    starts = [index for index, event in enumerate(events) if event["event"] == "started"]
+    if not starts:
+        return 0.0
+    attempt = events[starts[-1] :]
+    last = next((event for event in attempt if event["event"] in ATTEMPT_ENDS), attempt[-1])
+    return round(float(last["time"] - attempt[0]["time"]), 3)
+
+
+def outputs_of(store: ArtifactStore, key: str) -> dict[Port, Reference]:
+    """What a finished result contains, as its manifest says; nothing if it was removed since."""
+    manifest = store.folder(key) / MANIFEST
+    if not manifest.is_file():
+        return {}
+    return NodeOutput.model_validate(read_versioned("artifact", manifest.read_bytes(), manifest)["output"]).outputs
+
+
+def lines_of(events: Iterable[Event], context: Context) -> tuple[NodeLine, ...]:
+    """Events as the lines of a log, without secrets."""
+    lines = [line_of(event) for event in events]
+    texts = redact_lines([line.text for line in lines], known_secrets(context.settings))
+    return tuple(line.model_copy(update={"text": text}) for line, text in zip(lines, texts, strict=True))
+
+
+def line_of(event: Event) -> NodeLine:
+    """An event as a line of a log."""
+    kind = event["event"]
+    text = str(event.get("text") or event.get("message") or "")
+    words = text if kind in ("note", "warning", "progress") and text else f"{kind}: {text}" if text else kind
+    return NodeLine(time=event["time"], text=words, level=LEVELS.get(kind, 20))

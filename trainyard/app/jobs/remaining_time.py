@@ -1,0 +1,106 @@
+"""The time that the trainings of a job have left: by the pace of their steps, before that by what `plan` estimates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from trainyard.app.artifacts.lookup import ENDED, read_output
+from trainyard.app.context import Context
+from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
+from trainyard.app.plan.measurements import FinishedNodes, counted_tokens, data_names, known_timings
+from trainyard.app.plan.resolve import shapes
+from trainyard.app.responses import Response
+from trainyard.app.run_records import read_chain, read_events
+from trainyard.app.training_logs import TrainingLogs
+from trainyard.compute.gpus import devices_here
+from trainyard.errors import Conflict, Corrupt
+from trainyard.settings import Settings
+from trainyard.spec.axes.data import Port
+from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.estimate.estimate import Known, estimate
+from trainyard.spec.states import JobState
+from trainyard.stores.artifacts import ArtifactStore, NodeOutput
+from trainyard.stores.live.job_index import Row
+
+WORKING = (JobState.PENDING, JobState.RUNNING)
+
+
+class TimeLeft(Response):
+    """One training that has not ended."""
+
+    node: str
+    seconds: float | None = None
+    """Until its last step; None where no training like it was measured on this machine."""
+    basis: Literal["steps", "plan", "unknown"] = "unknown"
+    """steps: the pace of its newest steps. plan: what a plan estimates, before its second step."""
+    seconds_per_step: float | None = None
+
+
+def time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
+    """One entry for each training of a running or waiting job, in the chain's order; none of a sweep's trials.
+
+    Before the run has begun there is none either.
+    """
+    if row["state"] not in WORKING:
+        return ()
+    folder, settings = context.settings.runs / row["run_id"], context.settings
+    works = {work.node: work for work in trainings_of(row)}
+    chain = read_chain(folder)
+    if chain is None or not works.keys() <= chain.by_id.keys():
+        return ()  # the trials of a sweep pause at their rungs
+    ended = {event["node"]: event["key"] for event in read_events(folder) if event["event"] in ENDED}
+    waiting = [one for one in chain.order if chain.node(one).type == "trainer" and one not in ended]
+    found = {one: by_steps(works[one], settings) for one in waiting if one in works}
+    planned = by_plan(chain, ended, settings) if any(found.get(one) is None for one in waiting) else {}
+    return tuple(found.get(one) or by_estimate(one, planned.get(one), works.get(one)) for one in waiting)
+
+
+def by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None:
+    """What is left at the pace of the newest steps; None before the second step, or where no one says how many."""
+    store = read_new_steps(work, curves_folder(settings))
+    total, pace = store.progress().total_steps, store.pace()
+    if total is None or pace is None:
+        return None
+    left = (total - pace.step) * pace.seconds_per_step - max(0.0, time.time() - pace.time)
+    return TimeLeft(
+        node=work.node, seconds=max(0.0, left), basis="steps", seconds_per_step=pace.seconds_per_step
+    )  # fmt: skip
+
+
+def by_estimate(node: str, seconds: float | None, work: TrainingLogs | None) -> TimeLeft:
+    """What is left of an estimate, since the training was started."""
+    if seconds is None:
+        return TimeLeft(node=node)
+    worked = 0.0 if work is None else max(0.0, time.time() - work.since)
+    return TimeLeft(node=node, seconds=max(0.0, seconds - worked), basis="plan")
+
+
+def by_plan(chain: ResolvedChain, ended: dict[str, Any], settings: Settings) -> dict[str, float]:
+    """Trainer's id -> seconds that `plan` estimates, with the rows that the nodes before it have left by now."""
+    settings, here = settings.for_tenant(chain.tenant), devices_here()[0]
+    outputs = dict(finished_outputs(ended, settings))
+    finished = FinishedNodes(chain, {one: outputs.get(one) for one in chain.order}, ended)
+    known = Known(
+        rows={one: counted for one, output in outputs.items() if (counted := rows_of(output))},
+        shapes=shapes(chain, settings), device=here, timings=known_timings(chain, settings, here),
+        data=data_names(finished), tokens_per_row=counted_tokens(finished),
+    )  # fmt: skip
+    return {one.node: one.seconds for one in estimate(chain, known) if one.seconds is not None}
+
+
+def finished_outputs(ended: dict[str, Any], settings: Settings) -> Iterator[tuple[str, NodeOutput]]:
+    """(node, what it left) as the manifests say; one that cannot be read is left out, as if it were not finished."""
+    store = ArtifactStore(settings.artifacts)
+    for node, key in ended.items():
+        try:
+            output = read_output(store, str(key))
+        except (Corrupt, Conflict):
+            continue
+        if output is not None:
+            yield node, output
+
+
+def rows_of(output: NodeOutput) -> dict[Port, int]:
+    return {port: one.rows for port, one in output.outputs.items() if one.rows is not None}

@@ -1,0 +1,53 @@
+"""A job once more: a new run with the parameters of an earlier one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard.app.chains.run import start
+from trainyard.app.context import Context
+from trainyard.app.plan.resolve import JOB
+from trainyard.app.run_records import REFRESH_FROM, REFRESH_TAG, RunResult
+from trainyard.app.stack.services import import_prefect_client
+from trainyard.errors import NotFound
+from trainyard.operations import jobs as requests
+from trainyard.operations.chains import RunInput
+from trainyard.spec.templates import TEMPLATES
+from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG, continued_run, is_reserved
+
+
+def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
+    """Start a new job with the parameters of an earlier one, whatever became of that.
+
+    A training that is the same continues where the earlier job left it, and finished results are taken over; with
+    `refresh` everything is made again. Raises `NotFound` (`E-NOT-FOUND`) where the template of
+    the job is not there any more, and what `start` raises.
+    """
+    listing = import_prefect_client(context.settings, "listing")
+    row = listing.find_job(given.job, context.caller.tenant)
+    target, parameters = asked_by(row, listing)
+    tags = tuple(
+        tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
+    )
+    chain = tuple(tag for tag in row["tags"] if CHAIN_ID.fullmatch(tag) or REVISION_TAG.fullmatch(tag))
+    work = () if given.refresh else (f"{CONTINUES_TAG}{continued_run(row['tags']) or row['run_id']}",)
+    again = RunInput(target=target, parameters=parameters, refresh=given.refresh, watch=given.watch, tags=tags)
+    return start(again, context, own_tags=(*chain, *work))
+
+
+def asked_by(row: dict[str, Any], listing: Any) -> tuple[str | dict[str, Any], dict[str, Any]]:
+    """The target and the parameters that a job was started with."""
+    given = row["parameters"]
+    if "job" in given:
+        return JOB, given["job"]
+    if "spec" in given:
+        return given["spec"], {}
+    template = listing.deployment_of(row["run_id"]).partition("/")[0]
+    if template not in TEMPLATES:
+        raise NotFound(
+            f"The job {row['name']} cannot be started again.",
+            why="The deployment that started it is not there any more, or is of no template.",
+            do="Start a new job, or resume this one.",
+            code="E-NOT-FOUND",
+        )
+    return template, given

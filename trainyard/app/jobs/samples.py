@@ -1,0 +1,82 @@
+"""What a model answered to held-out prompts while it was trained: `eval.samples` of them at each evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.context import Context
+from trainyard.app.live.trainings import trainings_of
+from trainyard.app.names import find_job
+from trainyard.app.responses import Response
+from trainyard.app.training_logs import TrainingLogs
+from trainyard.compute.child import EVENTS_FILE
+from trainyard.compute.events import parse
+from trainyard.operations import jobs as requests
+from trainyard.stores.metrics import number, select_since
+
+WORDS = (b'"samples"', b'"begin"')
+"""Only lines with one of them are parsed: among a million steps there are a few."""
+
+
+class SampledAnswer(Response):
+    prompt: str
+    answer: str
+
+
+class SampleRound(Response):
+    """One evaluation's answers."""
+
+    node: str
+    step: int
+    time: float | None
+    samples: tuple[SampledAnswer, ...]
+
+
+class JobSamples(Response):
+    id: str
+    steps: tuple[int, ...]
+    """Every step at which a trainer was asked, the first one first."""
+    rounds: tuple[SampleRound, ...]
+    """The newest first."""
+
+
+def show_samples(given: requests.SamplesInput, context: Context) -> JobSamples:
+    """The answers of the newest evaluations, or of one step."""
+    row, _ = find_job(given.job, context)
+    rounds = [one for work in trainings_of(row) if given.node in (None, work.node) for one in read_rounds(work)]
+    rounds.sort(key=lambda one: one.step)
+    shown = [one for one in reversed(rounds) if given.step in (None, one.step)]
+    steps = tuple(sorted({one.step for one in rounds}))
+    return JobSamples(id=row["id"], steps=steps, rounds=tuple(shown[: given.limit]))
+
+
+def read_rounds(work: TrainingLogs) -> Iterator[SampleRound]:
+    """A trainer's answers by step. A restart forgets those beyond its checkpoint; the later word on a step counts."""
+    rounds: dict[int, SampleRound] = {}
+    for event in select_since(read_lines_with(WORDS, work.folder / EVENTS_FILE), work.since):
+        if event["event"] == "begin":
+            restarted = event.get("restarted_from")
+            last = restarted.get("step") if isinstance(restarted, dict) else None
+            rounds = {step: one for step, one in rounds.items() if isinstance(last, int) and step <= last}
+        elif event["event"] == "samples" and isinstance(step := event.get("step"), int):
+            rounds[step] = round_of(work.node, step, event)
+    yield from rounds.values()
+
+
+def round_of(node: str, step: int, event: dict[str, Any]) -> SampleRound:
+    given = event.get("samples")
+    rows = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    answers = (SampledAnswer(prompt=str(one.get("prompt", "")), answer=str(one.get("answer", ""))) for one in rows)
+    return SampleRound(node=node, step=step, time=number(event.get("time")), samples=tuple(answers))
+
+
+def read_lines_with(words: tuple[bytes, ...], path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a file whose lines contain one of these words; the others are not parsed."""
+    if not path.is_file():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            if any(word in line for word in words) and (event := parse(line)) is not None:
+                yield event

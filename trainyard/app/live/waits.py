@@ -1,0 +1,166 @@
+"""What the running jobs wait for: the device, who has it since when, and how many are before them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.live.activity import read_activity
+from trainyard.app.responses import Response
+from trainyard.app.run_records import read_chain
+from trainyard.backends.sessions.records import list_records, read_status
+from trainyard.compute.gpus import device_numbers
+from trainyard.compute.lease import Holder, Wait, find_wait, holder, slot_lock
+from trainyard.compute.queue import DEVICE, LIMIT, TURN, Waiter, list_waiters
+from trainyard.errors import TrainyardError
+from trainyard.settings import Settings
+from trainyard.spec.states import JobState
+from trainyard.stores.jobs import JobStore
+
+Row = dict[str, Any]
+SUBJECTS = {DEVICE: "the device", TURN: "an equal training", LIMIT: "the device's limit of the server"}
+OTHER_TENANT, THIS_MACHINE = "of another tenant", "of this machine"
+"""In place of the name of a holder that a caller may not see, or that belongs to no tenant."""
+OPEN = (JobState.PENDING, JobState.RUNNING)
+STOPPING = ("cancelling", "pausing")
+"""Details that say more than a wait does."""
+
+
+class DeviceHolder(Response):
+    """Who has a device."""
+
+    kind: str
+    """`job`, `session`, `program` (of `TrainingManager`), or `process`."""
+    name: str
+    """Its name, or id; of a holder of another tenant only that it is one."""
+    run: str = ""
+    pid: int = 0
+    since: float | None = None
+    """Seconds of the epoch."""
+
+
+class DeviceWait(Response):
+    """What a job waits for."""
+
+    reason: str
+    """`device`, `turn` (an equal training) or `limit` (of the server)."""
+    since: float
+    """Seconds of the epoch."""
+    position: int
+    """Its place in the queue: 1 is the next."""
+    holder: DeviceHolder | None = None
+    """None where nobody here has it: a process of another home, or a device that is free this moment."""
+    text: str
+    """All of it, in words."""
+
+
+class DeviceState(Response):
+    """One device of this machine, as Trainyard's processes use it."""
+
+    device: int
+    holder: DeviceHolder | None
+    waiting: tuple[str, ...]
+    """Names of those that wait for it, the next one first."""
+
+    @property
+    def text(self) -> str:
+        """Holder and queue in words; empty for a free device that nobody waits for."""
+        owner = self.holder
+        since = f" since {clock(owner.since)}" if owner is not None and owner.since else ""
+        owned = f"{owner.kind} {owner.name} has it{since}" if owner is not None else ""
+        queue = f"{len(self.waiting)} waiting: {', '.join(self.waiting)}" if self.waiting else ""
+        return "; ".join(words for words in (owned, queue) if words)
+
+
+def clock(time_s: float) -> str:
+    """Return the local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(time_s))
+
+
+def name_holder(found: Holder, settings: Settings, tenant: str = "") -> DeviceHolder:
+    """Return who a holder is. A caller of one tenant sees no name of another's."""
+    kind, name, owner = find_owner(found.run, settings)
+    facts: dict[str, Any] = {"pid": found.pid, "since": found.since or None}
+    if tenant not in ("", owner):
+        name = OTHER_TENANT if owner else THIS_MACHINE
+        return DeviceHolder(kind=kind, name=name, since=facts["since"])
+    return DeviceHolder(kind=kind, name=name or f"process {found.pid}", run=found.run, **facts)
+
+
+def find_owner(run: str, settings: Settings) -> tuple[str, str, str]:
+    """Return kind, name and tenant of what a run is."""
+    chain = read_chain(settings.runs / run) if run else None
+    if chain is not None:
+        return "job", chain.name, chain.tenant
+    for record in list_records(settings):
+        if run and read_status(settings, record.id).run == run:
+            return "session", record.id if record.name == "session" else f"{record.name} ({record.id})", record.tenant
+    try:
+        job = JobStore(settings.home / "jobs").get(run) if run else None
+    except TrainyardError:
+        job = None
+    if job is not None:
+        return "program", job.name or job.id, job.tenant
+    return "process", run, ""
+
+
+def describe_wait(wait: Wait, settings: Settings, tenant: str = "") -> DeviceWait:
+    """Return a wait as surfaces show it."""
+    who = name_holder(wait.holder, settings, tenant) if wait.holder else None
+    words = f"waiting for {SUBJECTS[wait.reason]}"
+    if who is not None:
+        since = f" since {clock(who.since)}" if who.since else ""
+        words += f": {who.kind} {who.name} has it{since}"
+    if wait.position > 1:
+        words += f"; {wait.position - 1} before it in the queue"
+    return DeviceWait(reason=wait.reason, since=wait.since, position=wait.position, holder=who, text=words)
+
+
+def read_waits(settings: Settings, tenant: str = "") -> dict[str, DeviceWait]:
+    """Return what each run waits for, by its id."""
+    waiters = list_waiters(settings)
+    return {one.run: describe_wait(find_wait(one, waiters), settings, tenant) for one in waiters if one.run}
+
+
+def with_waits(rows: Iterable[Row], settings: Settings, tenant: str = "") -> list[Row]:
+    """Return rows of jobs; one that waits has `waiting`, and one that runs says in its detail what it does."""
+    listed = list(rows)
+    if not any(row["state"] in OPEN for row in listed):
+        return listed
+    waits = read_waits(settings, tenant)
+    return [with_wait(row, waits.get(row["run_id"]), settings) for row in listed]
+
+
+def with_wait(row: Row, wait: DeviceWait | None, settings: Settings) -> Row:
+    if row["state"] not in OPEN or row.get("detail") in STOPPING:
+        return row
+    if wait is None:
+        is_silent = row["state"] is JobState.RUNNING and not row.get("detail")
+        return {**row, "detail": activity_of(settings.runs / row["run_id"])} if is_silent else row
+    return {**row, "detail": f"waiting for {SUBJECTS[wait.reason]}", "message": wait.text, "waiting": wait}
+
+
+def activity_of(folder: Path) -> str:
+    """Return what the run of a folder does now."""
+    chain = read_chain(folder)
+    return read_activity(folder, {node.id: node.type for node in chain.nodes}) if chain else ""
+
+
+def read_devices(settings: Settings, tenant: str = "") -> list[DeviceState]:
+    """Return who has each device of this machine, and who waits for it."""
+    waiters = list_waiters(settings)
+    return [device_state(number, waiters, settings, tenant) for number in device_numbers()]
+
+
+def device_state(number: int, waiters: list[Waiter], settings: Settings, tenant: str) -> DeviceState:
+    path = slot_lock(settings, number)
+    found = holder(path)
+    names = [
+        name_holder(Holder(one.pid, one.create_time, one.run), settings, tenant).name
+        for one in waiters
+        if str(path) in one.locks
+    ]
+    owner = name_holder(found, settings, tenant) if found else None
+    return DeviceState(device=number, holder=owner, waiting=tuple(names))

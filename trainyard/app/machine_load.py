@@ -1,0 +1,58 @@
+"""The load of this machine without its GPUs: processors, memory, and what each running job uses of them."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+
+from trainyard.app.responses import Response
+
+MIB = 1024 * 1024
+
+
+class CpuJob(Response):
+    """What the processes of one job use now."""
+
+    job: str
+    memory_mb: int
+    processes: int
+
+
+class MachineLoad(Response):
+    """Processors and memory now."""
+
+    processors: int
+    load_1: float
+    """Processes that run or wait for a processor, mean of one minute."""
+    load_5: float
+    memory_total_mb: int
+    memory_used_mb: int
+    """What no program could get now."""
+    jobs: tuple[CpuJob, ...] = ()
+
+
+def read_load(owners: dict[int, str]) -> MachineLoad:
+    """Return the load now. `owners` has the job of each process."""
+    memory = psutil.virtual_memory()
+    one, five, _ = psutil.getloadavg()
+    return MachineLoad(
+        processors=os.cpu_count() or 1,
+        load_1=round(one, 2),
+        load_5=round(five, 2),
+        memory_total_mb=memory.total // MIB,
+        memory_used_mb=(memory.total - memory.available) // MIB,
+        jobs=tuple(use_of_jobs(owners)),
+    )
+
+
+def use_of_jobs(owners: dict[int, str]) -> list[CpuJob]:
+    """Return the resident memory of each job's processes, the largest first."""
+    used: dict[str, list[int]] = {}
+    for pid, job in owners.items():
+        try:
+            used.setdefault(job, []).append(psutil.Process(pid).memory_info().rss)
+        except psutil.Error:
+            continue  # it has ended meanwhile
+    jobs = [CpuJob(job=job, memory_mb=sum(sizes) // MIB, processes=len(sizes)) for job, sizes in used.items()]
+    return sorted(jobs, key=lambda one: -one.memory_mb)

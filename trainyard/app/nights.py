@@ -1,0 +1,273 @@
+"""Nights and corpora from outside: run one, simulate thousands, work for another machine, look at what there is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import chain, count
+from pathlib import Path
+
+from pydantic import Field
+
+from trainyard.app.checkout import checkout
+from trainyard.app.context import Context
+from trainyard.app.plan.resolve import examine, resolved
+from trainyard.app.responses import Response
+from trainyard.data.corpora import Corpora
+from trainyard.data.limited.requests import CommitsRequest
+from trainyard.data.limited.service import kept_service, reading_service
+from trainyard.data.paths import data_roots
+from trainyard.errors import InvalidInput, NotFound, Reason, Refused
+from trainyard.night.deps import NightDeps
+from trainyard.night.phases import is_done, night_folder, run_night
+from trainyard.night.report import NightReport, TrainingReport, read_report
+from trainyard.night.training import tenant_root
+from trainyard.night.wiring import for_worker, make_night_deps, open_markers
+from trainyard.night.worker import work
+from trainyard.operations import nights as requests
+from trainyard.project import project_folder
+from trainyard.settings import Settings
+from trainyard.spec.load.text import parse_text
+from trainyard.spec.migrate import list_deprecated
+from trainyard.spec.night import BucketSpec, NightConfig, checked_name, locate_reasons, night_chain, read_night
+from trainyard.stores.files import RealFiles
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import MarkerState
+from trainyard.stores.objects.store import open_store
+from trainyard.testing.nights.simulate import simulate
+
+CONFIG_FILE = "nightly.yaml"
+PRESETS = project_folder() / "deployments" / "presets"
+NIGHTS_SHOWN = 10
+
+
+class Simulated(Response):
+    """What a simulation found; its last line is the count of invariants."""
+
+    seed: int
+    nights: int
+    attempts: int
+    seconds: float
+    inject: str | None
+    violations: tuple[str, ...]
+    failed: tuple[int, ...] = ()
+    """The seeds of the campaigns with a violation."""
+    last_line: str
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.violations else 0
+
+
+class Worked(Response):
+    trainings: tuple[TrainingReport, ...]
+
+
+class NightStatus(Response):
+    """The last nights, the markers, and what would be done tonight."""
+
+    tenant: str
+    nights: tuple[str, ...]
+    markers: dict[str, str]
+
+
+class Added(Response):
+    bucket: str
+    added: int
+    there: int
+    """Tuples that the bucket had already."""
+    file: str
+    commits: int | None = None
+    """Commits of the branch: added + there + skipped."""
+    skipped: dict[str, int] = Field(default_factory=dict)
+    """Reason -> commits that gave no tuple."""
+
+
+class BucketStatus(Response):
+    bucket: str
+    method: str
+    role: str
+    valid: int
+    invalid: int
+    duplicates: int
+    threshold: int
+
+
+class CorpusStatus(Response):
+    buckets: tuple[BucketStatus, ...]
+
+
+def config_of(config: Path | None, preset: str | None, context: Context) -> NightConfig:
+    """The night's config of a file or preset; a relative preset name is one of deployments/presets.
+
+    Raises `Refused` with all reasons, `NotFound` (`E-SPEC`).
+    """
+    path, settings = config, context.settings
+    if preset is not None:
+        path = PRESETS / f"{checked_name(preset, 'preset')}.yaml"
+    if path is None:
+        path = settings.home / CONFIG_FILE
+        if not path.is_file():
+            return read_night({"tenant": settings.tenant})
+    if not path.is_file():
+        raise NotFound(f"There is no config {path}.", do="Give a YAML file, or leave it out.", code="E-SPEC")
+    value = parse_text(path.read_bytes())
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{path.name} is not a mapping.", do="Write keys like `tenant:`.", code="E-SPEC")
+    for note in list_deprecated(value):
+        context.say(f"{path.name}: {note}")
+    return read_night({"tenant": settings.tenant, **value.get("config", value)})
+
+
+def at_home(settings: Settings) -> Settings:
+    """The same settings, with the checkout as a data root: the shipped sample streams lie there."""
+    return settings.model_copy(update={"data_roots": (*settings.data_roots, checkout())})
+
+
+def unfit_here(config: NightConfig, settings: Settings) -> list[Reason]:
+    """The reasons why this machine cannot carry out a training of the night, from the function that a run asks."""
+    specs = [resolved(night_chain(config, method), settings) for method in config.methods]
+    return locate_reasons(reason for spec in specs for reason in examine(spec, settings))
+
+
+def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:
+    """The same as the note of a night whose markers wait, looked up when the documents are read."""
+    return lambda: "; ".join(reason.line() for reason in unfit_here(config, settings))
+
+
+def run_once(given: requests.RunNightInput, context: Context) -> NightReport:
+    """A night; where this machine cannot train with its settings, the markers wait and the report says why."""
+    settings = at_home(context.settings)
+    config = config_of(given.config, given.preset, context)
+    world = make_night_deps(config, settings, say=context.say, unfit=unfit_words(config, settings))
+    run = given.run or config.window.date_of(world.clock.now())
+    with kept_service():
+        report = run_night(config, world, again_name(world, run) if given.again else run)
+    context.say(report.headline)
+    return report
+
+
+def again_name(world: NightDeps, run: str) -> str:
+    """The first of NAME, NAME-2, NAME-3, … that is not done; a night that was killed keeps its name."""
+    names = chain([run], (f"{run}-{number}" for number in count(2)))
+    return next(name for name in names if not is_done(night_folder(world, name), world.files))
+
+
+def simulate_nights(given: requests.SimulateInput, context: Context) -> Simulated:
+    context.say(f"seed {given.seed}" if given.campaign is None else f"campaign {given.campaign}")
+
+    def progress(done: int) -> None:
+        fraction = min(1.0, done / given.nights)
+        context.on_progress({"node": "nights", "event": "progress", "fraction": fraction, "text": f"{done:,}"})
+
+    return Simulated.model_validate(simulate(**vars(given), on_progress=progress), from_attributes=True)
+
+
+def run_worker(given: requests.WorkerInput, context: Context) -> Worked:
+    """Raises `Refused` where this machine cannot train with the night's settings: a worker does nothing else."""
+    settings = at_home(context.settings)
+    config = for_worker(config_of(given.config, given.preset, context), settings)
+    if reasons := unfit_here(config, settings):
+        raise Refused(reasons, "This machine cannot train for this night.")
+    world = make_night_deps(config, settings, say=context.say)
+    return Worked(trainings=tuple(work(config, world, on=lambda: not given.once)))
+
+
+def show_nights(given: requests.NightInput, context: Context) -> NightStatus:
+    config = config_of(given.config, given.preset, context)
+    root = tenant_root(context.settings, config.tenant)
+    nights = sorted((path for path in (root / "nights").glob("*") if path.is_dir()), reverse=True)[:NIGHTS_SHOWN]
+    reports = [(path.name, read_report(path, RealFiles())) for path in nights]
+    lines = tuple(one.headline if one else f"Night {name} was begun and has no report." for name, one in reports)
+    states = {**LocalMarkers(root / "markers").states(), **published_states(config, context.settings)}
+    return NightStatus(tenant=config.tenant, nights=lines, markers={name: one.value for name, one in states.items()})
+
+
+def published_states(config: NightConfig, settings: Settings) -> dict[str, MarkerState]:
+    """The markers in the object store, which every machine sees; empty without one. Raises `Unavailable`."""
+    if not settings.weights_store:
+        return {}
+    return open_markers(for_worker(config, settings), settings, open_store(settings.weights_store)).states()
+
+
+# corpora
+
+
+def corpora_of(config: NightConfig, settings: Settings) -> Corpora:
+    return Corpora(tenant_root(settings, config.tenant) / "corpora")
+
+
+def bucket_of(config: NightConfig, name: str | None, method: str) -> BucketSpec:
+    """The bucket of that name, or the first one of the method. Raises `NotFound` (`E-CORPUS`)."""
+    fitting = [one for one in config.buckets if one.method == method and name in (None, one.name)]
+    if not fitting:
+        known = ", ".join(f"{one.name} ({one.method})" for one in config.buckets)
+        raise NotFound(
+            f"There is no {method} bucket {name or ''}.".replace(" .", "."), why=f"There are {known}.",
+            do="Name one of them, or add it to the night's config.", code="E-CORPUS",
+        )  # fmt: skip
+    return fitting[0]
+
+
+def add_commits(given: requests.EngineeringInput, context: Context) -> Added:
+    settings = context.settings
+    config = config_of(given.config, None, context)
+    bucket = bucket_of(config, given.bucket, "sft")
+    place = given.repo.absolute()  # who types the command may read it
+    roots = (
+        place.resolve(),
+        *(root.absolute() for root in data_roots(settings.model_copy(update={"tenant": config.tenant}))),
+    )
+    briefs = json.loads(given.briefs.read_text(encoding="utf-8")) if given.briefs is not None else {}
+    with reading_service() as service:
+        read = service.read_commits(CommitsRequest(place, roots, briefs))
+    added = add(config, settings, bucket, lambda corpora: corpora.add(bucket.name, bucket.method, read.values))
+    commits, skipped = read.commits, dict(sorted(read.skipped.items()))
+    unread = commits - added.added - added.there - sum(skipped.values())
+    if unread:
+        skipped["too_old"] = unread
+    return added.model_copy(update={"commits": commits, "skipped": skipped})
+
+
+def add_corrections(given: requests.AddInput, context: Context) -> Added:
+    config = config_of(given.config, None, context)
+    bucket = bucket_of(config, given.bucket, "dpo")
+    if given.file is None:
+        value = {"prompt": given.prompt, "shadow": given.shadow, "verdict": given.verdict}
+        return add(config, context.settings, bucket, lambda corpora: corpora.add(bucket.name, bucket.method, [value]))
+    if not given.file.is_file():
+        raise NotFound(f"The file {str(given.file)!r} does not exist.", do="Correct the path.", code="E-DATA-NOT-FOUND")
+    data = given.file.read_bytes()
+    return add(config, context.settings, bucket, lambda corpora: corpora.add_lines(bucket.name, bucket.method, data))
+
+
+def add(
+    config: NightConfig, settings: Settings, bucket: BucketSpec, append: Callable[[Corpora], tuple[int, int]]
+) -> Added:
+    """Call `append` with the tenant's corpora, and count."""
+    corpora = corpora_of(config, settings)
+    with kept_service():
+        added, there = append(corpora)
+    return Added(bucket=bucket.name, added=added, there=there, file=str(corpora.file(bucket.name)))
+
+
+def show_corpora(given: requests.NightInput, context: Context) -> CorpusStatus:
+    config = config_of(given.config, given.preset, context)
+    corpora = corpora_of(config, context.settings)
+    written = any(corpora.file(bucket.name).exists() for bucket in config.buckets)
+    with kept_service() if written else nullcontext():  # its process takes a second to start
+        readings = [(bucket, corpora.read(bucket.name, bucket.method)) for bucket in config.in_order()]
+    rows = (
+        BucketStatus(
+            bucket=bucket.name,
+            method=bucket.method,
+            role=bucket.adapter_role,
+            valid=len(reading.tuples),
+            invalid=len(reading.invalid),
+            duplicates=reading.duplicates,
+            threshold=bucket.threshold,
+        )
+        for bucket, reading in readings
+    )
+    return CorpusStatus(buckets=tuple(rows))

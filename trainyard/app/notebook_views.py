@@ -1,0 +1,89 @@
+"""What a notebook shows of a result: plans, checks and reports as Markdown, trainings with their loss so far.
+
+Curves and reports of a run are read from its files, so that they are shown where the run is; the metrics of a job
+contain their points, and are drawn anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.training_logs import draw_run
+from trainyard.evals.curves import loss_curves
+from trainyard.settings import settings
+from trainyard.spec.axes.data import Port
+from trainyard.stores.artifacts import Reference
+
+GIB = 2**30
+REPORT = "report.md"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown; what would end a cell is escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell(one) for one in line) + " |" for line in lines)
+
+
+def cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def plan_markdown(plan: Any) -> str:
+    """A plan: each node with what is known of it, then why this machine would refuse it."""
+    rows = []
+    for node in plan.nodes:
+        known = node.estimate
+        memory = "" if known.memory_bytes is None else f"{known.memory_bytes / GIB:.2f} GiB"
+        seconds = "" if known.seconds is None else f"{known.seconds:,.0f} s"
+        state = "reused" if node.reused else node.problem or "to make"
+        rows.append((node.id, node.type, state, known.rows or "", known.steps or "", memory, seconds))
+    header = ("node", "type", "result", "rows", "steps", "memory", "time")
+    refused = [f"- {one['line']}" for one in plan.refusals]
+    return "\n\n".join(
+        part for part in (f"**{plan.chain}** `{plan.digest[:12]}`", table(header, rows), "\n".join(refused)) if part
+    )
+
+
+def check_markdown(check: Any) -> str:
+    """Whether chains would run, with every reason."""
+    lines = []
+    for one in check.files:
+        lines += [f"- **{one.file}**: " + (f"ok, {one.nodes} nodes, `{one.digest[:12]}`" if one.ok else "refused")]
+        lines += [f"  - {row['line']}" for row in one.reasons]
+    return "\n".join(lines)
+
+
+def run_svg(run_id: str) -> str | None:
+    """The loss of a run's trainers so far; None where there is none, or the run is on another machine."""
+    return draw_run(settings().runs / run_id) or None
+
+
+def metrics_svg(metrics: Any) -> str:
+    """The loss of a job's trainers, of the points that the metrics contain."""
+    curves: dict[str, dict[str, Any]] = {}
+    for one in metrics.trainings:
+        curves[one.node] = {"losses": [(point.step, point.loss, 0.0) for point in one.points]}
+        curves[f"{one.node} eval"] = {"losses": [(point.step, point.eval_loss, 0.0) for point in one.points]}
+    return loss_curves(curves)
+
+
+def run_markdown(run: Any) -> str:
+    """A run: its state, its nodes, its curve and the reports of its evaluators."""
+    rows = [(one.id, one.state.value, f"{one.seconds:.1f}", one.message) for one in run.nodes]
+    picture = run_svg(run.run_id)
+    parts = [
+        f"**{run.name}**: {run.state_text}. {run.message}",
+        table(("node", "state", "seconds", "result"), rows) if rows else "",
+        f"![loss](data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()})" if picture else "",
+        *(report for node in run.nodes for report in reports_of(node.outputs)),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def reports_of(outputs: dict[Port, Reference]) -> list[str]:
+    """The report of an evaluator, if it is on this machine."""
+    folders = [Path(one.path) for port, one in outputs.items() if port is Port.REPORT]
+    return [(folder / REPORT).read_text(encoding="utf-8") for folder in folders if (folder / REPORT).is_file()]

@@ -1,0 +1,275 @@
+"""`method: auto`: the first method that fits the memory of the device, and every one that did not, with its numbers.
+
+    full → lora → qlora → freeze      as asked for
+    of the last adapter that can run: smaller micro-batches, gradient checkpointing, shorter rows
+
+`freeze` is last: it trains a few blocks and leaves a whole model, which a user who has an adapter in mind cannot use.
+
+A method that the chain, the backend or this machine refuses is left out, for the reason that the table of refusals
+gives. One that ran out of memory in a measurement is left out for that. The chain is resolved to what was chosen, so
+that it is the same wherever the resolved chain runs, and its digest is that of the chosen one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard.app.plan.machine import reason_of
+from trainyard.app.plan.measurements import folder_of
+from trainyard.backends.timings.records import read_timings, timing_key
+from trainyard.compute.gpus import device_memory, devices_here
+from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.settings import Settings
+from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import AutoSettings, Method
+from trainyard.spec.chain import ChainSpec, ResolvedChain
+from trainyard.spec.estimate.cascade import differences, needed, smaller_batch, with_hyper
+from trainyard.spec.estimate.memory import GIB, memory_of
+from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.graph import RUNGS, auto_trainers, bound_reasons, on_method, resolve, with_method
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.models import resolve_model
+
+RunReasons = Callable[[ResolvedChain], list[Reason]]
+"""Why this machine refuses a chain."""
+CODE = "E-MEMORY-FIT"
+
+
+class Rung(Strict):
+    """One way of training that was looked at."""
+
+    method: Method
+    knobs: str = ""
+    """What differs from what was asked for, but for the method."""
+    needed_bytes: int | None = None
+    """With a reserve of a tenth; None for one that was left out before."""
+    fits: bool = False
+    why: str = ""
+    """Why it does not fit, or was left out."""
+
+    def line(self) -> str:
+        name = f"{self.method}, {self.knobs}" if self.knobs else str(self.method)
+        needs = "" if self.needed_bytes is None else f" needs {self.needed_bytes / GIB:.2f} GiB"
+        return f"{name}:{needs} {'fits' if self.fits else self.why}"
+
+
+class MethodDecision(Strict):
+    """What `method: auto` of one trainer became here."""
+
+    node: str
+    device: Device
+    memory_bytes: int
+    memory_from: str
+    rungs: tuple[Rung, ...]
+    changes: tuple[str, ...] = ()
+    """`field: before → after` of everything that was chosen, but for the method."""
+
+    @property
+    def method(self) -> Method:
+        return self.rungs[-1].method
+
+    def lines(self) -> list[str]:
+        """The decision for people: what was chosen, and each rung down to it."""
+        chosen = f"method auto is {self.rungs[-1].line().partition(':')[0]} here"
+        where = f"{self.memory_bytes / GIB:.2f} GiB of {self.device} ({self.memory_from})"
+        return [
+            f"{chosen}, by {where}",
+            *(rung.line() for rung in self.rungs),
+            *(f"changed: {c}" for c in self.changes),
+        ]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The memory that is chosen for."""
+
+    device: Device
+    memory_bytes: int
+    source: str
+
+
+def decide_methods(
+    spec: ChainSpec, settings: Settings, default: str, refused: RunReasons
+) -> tuple[ChainSpec, tuple[MethodDecision, ...]]:
+    """The chain with a method for each trainer of method auto, and how it was chosen.
+
+    Raises `Refused` with the reasons of the method that comes nearest, with `E-MEMORY-FIT` when nothing fits or the
+    sizes of the model are not known, and with `R-DEVICE` when the memory is not.
+    """
+    if reasons := bound_reasons(spec):
+        raise Refused(reasons)
+    found = []
+    for at in auto_trainers(spec):
+        spec, decision = decide_one(spec, at, settings, default, refused)
+        found.append(decision)
+    return spec, tuple(found)
+
+
+def decide_one(
+    spec: ChainSpec, at: int, settings: Settings, default: str, refused: RunReasons
+) -> tuple[ChainSpec, MethodDecision]:
+    config = spec.nodes[at].config
+    assert isinstance(config, TrainerConfig)
+    rungs: list[Rung] = []
+    reasons: list[tuple[Reason, ...]] = []
+    smallest: tuple[TrainerConfig, Method] | None = None
+    node, budget, shape = "", None, None
+    for method in RUNGS:
+        candidate = on_method(config, method)
+        try:
+            trainer_id, resolved = resolve_candidate(spec, at, candidate, default, refused)
+        except Refused as error:
+            reasons.append(error.reasons)
+            rungs.append(Rung(method=method, why=f"is left out: {error.reasons[0].because}"))
+            continue
+        if budget is None or shape is None:
+            node = trainer_id
+            budget, shape = budget_of(config, node), shape_of(resolved, node, settings)
+        rungs.append(look_at_memory(shape, resolved, budget, settings, ""))
+        if rungs[-1].fits:
+            return with_method(spec, at, candidate), decision_of(node, budget, rungs, config, candidate)
+        if smallest is None or method.facts.adapter:
+            smallest = (candidate, method)
+    if smallest is None or budget is None or shape is None:
+        raise Refused(min(reasons, key=len))
+    for knobs, candidate in turn_knobs(smallest[0], config):
+        try:
+            _, resolved = resolve_candidate(spec, at, candidate, default, refused)
+        except Refused as error:
+            rungs.append(Rung(method=smallest[1], knobs=knobs, why=f"is left out: {error.reasons[0].because}"))
+            continue
+        rungs.append(look_at_memory(shape, resolved, budget, settings, knobs))
+        if rungs[-1].fits:
+            return with_method(spec, at, candidate), decision_of(node, budget, rungs, config, candidate)
+    raise Refused([nothing_fits(node, budget, rungs)])
+
+
+def decision_of(
+    node: str, budget: Budget, rungs: list[Rung], asked: TrainerConfig, chosen: TrainerConfig
+) -> MethodDecision:
+    same = asked.model_copy(update={"method": chosen.method, "quantization": chosen.quantization})
+    return MethodDecision(
+        node=node,
+        device=budget.device,
+        memory_bytes=budget.memory_bytes,
+        memory_from=budget.source,
+        rungs=tuple(rungs),
+        changes=differences(same, chosen),
+    )
+
+
+def resolve_candidate(
+    spec: ChainSpec, at: int, candidate: TrainerConfig, default: str, refused: RunReasons
+) -> tuple[str, TrainerConfig]:
+    """The trainer's id and its complete config. Raises `Refused` where the chain or this machine refuses it."""
+    tried = with_method(spec, at, candidate)
+    for other in auto_trainers(tried):  # a later one, which is chosen after this one
+        config = tried.nodes[other].config
+        assert isinstance(config, TrainerConfig)
+        tried = with_method(tried, other, on_method(config, method_for_now(tried, other, config, default)))
+    chain = resolve(tried, default)
+    node = chain.nodes[at]
+    if reasons := [one for one in refused(chain) if one.node == node.id]:
+        raise Refused(reasons)
+    assert isinstance(node.config, TrainerConfig)
+    return node.id, node.config
+
+
+def method_for_now(spec: ChainSpec, at: int, config: TrainerConfig, default: str) -> Method:
+    """A method for a trainer that is not decided yet: one that nothing refuses, if there is one."""
+    for method in (Method.LORA, Method.FULL):
+        tried = with_method(spec, at, on_method(config, method))
+        if auto_trainers(tried):
+            return Method.LORA
+        try:
+            resolve(tried, default)
+        except Refused:
+            continue
+        return method
+    return Method.LORA
+
+
+def budget_of(config: TrainerConfig, node: str) -> Budget:
+    """The memory to choose for: as asked for, or of the device. Raises `Refused` (`R-DEVICE`) where it is not known."""
+    here = devices_here()
+    device = here[0] if config.device is Device.AUTO else config.device
+    asked = config.method.memory_gb if isinstance(config.method, AutoSettings) else None
+    if asked is not None:
+        return Budget(device, int(asked * GIB), "method.memory_gb")
+    memory = device_memory(device) if device in here else None
+    if memory is None:
+        because = f"Method auto is chosen by the memory of {device}, which is not known on this machine."
+        do = "Check the chain on the machine that trains, or write method.memory_gb."
+        raise Refused([Reason("R-DEVICE", node, "config.method", because, do)])
+    return Budget(device, memory, "all of this machine's")
+
+
+def shape_of(config: TrainerConfig, node: str, settings: Settings) -> ModelShape:
+    """The sizes of the base model. Raises `Refused` where they are not known, or it cannot be loaded."""
+    name = config.base_model or settings.default_base_model
+    try:
+        folder = resolve_model(name, settings).path
+    except TrainyardError as error:  # a folder without weights, or one that may not be loaded
+        raise Refused([reason_of(error, node, "config.base_model")]) from error
+    path = folder / "config.json" if folder else Path()
+    shape = ModelShape.from_config(json.loads(path.read_text("utf-8"))) if folder and path.is_file() else None
+    if shape is None:
+        why = "has another layout than those whose memory is estimated" if folder else "is not on this machine"
+        because = f"Method auto needs the sizes of {name!r}, which {why}."
+        raise Refused([Reason(CODE, node, "config.method", because, "Download the model first, or name the method.")])
+    return shape
+
+
+def look_at_memory(shape: ModelShape, config: TrainerConfig, budget: Budget, settings: Settings, knobs: str) -> Rung:
+    """Whether a way of training fits, by its estimate and by what was measured."""
+    method, needs = config.method.type, needed(memory_of(shape, config, budget.device))
+    missing = needs - budget.memory_bytes
+    if missing > 0:
+        return Rung(method=method, knobs=knobs, needed_bytes=needs, why=f"and {missing / GIB:.2f} are missing")
+    key = timing_key(config, folder_of(str(config.base_model), settings), budget.device, settings)
+    problem = read_timings(key, settings).problem_of(config)
+    if problem is not None:
+        return Rung(method=method, knobs=knobs, needed_bytes=needs, why=f"and did not fit: {problem.why}")
+    return Rung(method=method, knobs=knobs, needed_bytes=needs, fits=True)
+
+
+def turn_knobs(config: TrainerConfig, asked: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
+    """Smaller micro-batches, then gradient checkpointing, then shorter rows, each on top of the ones before."""
+    words: list[str] = []
+    while (smaller := smaller_batch(config)) is not None:
+        config = smaller
+        hyper = config.hyperparameters
+        words[:] = [f"batch_size {hyper.batch_size} × gradient_accumulation {hyper.gradient_accumulation}"]
+        yield ", ".join(words), config
+    if not config.hyperparameters.gradient_checkpointing:
+        config = with_hyper(config, gradient_checkpointing=True)
+        words.append("gradient_checkpointing")
+        yield ", ".join(words), config
+    least = asked.method.min_length if isinstance(asked.method, AutoSettings) else config.hyperparameters.max_length
+    while (length := max(least, config.hyperparameters.max_length // 2)) < config.hyperparameters.max_length:
+        config = with_hyper(config, max_length=length)
+        yield ", ".join([*words, f"max_length {length}"]), config
+
+
+def nothing_fits(node: str, budget: Budget, rungs: list[Rung]) -> Reason:
+    looked = [one for one in rungs if one.needed_bytes is not None]
+    least = min(looked, key=lambda one: one.needed_bytes or 0)
+    because = (
+        f"No method fits {budget.memory_bytes / GIB:.2f} GiB of {budget.device} ({budget.source}). "
+        f"The least is {least.line()}."
+    )
+    do = "Lower method.min_length, max_length or method.rank, take a smaller base_model, or a machine with more memory."
+    return Reason(CODE, node, "config.method", because, do)
+
+
+def take_recorded(spec: ChainSpec, recorded: ResolvedChain | None) -> ChainSpec:
+    """The chain with what an earlier start of the same run has chosen."""
+    for at in auto_trainers(spec) if recorded is not None and len(recorded.nodes) == len(spec.nodes) else ():
+        config = recorded.nodes[at].config  # type: ignore[union-attr]
+        if isinstance(config, TrainerConfig):
+            spec = with_method(spec, at, config)
+    return spec

@@ -1,0 +1,152 @@
+"""Ten steps of each training of a chain, for `plan --measure`.
+
+A probe trains on the rows that the training would have: the finished result before it, or what a data source before it
+reads. Where neither is there, on rows of the greatest length that are made up.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard.app.plan.measurements import FinishedNodes, folder_of, key_name, trainers_of
+from trainyard.backends.job import job_for
+from trainyard.backends.timings.probing import STEPS, run_probe
+from trainyard.data import rows as shapes
+from trainyard.data.rows import Message, Row
+from trainyard.data.sources import read_source
+from trainyard.errors import TrainyardError
+from trainyard.settings import Settings
+from trainyard.spec.axes.data import DATA_PORTS, Port
+from trainyard.spec.chain import ResolvedChain, ResolvedNode, Source
+from trainyard.spec.estimate.timing import rows_per_step
+from trainyard.spec.nodes import DataSourceConfig, ValidatorConfig
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.artifacts import open_reference
+
+MOST_ROWS = 20_000
+"""Rows of a data source that a probe reads."""
+LEAST_ROWS = 64
+
+
+@dataclass(frozen=True)
+class ProbeData:
+    """Rows that a probe trains on."""
+
+    port: Port
+    folder: Path
+    name: str = ""
+    """By which a plan recognises the data set; "" for rows that are not the ones of the training."""
+    text: str = ""
+
+
+# Measuring
+
+
+def measure(found: FinishedNodes, settings: Settings, say: Callable[[str], None]) -> dict[str, str]:
+    """Measure ten steps of each trainer whose result is not finished; trainer's id -> why it was not measured."""
+    problems = {}
+    for node, config in trainers_of(found.chain):
+        if found.outputs.get(node.id) is not None:
+            say(f"{node.id}: its result is finished, so it is not measured")
+            continue
+        base = config.base_model or settings.default_base_model
+        if folder_of(base, settings) is None:
+            problems[node.id] = f"not measured: the model {base!r} is not on this machine"
+            continue
+        with tempfile.TemporaryDirectory(prefix="trainyard-measure-") as scratch:
+            try:
+                data = probe_data(found, node, Path(scratch), settings)
+                say(f"{node.id}: measuring {STEPS} steps on {data.text}")
+                sha256 = {data.port: data.name} if data.name else {}
+                job = job_for(
+                    config, base, settings, data={data.port: str(data.folder)}, data_sha256=sha256, node=node.id
+                )
+                problem = run_probe(job, Path(scratch) / "out", settings, say)
+            except TrainyardError as error:
+                problems[node.id] = f"not measured: {error}"
+                continue
+            if problem is not None:
+                problems[node.id] = problem.why
+    return problems
+
+
+def probe_data(found: FinishedNodes, node: ResolvedNode, scratch: Path, settings: Settings) -> ProbeData:
+    """The rows of the training, as far as they are there; else rows that are made up."""
+    sources = [one for port in DATA_PORTS for one in node.inputs.get(port, ())]
+    for source in sources:
+        output = found.outputs.get(source.node_id)
+        if output is not None and source.port in output.outputs:
+            reference = output.outputs[source.port]
+            return ProbeData(source.port, open_reference(reference), reference.sha256, "the rows of the node before it")
+    for source in sources:
+        if (data := read_before(found, source, scratch, settings)) is not None:
+            return data
+    config = node.config
+    assert isinstance(config, TrainerConfig)
+    port = next((source.port for source in sources), config.stage.facts.ports[0])
+    count = max(LEAST_ROWS, STEPS * rows_per_step(config) * config.launch.processes)
+    folder = scratch / "rows"
+    folder.mkdir()
+    shapes.write_rows(folder / shapes.ROWS_FILE, port, made_up_rows(port, count, config))
+    text = f"{count:,} made-up rows of {config.hyperparameters.max_length:,} tokens, as its own are not here yet"
+    return ProbeData(port, folder, "", text)
+
+
+def read_before(found: FinishedNodes, source: Source, scratch: Path, settings: Settings) -> ProbeData | None:
+    """What the data source before a trainer reads; None where rows are made by another node."""
+    reader = reader_before(found.chain, source.node_id)
+    if reader is None:
+        return None
+    assert isinstance(reader.config, DataSourceConfig)
+    made = read_source(limited(reader.config), scratch, settings=settings, report=lambda fraction, text: None)
+    part = made.outputs.get(source.port)
+    if part is None:
+        return None
+    rows, key = shapes.count_rows(scratch / part.folder / shapes.ROWS_FILE) or 0, found.keys.get(reader.id)
+    whole = reader.id == source.node_id and rows < MOST_ROWS
+    return ProbeData(
+        source.port, scratch / part.folder, key_name(key) if key and whole else "", f"{rows:,} rows of {reader.id}"
+    )
+
+
+def reader_before(chain: ResolvedChain, node_id: str) -> ResolvedNode | None:
+    """The data source whose rows a node hands on: itself, or through validators."""
+    node = chain.node(node_id)
+    if isinstance(node.config, DataSourceConfig):
+        return node
+    if isinstance(node.config, ValidatorConfig):
+        before = [one.node_id for port in DATA_PORTS for one in node.inputs.get(port, ())]
+        return reader_before(chain, before[0]) if before else None
+    return None
+
+
+def limited(config: DataSourceConfig) -> DataSourceConfig:
+    """The source, read to `MOST_ROWS` rows."""
+    return config.model_copy(update={"max_rows": min(config.max_rows or MOST_ROWS, MOST_ROWS)})
+
+
+def made_up_rows(port: Port, count: int, config: TrainerConfig) -> list[Row]:
+    """Rows of the greatest length; each has at least as many words as it may have tokens."""
+    length = config.hyperparameters.max_length
+
+    def answer(number: int, share: float = 1.0) -> str:
+        return " ".join(f"{number + place}" for place in range(max(4, int(length * share))))
+
+    rows: list[Row] = []
+    for number in range(count):
+        question = [Message("user", f"Count on from {number}.")]
+        said = [Message("assistant", answer(number))]
+        if port is Port.PREFERENCE:
+            rows.append(shapes.PreferenceRow(question, said, [Message("assistant", answer(number + 1))]))
+        elif port is Port.LABELLED:
+            rows.append(shapes.LabelledRow(question, said, number % 2 == 0))
+        elif port is Port.PROMPTS:
+            rows.append(shapes.PromptRow([Message("user", f"Count on from {number}: {answer(number)}")], str(number)))
+        elif port is Port.SFT:
+            rows.append(shapes.SftRow([*question, *said]))
+        else:
+            rows.append(shapes.TextRow(answer(number)))
+    return rows

@@ -1,0 +1,472 @@
+"""The data of a chain, read before it runs: the same readers, rules and validator as in the run, up to a time limit.
+
+    data_source → read here: local files and folders    ai_generator by rule → its pairs    validator → what it keeps
+
+What is remote, or written by a model, stays unread; so does what the time does not allow. A set that was read whole
+decides as the run would; the first rows of a longer one only estimate.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.plan.machine import reason_of
+from trainyard.app.plan.measurements import folder_of, is_local
+from trainyard.callbacks import ignore
+from trainyard.data.limited.requests import ParseRequest
+from trainyard.data.limited.service import kept_service
+from trainyard.data.paths import data_roots, open_inside, resolve_inside
+from trainyard.data.rows import ROWS_FILE
+from trainyard.data.sources import read_source
+from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable
+from trainyard.evals.tasks import count_held_out
+from trainyard.loading import load
+from trainyard.settings import Settings
+from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
+from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.estimate.estimate import SampledNode
+from trainyard.spec.estimate.verdict import find_floor
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, ValidatorConfig
+from trainyard.spec.ports import ROW_PORTS
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.artifacts import NodeOutput, ProducedSet, Reference
+
+FIRST_ROWS, MOST_ROWS = 500, 20_000
+"""Rows, or documents, that are read at first, and at most."""
+LEAST_SHARE = 3
+"""A generator that finds less than one row of so many is short of rows."""
+ANYWAY = (
+    "To train all the same: --yes (`yes: true` over REST). To deploy what is better on so few rows, too: "
+    "few_rows: allow at the deployer, of a template `-p publish.few_rows=allow`."
+)
+LEAST_GROWTH = 2
+"""A set is read again only for this many times the rows."""
+COUNTED_BYTES = 32 << 20
+"""Beginning of a file from which its number of lines is estimated."""
+LINES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv"})
+
+
+@dataclass
+class ChainSample:
+    """What was read, node by node, and what a run would say about it."""
+
+    nodes: dict[str, SampledNode] = field(default_factory=dict)
+    reasons: list[Reason] = field(default_factory=list)
+    """Why a run would fail on these rows."""
+    shortages: list[Reason] = field(default_factory=list)
+    """Why a run would train on far fewer rows than were asked for, or could give no verdict (`E-FEW-ROWS`)."""
+    unread: list[str] = field(default_factory=list)
+    """Parts that were not read in time, so that a run may still refuse them."""
+
+    @property
+    def notes(self) -> dict[str, tuple[str, ...]]:
+        return {name: node.notes for name, node in self.nodes.items() if node.notes}
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    """Rows of one port that lie in a folder."""
+
+    port: Port
+    folder: Path
+    rows: int
+    scale: float
+    """All rows over those that were read; 1 where all were."""
+    facts: Mapping[str, Any]
+
+    @property
+    def whole(self) -> bool:
+        return self.scale == 1.0
+
+
+def read_chain(
+    chain: ResolvedChain,
+    settings: Settings,
+    outputs: Mapping[str, NodeOutput | None] | None = None,
+    refused: frozenset[str] = frozenset(),
+) -> ChainSample:
+    """Read what a chain would read, as far as `plan_read_s` allows. Nodes in `refused` have a reason already.
+
+    `outputs` are finished results, which are taken as they are.
+    """
+    with tempfile.TemporaryDirectory(prefix="trainyard-plan-") as scratch, ExitStack() as stack:
+        reading = Reading(chain, settings, Path(scratch), stack, dict(outputs or {}))
+        for node_id in chain.order:
+            if node_id not in refused:
+                reading.read(chain.node(node_id))
+        return reading.sample
+
+
+@dataclass
+class Reading:
+    """One pass over a chain."""
+
+    chain: ResolvedChain
+    settings: Settings
+    scratch: Path
+    stack: ExitStack
+    finished: dict[str, NodeOutput | None]
+    sample: ChainSample = field(default_factory=ChainSample)
+    sets: dict[str, dict[Port, SampleSet]] = field(default_factory=dict)
+    deadline: float = 0.0
+    """By the monotonic clock; 0 until the reader is ready."""
+    tokenizers: dict[tuple[Path, str], Any] = field(default_factory=dict)
+    balances: dict[tuple[str, Port], str] = field(default_factory=dict)
+    """What each validator did with its rows of a port, in words."""
+    too_long: dict[tuple[str, Port], int] = field(default_factory=dict)
+    """Rows of a port that a validator dropped for their length."""
+
+    def read(self, node: ResolvedNode) -> None:
+        """Read, generate, validate or encode the rows of a node, where its inputs were read."""
+        output = self.finished.get(node.id)
+        if output is not None:
+            self.take_finished(node, output)
+            return
+        before = {source.node_id for port, all in node.inputs.items() for source in all if port in DATA_PORTS}
+        if not all(name in self.sets for name in before):
+            return
+        if before and self.deadline and time.monotonic() > self.deadline:
+            self.note_unread(node.id, f"rows: not read within {self.settings.plan_read_s:g} s (setting plan_read_s)")
+            return
+        config = node.config
+        try:
+            if isinstance(config, DataSourceConfig) and is_local(config):
+                self.read_source(node, config)
+            elif isinstance(config, AiGeneratorConfig) and config.engine is GeneratorKind.EXTRACTIVE:
+                self.generate(node, config)
+            elif isinstance(config, ValidatorConfig):
+                self.validate(node, config)
+            elif isinstance(config, TrainerConfig) and before:
+                self.fit(node, config)
+        except TrainyardError as error:
+            if all(one.whole for name in before for one in self.sets[name].values()):
+                self.sample.reasons.append(reason_of(error, node.id, ""))
+            else:
+                self.note(node.id, f"of the rows that were read: {error.what} {error.why}".strip())
+
+    def add_shortage(self, name: str, place: str, because: str, instead: str) -> None:
+        """Add a shortage, unless the chain says that few rows are meant."""
+        self.note(name, f"few rows: {because}")
+        deployers = [node.config for node in self.chain.nodes if isinstance(node.config, DeployerConfig)]
+        if not any(config.few_rows == "allow" for config in deployers):
+            self.sample.shortages.append(Reason("E-FEW-ROWS", name, place, because, instead + ANYWAY))
+
+    def note(self, name: str, text: str) -> None:
+        known = self.sample.nodes.get(name, SampledNode())
+        self.sample.nodes[name] = known.model_copy(update={"notes": (*known.notes, text)})
+
+    def note_unread(self, name: str, text: str) -> None:
+        self.note(name, text)
+        self.sample.unread.append(f"{name}: {text}")
+
+    def take_finished(self, node: ResolvedNode, output: NodeOutput) -> None:
+        """Take the rows of a finished result as they are; of one without its files nothing is known."""
+        sets = [one for port, one in output.outputs.items() if port in DATA_PORTS]
+        if not all((one.path / ROWS_FILE).is_file() for one in sets):
+            return
+        self.sets[node.id] = {
+            port: SampleSet(port, one.path, one.rows or 0, 1.0, one.facts)
+            for port, one in output.outputs.items()
+            if port in DATA_PORTS
+        }
+
+    def keep(self, node: ResolvedNode, folder: Path, made: Mapping[Port, ProducedSet], scale: float) -> None:
+        """Keep what a node gave, with all its rows."""
+        self.sets[node.id] = {
+            port: SampleSet(port, folder / one.folder, one.rows or 0, scale, one.facts) for port, one in made.items()
+        }
+        rows = {port: round((one.rows or 0) * scale) for port, one in made.items()}
+        known = self.sample.nodes.get(node.id, SampledNode())
+        self.sample.nodes[node.id] = known.model_copy(update={"rows": rows, "whole": scale == 1.0})
+
+    def folder_for(self, node: ResolvedNode, name: str = "out") -> Path:
+        folder = self.scratch / node.id / name
+        folder.mkdir(parents=True)
+        return folder
+
+    # Data sources
+
+    def read_source(self, node: ResolvedNode, config: DataSourceConfig) -> None:
+        """Read the first rows, and more of them while the time lasts."""
+        most, best = FIRST_ROWS, None
+        while True:
+            began = time.monotonic()
+            folder = self.folder_for(node, f"first-{most}")
+            with self.reader():
+                try:
+                    made = read_source(
+                        first_rows(config, most), folder, settings=self.settings, report=ignore, judged=False
+                    )
+                except Unavailable:
+                    if time.monotonic() < self.deadline:
+                        raise
+                    break  # the time was over: what was read before counts
+            best = (folder, made.outputs, most)
+            left = self.deadline - time.monotonic()
+            more = min(MOST_ROWS, int(most * max(0.0, left) * 0.5 / max(0.01, time.monotonic() - began)))
+            if is_whole(config, made.outputs, most) or more < LEAST_GROWTH * most:
+                break
+            most = more
+        if best is None:
+            self.note_unread(node.id, f"rows: not read within {self.settings.plan_read_s:g} s (setting plan_read_s)")
+            return
+        folder, outputs, most = best
+        scale = 1.0
+        if not is_whole(config, outputs, most):
+            scale = self.extrapolate(node, config, outputs)
+        self.judge(node, config, outputs, whole=scale == 1.0)
+        self.keep(node, folder, outputs, scale)
+
+    @contextmanager
+    def reader(self) -> Iterator[None]:
+        """Have a reading service that is ended when the time is over."""
+        if not self.deadline:
+            self.service = self.stack.enter_context(kept_service())
+            self.service.parse(ParseRequest(()))  # its imports do not count as reading
+            self.deadline = time.monotonic() + self.settings.plan_read_s
+        process = self.service.process
+        timer = threading.Timer(max(0.1, self.deadline - time.monotonic()), process.kill if process else ignore)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def extrapolate(self, node: ResolvedNode, config: DataSourceConfig, outputs: Mapping[Port, ProducedSet]) -> float:
+        """All rows over those that were read: by the lines of a file, else by what is known of the source."""
+        rows = sum(one.rows or 0 for one in outputs.values())
+        paths = [given.path for _, _, given in config.named_sets()]
+        lines = count_lines(paths[0], self.settings) if len(paths) == 1 and paths[0] and not config.mix else None
+        if lines is None:
+            self.note_unread(
+                node.id, f"first {rows:,} rows read within {self.settings.plan_read_s:g} s; there are more"
+            )
+            return 1.0 + 1e-9
+        lines = min(lines, config.max_rows or lines)
+        self.note(node.id, f"first {rows:,} rows read, extrapolated to {lines:,}")
+        return max(1.0 + 1e-9, lines / max(1, rows))
+
+    def judge(
+        self, node: ResolvedNode, config: DataSourceConfig, outputs: Mapping[Port, ProducedSet], *, whole: bool
+    ) -> None:
+        """Refuse what the run refuses: too many bad rows."""
+        for port, one in outputs.items():
+            facts = one.facts
+            if "mixture" in facts:
+                continue
+            bad, read = int(facts.get("quarantined", 0)), int(facts.get("read", 0))
+            share = bad / max(1, read)
+            if share <= config.max_bad_fraction and read > bad:
+                continue
+            what = f"{bad} of {read} rows of {port.value} are bad ({share:.1%}); {config.max_bad_fraction:.1%} may be."
+            if not whole:
+                self.note(node.id, f"of the rows that were read: {what}")
+                continue
+            raise InvalidInput(what, do="Correct the rows, or raise max_bad_fraction.", code="E-DATA-BAD-ROWS")
+
+    # Generators and validators
+
+    def generate(self, node: ResolvedNode, config: AiGeneratorConfig) -> None:
+        """Run the rules on the documents."""
+        generate = load("trainyard.data.generation.generate:generate")  # imports grammars, schemas and clients
+        documents = self.first(node, Port.DOCUMENTS)
+        folder = self.folder_for(node)
+        made = generate(config, documents.folder, folder, complete=None, report=ignore)
+        rows = sum(one.rows or 0 for one in made.outputs.values())
+        requested = int(made.facts.get("asked") or config.count)
+        scale = 1.0 if documents.whole else max(1.0 + 1e-9, min(documents.scale, requested / max(1, rows)))
+        self.keep(node, folder, made.outputs, scale)
+        pairs = int(made.facts.get("pairs") or 0)
+        known = self.sample.nodes[node.id]
+        self.sample.nodes[node.id] = known.model_copy(update={"requested": requested})
+        self.note(node.id, f"rows: {rows:,} of {requested:,} by rule, {pairs:,} questions")
+        if documents.whole and rows * LEAST_SHARE < requested:
+            because = (
+                f"The rules find {rows:,} rows of {requested:,} (config.count {config.count:,}) in these documents."
+            )
+            self.add_shortage(node.id, "config.count", because, "Name a model that writes more, or lower count. ")
+
+    def validate(self, node: ResolvedNode, config: ValidatorConfig) -> None:
+        """Run the validator on what was read."""
+        validate = load("trainyard.data.validation:validate")  # imports the rules of quality
+        load_token_counter = load("trainyard.data.quality.lengths:load_token_counter")
+        name = config.tokenizer or self.settings.default_base_model
+        base = folder_of(name, self.settings)
+        if base is None:
+            return  # reported with the models that are not here
+        roots = data_roots(self.settings)
+        paths = [str(resolve_inside(path, roots, field="config.evaluation_sets")) for path in config.evaluation_sets]
+        config = config.model_copy(update={"evaluation_sets": tuple(paths)})
+        tokens, folder = load_token_counter(base), self.folder_for(node)
+        documents = self.find(node, Port.DOCUMENTS)
+        made: dict[Port, ProducedSet] = {}
+        scale, held_out = 1.0, 0
+        for port in ROW_PORTS:
+            if (given := self.find(node, port)) is None:
+                continue
+            source = Reference(
+                uri=f"file://{given.folder}", sha256="", kind=port, rows=given.rows, facts=dict(given.facts)
+            )
+            own = validate(
+                config, source, folder, tokens=tokens, documents=documents.folder if documents else None,
+                report=ignore,
+            )  # fmt: skip
+            made |= own.outputs
+            scale = max(scale, given.scale)
+            held_out += sum(own.facts["heldout"].values())
+            self.balances[node.id, port] = balance_text(own.facts)
+            self.too_long[node.id, port] = int(own.facts["dropped"].get("too_long", 0))
+            self.note(node.id, self.balances[node.id, port])
+        if not made:
+            raise self.nothing_arrives(node, *ROW_PORTS)
+        self.keep(node, folder, made, scale)
+
+    # Trainers
+
+    def fit(self, node: ResolvedNode, config: TrainerConfig) -> None:
+        """Encode the rows as the trainer would."""
+        given = self.first(node, *(port for port in node.inputs if port in DATA_PORTS))
+        if given.port not in (*config.stage.facts.ports, *config.stage.facts.instead):
+            raise self.nothing_arrives(node, *config.stage.facts.ports)
+        self.judge_verdict(node, given)
+        base = folder_of(config.base_model or self.settings.default_base_model, self.settings)
+        made_before = any(port is Port.MODEL for port in node.inputs)
+        if base is None or made_before or config.stage.technique is not None or not (base / "tokenizer.json").is_file():
+            return
+        # Imports transformers' tokenizers, and only where rows were read.
+        fit_rows = load("trainyard.app.plan.row_fit:fit_rows")
+        load_tokenizer = load("trainyard.app.plan.row_fit:load_tokenizer")
+        template = config.engine.template
+        if (base, template) not in self.tokenizers:
+            self.tokenizers[base, template] = load_tokenizer(base, template, data_roots(self.settings))
+            self.deadline = max(self.deadline, time.monotonic() + 1)
+        fitted = fit_rows(
+            config, given.folder / ROWS_FILE, given.port, self.tokenizers[base, template],
+            max_bad_fraction=config.refusal_limit, deadline=self.deadline,
+            decides=given.whole,
+        )  # fmt: skip
+        share = given.rows / max(1, fitted.rows) * given.scale
+        notes = [f"{count:,} of {fitted.rows:,} rows are dropped: {name}" for name, count in fitted.dropped.items()]
+        notes += [f"{fitted.truncated:,} of {fitted.rows:,} rows are cut to max_length"] if fitted.truncated else []
+        notes += fitted.notes
+        known = self.sample.nodes.get(node.id, SampledNode())
+        self.sample.nodes[node.id] = known.model_copy(
+            update={
+                "examples": round(fitted.examples * share), "tokens_per_row": fitted.tokens_per_example,
+                "whole": given.whole and fitted.rows == given.rows, "notes": (*known.notes, *notes),
+            }
+        )  # fmt: skip
+
+    def judge_verdict(self, node: ResolvedNode, given: SampleSet) -> None:
+        """Say whether the chain's gate could decide on these rows."""
+        floor = find_floor(self.chain)
+        if floor is None or node.id not in floor.candidates or not given.whole:
+            return
+        node_id, port = floor.decides or ("", given.port)
+        decides = self.sets.get(node_id, {}).get(port)
+        held_out = count_held_out(decides.folder, port) if decides and decides.whole else None
+        if reasons := floor.reasons(trained=given.rows, held_out=held_out):
+            lost = [
+                f"Of {source.node_id}'s {given.port.value} {balance}."
+                for source in node.inputs.get(given.port, ())
+                if (balance := self.balances.get((source.node_id, given.port)))
+            ]
+            longer = sum(self.too_long.get((one.node_id, given.port), 0) for one in node.inputs.get(given.port, ()))
+            instead = "Give more documents or rows. "
+            if longer:
+                instead += f"{longer:,} are too long: raise max_tokens (of a template: training.max_length). "
+            self.add_shortage(node.id, "", " ".join([*reasons, *lost]), instead)
+
+    # Inputs
+
+    def find(self, node: ResolvedNode, *ports: Port) -> SampleSet | None:
+        """The nearest set on the first of these ports that has one, as the run finds it."""
+        for port in ports:
+            for source in node.inputs.get(port, ()):
+                if (one := self.sets.get(source.node_id, {}).get(source.port)) is not None:
+                    return one
+        return None
+
+    def first(self, node: ResolvedNode, *ports: Port) -> SampleSet:
+        found = self.find(node, *ports)
+        if found is None:
+            raise self.nothing_arrives(node, *ports)
+        return found
+
+    def nothing_arrives(self, node: ResolvedNode, *ports: Port) -> InvalidInput:
+        """The error for a node whose kind of rows is in none of the sets before it."""
+        left = {
+            port.value: source.node_id
+            for all in node.inputs.values()
+            for source in all
+            for port in self.sets.get(source.node_id, {})
+        }
+        names = " or ".join(port.value for port in ports)
+        given = ", ".join(f"{kind} rows ({name})" for kind, name in left.items()) or "nothing"
+        stage = f"Stage {node.config.stage} learns" if isinstance(node.config, TrainerConfig) else "The node works"
+        return InvalidInput(
+            f"{stage} from {names}, and what was read is {given}.",
+            do=f"Give the data source a set that fills {names}, or use a stage that learns from these rows.",
+            code="R-PORT",
+        )
+
+
+def first_rows(config: DataSourceConfig, most: int) -> DataSourceConfig:
+    """The source, read to so many rows of each set; bad rows are only counted."""
+    own = {"max_rows": min(config.max_rows or most, most)}
+
+    def cut(given: Any) -> Any:
+        return given.model_copy(update={"max_rows": min(given.max_rows or most, most)})
+
+    updates: dict[str, Any] = {}
+    if config.mix is not None:
+        sets = {name: cut(given) for name, given in config.mix.sets.items()}
+        updates["mix"] = config.mix.model_copy(update={"sets": sets})
+    elif config.sets:
+        updates["sets"] = {port: cut(given) for port, given in config.sets.items()}
+    else:
+        updates |= own
+    return config.model_copy(update=updates)
+
+
+def is_whole(config: DataSourceConfig, outputs: Mapping[Port, ProducedSet], most: int) -> bool:
+    """Whether a reading of at most so many rows has found all that a run reads."""
+    if config.mix is not None:
+        limits = {name: given.max_rows for name, given in config.mix.sets.items()}
+        counts = {
+            name: facts["set"]["kept"] for one in outputs.values() for name, facts in one.facts["mixture"].items()
+        }
+    elif config.sets:
+        limits = {port.value: given.max_rows for port, given in config.sets.items()}
+        counts = {port.value: one.rows or 0 for port, one in outputs.items()}
+    else:
+        limits = {"": config.max_rows}
+        counts = {"": sum(one.rows or 0 for one in outputs.values())}
+    return all(count < most or (limits[name] or most + 1) <= most for name, count in counts.items())
+
+
+def count_lines(path: str, settings: Settings) -> int | None:
+    """Rows of a file of lines, from the mean length of those at its beginning; None for anything else."""
+    roots = data_roots(settings)
+    place = resolve_inside(path, roots)
+    if not place.is_file() or place.suffix.lower() not in LINES:
+        return None
+    with open_inside(place, roots) as stream:
+        beginning = stream.read(COUNTED_BYTES)
+    return round(max(1, beginning.count(b"\n")) * place.stat().st_size / max(1, len(beginning)))
+
+
+def balance_text(facts: Mapping[str, Any]) -> str:
+    """What a validator would do with its rows, in words."""
+    held_out = {name.replace("_", " "): count for name, count in facts["heldout"].items() if count}
+    parts = [f"{facts['kept']:,} of {facts['read']:,} rows to train on"]
+    parts += [f"{count:,} held out ({name})" for name, count in held_out.items()]
+    parts += [f"{count:,} dropped ({name.replace('_', ' ')})" for name, count in facts["dropped"].items()]
+    return "rows: " + ", ".join(parts)

@@ -1,0 +1,171 @@
+"""Training scripts of this home: list and read them, write one, and the script of a chain's trainer with its spec.
+
+A chain is data, a script is code: `allow_scripts` lets chains run those that are here, and only with
+`api_edit_scripts` a caller over a network writes one, with the scope admin.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.chains.eject import trainer_of
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
+from trainyard.app.reach import require_template
+from trainyard.app.responses import Response
+from trainyard.backends.job import job_for
+from trainyard.backends.script import files
+from trainyard.backends.script.backend import BACKEND as SCRIPT
+from trainyard.backends.script.templates import BUILT_IN, TEMPLATES_FOLDER, template_path
+from trainyard.errors import Conflict, Denied, InvalidInput, Refused
+from trainyard.operations.backends import DraftScriptInput, SaveScriptInput, ScriptNameInput
+from trainyard.operations.base import Nothing
+from trainyard.settings import Settings
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.files import DISK
+from trainyard.stores.whole import write_whole
+
+BUILT_IN_NAME = "built-in"
+MOST_BYTES = 256 << 10
+"""Of a script that is shown or written."""
+
+
+class TrainingScript(Response):
+    """One script."""
+
+    name: str
+    bytes: int
+    sha256: str
+    changed: float | None
+    """When it was written (seconds of the epoch); None for the built-in one."""
+
+
+class TrainingScriptList(Response):
+    scripts: tuple[TrainingScript, ...]
+    folder: Path
+    can_run: bool
+    """Whether chains may run them (`allow_scripts`)."""
+    can_edit: bool
+    """Whether this caller may write them (`api_edit_scripts`, over a network)."""
+
+
+class TrainingScriptText(TrainingScript):
+    """One script with its text; `etag` goes into the next `scripts save` of it."""
+
+    text: str
+    etag: str
+
+
+class ScriptDraft(Response):
+    """What a trainer would run as a script of its own: `python train.py spec.json` next to its rows."""
+
+    node: str
+    script: str
+    """Name of the script."""
+    text: str
+    spec: dict[str, Any]
+
+
+def list_scripts(given: Nothing, context: Context) -> TrainingScriptList:
+    settings, folder = context.settings, context.settings.home / TEMPLATES_FOLDER
+    paths = [path for path in sorted(folder.glob("*.py")) if path.stem != BUILT_IN_NAME]
+    return TrainingScriptList(
+        scripts=(facts_of(BUILT_IN_NAME, BUILT_IN), *(facts_of(path.stem, path) for path in paths)),
+        folder=folder,
+        can_run=settings.allow_scripts,
+        can_edit=settings.api_edit_scripts or not context.caller.remote,
+    )
+
+
+def facts_of(name: str, path: Path) -> TrainingScript:
+    data = path.read_bytes()
+    changed = None if path == BUILT_IN else path.stat().st_mtime
+    return TrainingScript(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), changed=changed)
+
+
+def path_of(name: str, settings: Settings) -> Path:
+    return template_path(None if name == BUILT_IN_NAME else name, settings)
+
+
+def show_script(given: ScriptNameInput, context: Context) -> TrainingScriptText:
+    """A script. Raises `NotFound`, `InvalidInput` (`E-SCRIPT`), also for one that is too large to be shown."""
+    path = path_of(given.name, context.settings)
+    require_size(path.stat().st_size)
+    found = facts_of(given.name, path)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return TrainingScriptText(**found.model_dump(), text=text, etag=found.sha256[:16])
+
+
+def require_size(size: int) -> None:
+    if size > MOST_BYTES:
+        raise InvalidInput(
+            f"The script has {size:,} bytes.", why=f"At most {MOST_BYTES:,} are edited here.",
+            do="Edit the file itself, or import a module from it.", code="E-SCRIPT",
+        )  # fmt: skip
+
+
+def save_script(given: SaveScriptInput, context: Context) -> TrainingScriptText:
+    """Write a script, whole. Raises `Denied` (`E-SCRIPT`), `InvalidInput` (`E-SCRIPT`), `Conflict` (`E-SCRIPT`)."""
+    settings = context.settings
+    if context.caller.remote and not settings.api_edit_scripts:
+        raise Denied(
+            "Training scripts are not written over the API of this machine.", why="A script is code that it runs.",
+            do="Let the operator set `api_edit_scripts = true` in trainyard.toml, or write the file there.",
+            code="E-SCRIPT",
+        )  # fmt: skip
+    text = given.text if given.file is None else given.file.read_text(encoding="utf-8")
+    require_size(len(text.encode()))
+    require_python(text)
+    if given.name == BUILT_IN_NAME:
+        raise Conflict("The built-in script is not changed.", do="Save it under another name.", code="E-SCRIPT")
+    path = settings.home / TEMPLATES_FOLDER / f"{given.name}.py"
+    before = facts_of(given.name, path).sha256[:16] if path.is_file() else ""
+    if before != given.if_match.strip('"') and (context.caller.remote or given.if_match):
+        changed = "was written meanwhile" if before else "is not there any more"
+        raise Conflict(
+            f"The script {given.name} {changed}.", why="It is not the one that was read.",
+            do="Read it again, then save.", code="E-SCRIPT",
+        )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(DISK, path, text.encode())
+    return show_script(ScriptNameInput(name=given.name), context)
+
+
+def require_python(text: str) -> None:
+    """Raise `InvalidInput` (`E-SCRIPT`) with the line for a text that is not Python. Nothing of it is executed."""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        raise InvalidInput(
+            f"The script is not valid Python: {getattr(error, 'msg', error)}{f', line {line}' if line else ''}.",
+            do="Correct it.", code="E-SCRIPT",
+        ) from error  # fmt: skip
+
+
+def draft_script(given: DraftScriptInput, context: Context) -> ScriptDraft:
+    """The script of a trainer and its spec; the rows are read when it runs.
+
+    Raises `NotFound` (`E-NODE`), `Refused` (the built-in script does not carry out this training); over a network also
+    `Denied` (`E-LOCAL`) for a file, which is not looked for.
+    """
+    if context.caller.remote:
+        require_template(given.target, planning.NAMES)
+    chain = planning.resolved(planning.asked(given.target, given.parameters).spec, context.settings)
+    node = trainer_of(chain, given.node)
+    config = node.config
+    assert isinstance(config, TrainerConfig), "found by its type"
+    own = config.launch.script if config.backend is BackendName.SCRIPT else None
+    config = config.model_copy(
+        update={"backend": BackendName.SCRIPT, "launch": config.launch.model_copy(update={"script": own})}
+    )
+    base = str(config.base_model or context.settings.default_base_model)
+    job = job_for(config, base, context.settings, data={}, run=chain.digest[:12], node=node.id)
+    if reasons := SCRIPT.reasons(job):
+        raise Refused(reasons)
+    text = path_of(own or BUILT_IN_NAME, context.settings).read_text(encoding="utf-8", errors="replace")
+    return ScriptDraft(node=node.id, script=own or BUILT_IN_NAME, text=text, spec=files.plain_spec(job))

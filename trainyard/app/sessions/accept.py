@@ -1,0 +1,94 @@
+"""From the body of a session to its record: every reason against it at once, before anything is started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainyard.app.context import Caller
+from trainyard.app.plan.machine import locate_model, missing_inputs, space_reasons
+from trainyard.app.plan.resolve import run_facts
+from trainyard.backends.sessions.records import SessionRecord, new_session_id
+from trainyard.errors import Denied, Reason, Refused
+from trainyard.settings import Settings
+from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
+from trainyard.spec.compat.table import run_reasons, session_reasons
+from trainyard.spec.graph import check
+from trainyard.spec.job import SessionSpec, resolve_session, trainer_of_session
+from trainyard.spec.load.parse import reasons_of, validate
+from trainyard.spec.nodes import TrainerNode
+from trainyard.spec.training import TrainerConfig
+
+TRAINER = "trainer"
+WITHOUT_ROWS = "R-PORT"
+"""A chain's trainer needs a node that gives it rows; a session gets them with its calls."""
+DATA_KEYS = ("dataset", "data", "path")
+
+
+def accept_session(given: Mapping[str, Any], settings: Settings, caller: Caller, trace: str = "") -> SessionRecord:
+    """The record of a new session. Raises `Refused` with every reason, `Denied` (`E-SCOPE`) for another tenant."""
+    spec = keep_own_tenant(read_spec(given), given, caller)
+    config = trainer_of_session(spec)
+    resolved = resolve_session(located(config, settings), settings.default_base_model)
+    reasons = reasons_against(spec, config, resolved, settings)
+    if reasons:
+        raise Refused(reasons, what=f"The session was refused for {len(reasons)} reason{'s'[: len(reasons) > 1]}.")
+    return SessionRecord(
+        id=new_session_id(), name=spec.name, tenant=spec.tenant, created=time.time(), config=resolved,
+        idle_s=spec.idle_s, autosave_s=spec.autosave_s, budget_s=spec.budget_s, trace=trace,
+    )  # fmt: skip
+
+
+def read_spec(given: Mapping[str, Any]) -> SessionSpec:
+    """Raises `Refused` for keys and values that no session has."""
+    if named := [key for key in DATA_KEYS if key in given]:
+        because = "A session has no data set: its rows come with each call of forward."
+        raise Refused([Reason("R-SOURCE", None, named[0], because, f"Remove {named[0]}, or start a job with it.")])
+    try:
+        return validate(SessionSpec, dict(given))
+    except ValidationError as error:
+        raise Refused(reasons_of(error, SessionSpec)) from error
+
+
+def keep_own_tenant(spec: SessionSpec, given: Mapping[str, Any], caller: Caller) -> SessionSpec:
+    """The session as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another one."""
+    if not caller.tenant:
+        return spec
+    if "tenant" in given and spec.tenant != caller.tenant:
+        raise Denied(
+            f"The token of {caller.name} is for the tenant {caller.tenant}, and this is for {spec.tenant}.",
+            do="Leave the tenant out, or use a token that is for it.", code="E-SCOPE",
+        )  # fmt: skip
+    return spec.model_copy(update={"tenant": caller.tenant})
+
+
+def located(config: TrainerConfig, settings: Settings) -> TrainerConfig:
+    """The config with the whole path of its base: a worker has another working folder than its caller."""
+    if config.base_model is None:
+        return config
+    return config.model_copy(update={"base_model": locate_model(config.base_model, settings)})
+
+
+def reasons_against(
+    spec: SessionSpec, config: TrainerConfig, resolved: TrainerConfig, settings: Settings
+) -> list[Reason]:
+    """What the rows of a trainer, those of a session, and this machine say."""
+    chain = ChainSpec(name=spec.name, tenant=spec.tenant, nodes=(TrainerNode(type=TRAINER, config=config),))
+    reasons = [reason for reason in check(chain) if reason.code != WITHOUT_ROWS]
+    reasons += session_reasons(chain_of(spec, config))
+    if not reasons:
+        whole = chain_of(spec, resolved)
+        reasons = run_reasons(whole, run_facts(whole, settings))
+        reasons += [] if reasons else missing_inputs(whole, settings)
+        reasons += space_reasons(settings)
+    return [replace(reason, node=None, field=reason.field.removeprefix("config.")) for reason in reasons]
+
+
+def chain_of(spec: SessionSpec, config: TrainerConfig) -> ResolvedChain:
+    """A trainer alone, as the rows look at it."""
+    node = ResolvedNode(id=TRAINER, type=TRAINER, config=config)
+    return ResolvedChain(name=spec.name, tenant=spec.tenant, nodes=(node,), order=(TRAINER,), digest="")

@@ -1,0 +1,96 @@
+"""Calls of an open session: its record says whose it is, its socket answers. Asks no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainyard.app.context import Context
+from trainyard.backends.sessions.frames import ask
+from trainyard.backends.sessions.records import (
+    RECORD_FILE,
+    SessionStatus,
+    folder_of_session,
+    no_session,
+    read_status,
+    read_unchanged,
+    socket_of,
+)
+from trainyard.errors import Conflict
+
+WAIT_S = 30.0
+"""Of one request over a network; a caller on this machine asks again until the result is there."""
+MARGIN_S = 30.0
+STATUS_TIMEOUT_S = 5.0
+
+
+def require_session(context: Context, session: str) -> Path:
+    """The folder of a session of the caller's tenant. Raises `NotFound` (`E-NOT-FOUND`) for any other."""
+    folder = folder_of_session(context.settings, session)
+    known = read_unchanged(f"{folder}/{RECORD_FILE}")
+    if known is None or context.caller.tenant not in ("", known.get("tenant")):
+        raise no_session(session)
+    return folder
+
+
+def ask_session(context: Context, session: str, header: dict[str, Any], body: bytes = b"") -> dict[str, Any]:
+    """One call of an open session. Raises its error; `Conflict` (`E-SESSION-STATE`) for one that is not open."""
+    folder = require_session(context, session)
+    place = socket_of(folder)
+    if place is None:
+        raise not_open(session, read_status(context.settings, session))
+    return ask(place, header, body, timeout_s=header.get("wait_s", 0.0) + MARGIN_S)
+
+
+def call_verb(
+    context: Context,
+    session: str,
+    verb: str,
+    given: dict[str, Any],
+    *,
+    op_seq: int | None,
+    wait: bool,
+    body: bytes = b"",
+) -> dict[str, Any]:
+    """Carry out a verb, or enter it without `wait`: {op_seq, verb, state, result}.
+
+    The same idempotency key of a caller is the same operation.
+    """
+    header = {"call": "verb", "verb": verb, "given": given, "op_seq": op_seq, "wait_s": WAIT_S if wait else 0.0}
+    if context.idempotency_key:
+        header["key"] = f"{context.caller.identity} {context.idempotency_key}"
+    return follow(context, session, ask_session(context, session, header, body), wait=wait)
+
+
+def ask_result(context: Context, session: str, op_seq: int, *, wait: bool) -> dict[str, Any]:
+    header = {"call": "result", "op_seq": op_seq, "wait_s": WAIT_S if wait else 0.0}
+    return follow(context, session, ask_session(context, session, header), wait=wait)
+
+
+def follow(context: Context, session: str, reply: dict[str, Any], *, wait: bool) -> dict[str, Any]:
+    """Ask again until the operation is done; over a network the caller does."""
+    while wait and not context.caller.remote and reply["state"] != "done":
+        header = {"call": "result", "op_seq": reply["op_seq"], "wait_s": WAIT_S}
+        reply = ask_session(context, session, header)
+    return reply
+
+
+def ask_status(folder: Path) -> dict[str, Any] | None:
+    """What an open session says of itself; None if none answers."""
+    place = socket_of(folder)
+    if place is None:
+        return None
+    try:
+        return ask(place, {"call": "status"}, timeout_s=STATUS_TIMEOUT_S)
+    except Conflict:
+        return None
+
+
+def not_open(session: str, status: SessionStatus) -> Conflict:
+    waits = status.state.value == "pending"
+    detail = f" ({status.detail})" if status.detail else ""
+    return Conflict(
+        f"The session {session} is {status.state.value}{detail} and takes no calls.",
+        do="Wait until it is open." if waits else f"Continue it by `trainyard sessions resume {session}`.",
+        code="E-SESSION-STATE",
+    )

@@ -1,0 +1,210 @@
+"""The eight verbs as operations, the result of one that was not waited for, and a kept output.
+
+Each sends its request to the session's process and returns what that answers: the same numbers, to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trainyard.app.context import Context
+from trainyard.app.responses import Blob, Response
+from trainyard.app.sessions.call import ask_result, call_verb, require_session
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.operations import sessions as requests
+from trainyard.stores.whole import file_sha256
+
+SAFETENSORS = "application/x-safetensors"
+State = Literal["pending", "running", "done"]
+
+
+class Operated(Response):
+    """An operation of a session; a future while `state` is not `done`."""
+
+    session: str
+    op_seq: int
+    verb: str
+    state: State
+
+
+class OutputReference(Response):
+    """Logits (B, T, V) or hidden states (layers, B, T, D) of a forward, as `sessions output` gives them."""
+
+    name: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+class ForwardReply(Operated):
+    forward_id: str | None = None
+    """For `backward`; empty for a batch without labels."""
+    loss: float | None = None
+    """None without labels, and for a number that JSON does not have."""
+    units: int | None = None
+    """What the loss is a mean over: labelled tokens, pairs or rows."""
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    """Sums over the units."""
+    outputs: tuple[OutputReference, ...] = ()
+
+
+class BackwardReply(Operated):
+    accumulated: int | None = None
+    """Backwards since the last step."""
+    grad_norm: float | None = None
+    overflow: bool | None = None
+
+
+class StepReply(Operated):
+    skipped: bool | None = None
+    global_step: int | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    """Before the clip."""
+
+
+class SessionCompletion(Response):
+    """One completion of a prompt."""
+
+    prompt: int
+    """Index of its prompt."""
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[float, ...]
+    """Of each token, under the distribution that it was drawn from."""
+    logprobs_at_one: tuple[float, ...]
+    """At temperature 1 without top-p."""
+    stop_reason: Literal["end", "length"]
+
+
+class GenerateReply(Operated):
+    completions: tuple[SessionCompletion, ...] = ()
+
+
+class LogprobsReply(Operated):
+    ids: tuple[tuple[int, ...], ...] = ()
+    logprobs: tuple[tuple[float | None, ...], ...] = ()
+    """Of each token given those before it; None for the first of a row."""
+
+
+class SaveReply(Operated):
+    name: str | None = None
+    kind: str | None = None
+    sha256: str | None = None
+    path: str | None = None
+    """Folder of a result, on the machine of the session."""
+
+
+class LoadReply(Operated):
+    name: str | None = None
+    sha256: str | None = None
+
+
+class ResultReply(Operated):
+    result: dict[str, Any] | None = None
+    """What the reply of the verb has next to these fields; None while it is not done."""
+
+
+def forward(given: requests.ForwardInput, context: Context) -> ForwardReply:
+    body = given.tensors or b""
+    rows = [row_of(one) for one in given.rows]
+    fields = {"rows": rows, "batch": given.batch, "normalizer": given.normalizer, "outputs": list(given.outputs)}
+    return ForwardReply(**operate("forward", fields, given, context, body))
+
+
+def backward(given: requests.BackwardInput, context: Context) -> BackwardReply:
+    fields = given.model_dump(include={"forward_id", "scale", "measure"})
+    return BackwardReply(**operate("backward", fields, given, context))
+
+
+def step(given: requests.StepInput, context: Context) -> StepReply:
+    fields = given.model_dump(include={"max_grad_norm", "learning_rate", "metric"})
+    return StepReply(**operate("step", fields, given, context))
+
+
+def zero_grad(given: requests.ZeroGradInput, context: Context) -> Operated:
+    return Operated(**operate("zero_grad", {}, given, context))
+
+
+def generate(given: requests.GenerateInput, context: Context) -> GenerateReply:
+    """Complete prompts with the weights as they are. A text is a user's question."""
+    sampling = given.model_dump(include={"max_new_tokens", "temperature", "top_p", "seed"})
+    sampling |= {"stop_ids": list(given.stop_ids)} if given.stop_ids else {}
+    prompts = [prompt_of(one, bare="question") for one in given.prompts]
+    fields = {"prompts": prompts, "samples": given.samples, "sampling": sampling}
+    return GenerateReply(**operate("generate", fields, given, context))
+
+
+def logprobs(given: requests.LogprobsInput, context: Context) -> LogprobsReply:
+    """Log-probabilities of tokens that are there. A text is taken as it is."""
+    fields = {"rows": [prompt_of(one, bare="text") for one in given.rows]}
+    return LogprobsReply(**operate("logprobs", fields, given, context))
+
+
+def save(given: requests.SaveInput, context: Context) -> SaveReply:
+    return SaveReply(**operate("save", given.model_dump(include={"name", "kind"}), given, context))
+
+
+def load(given: requests.LoadInput, context: Context) -> LoadReply:
+    return LoadReply(**operate("load", given.model_dump(include={"name", "optimizer"}), given, context))
+
+
+def show_result(given: requests.ResultInput, context: Context) -> ResultReply:
+    """The reply of an operation, once it is done. Raises its error if it has failed."""
+    found = ask_result(context, given.session, given.op_seq, wait=given.wait)
+    return ResultReply(session=given.session, **found)
+
+
+def read_output(given: requests.OutputInput, context: Context) -> Blob:
+    """The safetensors file of an output. Raises `NotFound` (`E-NOT-FOUND`) for one that is not kept any more."""
+    path = require_session(context, given.session) / "outputs" / f"{given.name}.safetensors"
+    if not path.is_file():
+        raise NotFound(
+            f"The session {given.session} has no output {given.name!r}.", why="Its newest 64 are kept.",
+            do="Call forward with outputs again.", code="E-NOT-FOUND",
+        )  # fmt: skip
+    return Blob(path=path, name=path.name, media_type=SAFETENSORS, sha256=file_sha256(path))
+
+
+def operate(
+    verb: str, fields: dict[str, Any], given: requests.VerbInput, context: Context, body: bytes = b""
+) -> dict[str, Any]:
+    """Carry out a verb; the fields of its reply."""
+    found = call_verb(context, given.session, verb, fields, op_seq=given.op_seq, wait=given.wait, body=body)
+    result = found.pop("result") or {}
+    return {"session": given.session, **found, **result}
+
+
+def row_of(one: requests.Row) -> dict[str, Any]:
+    """A row of data; a text is JSON if it begins like an object, else a document."""
+    if not isinstance(one, str):
+        return one
+    return read_json(one) if one.lstrip().startswith("{") else {"text": one}
+
+
+def prompt_of(one: requests.Prompt, *, bare: Literal["question", "text"]) -> dict[str, Any]:
+    """A prompt by one of the words that a session knows: tokens, text or messages. `bare` is what a text alone is."""
+    if isinstance(one, str) and one.lstrip().startswith("{"):
+        one = read_json(one)
+    if isinstance(one, str):
+        return {"text": one} if bare == "text" else {"messages": [{"role": "user", "content": one}]}
+    if isinstance(one, list):
+        return {"tokens": one}
+    if len({"tokens", "text", "messages"} & one.keys()) != 1:
+        raise InvalidInput(
+            f"A prompt has the keys {', '.join(one) or 'none'}.", do="Give it one of messages, text and tokens.",
+            code="E-PARAMETER",
+        )  # fmt: skip
+    return one
+
+
+def read_json(text: str) -> dict[str, Any]:
+    """An object that a shell gives as a text."""
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(f"{text[:60]!r} is not valid JSON: {error}.", code="E-PARAMETER") from error
+    return found

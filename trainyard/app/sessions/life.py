@@ -1,0 +1,282 @@
+"""Sessions: created, listed, shown, closed and resumed. An open one is asked itself, any other's files say what it is.
+
+Prefect starts the process; what a session is doing is in its folder (`backends/sessions/records.py`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Any
+
+from trainyard.app.context import Context, key_of
+from trainyard.app.plan.resolve import merged
+from trainyard.app.responses import Response
+from trainyard.app.sessions.accept import accept_session
+from trainyard.app.sessions.call import ask_session, ask_status, require_session
+from trainyard.app.stack.services import import_prefect_client
+from trainyard.backends.results import CHECKPOINT_FOLDER
+from trainyard.backends.sessions.records import (
+    SessionRecord,
+    SessionState,
+    SessionStatus,
+    folder_of_session,
+    is_running,
+    list_records,
+    new_session_id,
+    read_record,
+    read_status,
+    write_record,
+    write_status,
+)
+from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError, Unavailable
+from trainyard.operations import sessions as requests
+from trainyard.settings import Settings
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.load.files import load_value
+from trainyard.spec.states import JobState
+from trainyard.stores.live.job_ids import TENANT_TAG, TRACE_TAG
+from trainyard.train.checkpoints import newest_valid
+
+DEPLOYMENT, SESSION_TAG = "session/worker", "session"
+OPEN_WAIT_S, OPEN_POLL_S = 600.0, 0.2
+CLOSE_WAIT_S = 25.0
+"""How long a close waits for the last checkpoint; a large one is still written afterwards."""
+NOT_STARTED = "waiting for a worker"
+
+
+class SessionCounters(Response):
+    """How far a session is."""
+
+    global_step: int | None = None
+    op_seq: int | None = None
+    """The last operation that was carried out; of a session that is not open, the last one that was saved."""
+    next_op_seq: int | None = None
+    """What the next operation is numbered."""
+    saved_op_seq: int | None = None
+    """The last operation that is in a checkpoint: later ones are lost if its process is killed now."""
+    resumed_after: int | None = None
+    """The operation after which its process continued; None at a first start."""
+
+
+class SessionInfo(SessionCounters):
+    """One session."""
+
+    id: str
+    name: str
+    tenant: str
+    state: SessionState
+    detail: str
+    """What it waits for, or why it ended: closed, idle, cancel, preempt, budget, or an error."""
+    stage: Stage
+    method: Method
+    base_model: str
+    created: float
+    run: str
+    """Its newest flow run."""
+    idle_s: int
+    """Seconds after its last call at which it ends."""
+
+
+class SessionList(Response):
+    sessions: tuple[SessionInfo, ...]
+
+
+def create_session(given: requests.CreateSessionInput, context: Context) -> SessionInfo:
+    """Check the settings, and let a worker open the session. The same idempotency key is the same session.
+
+    Raises `Refused` with every reason, `Conflict` (`E-CONFLICT`) for a key that belongs to another session.
+    """
+    accepted = accept_session(body_of(given), context.settings, context.caller, context.trace)
+    record = accepted.model_copy(update={"id": new_session_id(key_of(context))})
+    import_prefect_client(context.settings, "watching")  # without a server nothing is written
+    earlier = find_earlier(record, context)
+    if earlier is None:
+        folder = write_record(context.settings, record)
+        try:
+            start(record, context, key=key_of(context))
+        except TrainyardError:
+            shutil.rmtree(folder)
+            raise
+    elif not read_status(context.settings, earlier.id).run:  # its service was killed before it was started
+        start(earlier, context, key=key_of(context))
+    record = earlier or record
+    return opened(record, context) if given.wait else info_of(record, context.settings)
+
+
+def find_earlier(record: SessionRecord, context: Context) -> SessionRecord | None:
+    """The session that the key of this call has created before; None where there is none.
+
+    Raises `Conflict` (`E-CONFLICT`) if that one has other settings.
+    """
+    try:
+        earlier = read_record(context.settings, record.id)
+    except NotFound:
+        return None
+    if earlier != record.model_copy(update={"created": earlier.created, "trace": earlier.trace}):
+        raise Conflict(
+            "The idempotency key belongs to a session that was created with other settings.",
+            do="Use a new key for a new session.", code="E-CONFLICT",
+        )  # fmt: skip
+    return earlier
+
+
+def list_sessions(given: requests.SessionsInput, context: Context) -> SessionList:
+    """The newest sessions of the caller's tenant."""
+    records = [*list_records(context.settings, context.caller.tenant)][: given.limit]
+    return SessionList(sessions=tuple(info_of(record, context.settings) for record in records))
+
+
+def show_session(given: requests.SessionInput, context: Context) -> SessionInfo:
+    record = read_record(context.settings, given.session, context.caller.tenant)
+    return info_of(record, context.settings, ask_server=True)
+
+
+def touch_session(given: requests.SessionInput, context: Context) -> SessionInfo:
+    """Begin the idle time of an open session again. Raises `Conflict` (`E-SESSION-STATE`) for one that is not open."""
+    record = read_record(context.settings, given.session, context.caller.tenant)
+    ask_session(context, given.session, {"call": "heartbeat"})
+    return info_of(record, context.settings)
+
+
+def close_session(given: requests.SessionInput, context: Context) -> SessionInfo:
+    """End a session with a checkpoint; one that is not open yet is cancelled. Twice is once."""
+    settings = context.settings
+    record = read_record(settings, given.session, context.caller.tenant)
+    state = read_status(settings, record.id).state
+    if state is SessionState.OPEN:
+        try_close(given.session, context)
+    elif state is SessionState.PENDING:
+        cancel_pending(record, settings)
+    deadline = time.monotonic() + CLOSE_WAIT_S
+    while is_running(settings, record.id) and time.monotonic() < deadline:
+        time.sleep(OPEN_POLL_S)
+    return info_of(record, settings)
+
+
+def resume_session(given: requests.ResumeSessionInput, context: Context) -> SessionInfo:
+    """Continue a session that has ended, failed or was killed, from its newest valid checkpoint.
+
+    Raises `Conflict` (`E-SESSION-STATE`) while its process is running.
+    """
+    settings = context.settings
+    record = read_record(settings, given.session, context.caller.tenant)
+    status = read_status(settings, record.id)
+    if status.state in (SessionState.OPEN, SessionState.PENDING) or is_running(settings, record.id):
+        raise Conflict(
+            f"The session {record.id} is {status.state.value}.", why=status.detail,
+            do="Only one that has ended can be resumed; close it first.", code="E-SESSION-STATE",
+        )  # fmt: skip
+    import_prefect_client(settings, "watching")
+    found = newest_valid(folder_of_session(settings, record.id) / CHECKPOINT_FOLDER)
+    context.say(f"continues after operation {found.step}" if found.path else "has no checkpoint: it begins again")
+    start(record, context, found.step, key=key_of(context, "resume"))
+    return opened(record, context) if given.wait else info_of(record, settings)
+
+
+# Its process
+
+
+def start(record: SessionRecord, context: Context, saved: int | None = None, key: str = "") -> None:
+    """Create the flow run of a session, and note that nobody has taken it, and after which operation it continues.
+
+    A second call with the same `key` creates no other run.
+    """
+    watching = import_prefect_client(context.settings, "watching")
+    tags: tuple[str, ...] = (SESSION_TAG, record.id, f"{TENANT_TAG}{record.tenant}")
+    tags += (f"{TRACE_TAG}{context.trace}",) if context.trace else ()
+    parameters = {"session_id": record.id}
+    run = watching.start_run(
+        DEPLOYMENT, parameters, settings=context.settings, tags=tags, called=record.id, key=key
+    )  # fmt: skip
+    folder = folder_of_session(context.settings, record.id)
+    if not is_running(context.settings, record.id):
+        last = {} if saved is None else {"op_seq": saved, "saved_op_seq": saved, "next_op_seq": saved + 1}
+        write_status(folder, SessionState.PENDING, NOT_STARTED, run.run_id, begun=False, last=last)
+
+
+def opened(record: SessionRecord, context: Context) -> SessionInfo:
+    """Wait until a session takes calls. Raises `Unavailable` (`E-SESSION-STATE`) if it ends instead, or takes long."""
+    deadline = time.monotonic() + OPEN_WAIT_S
+    while time.monotonic() < deadline:
+        found = info_of(record, context.settings, ask_server=True)
+        if found.state is SessionState.OPEN:
+            return found
+        if found.state is not SessionState.PENDING:
+            raise Conflict(
+                f"The session {record.id} did not open: it is {found.state.value}.", why=found.detail,
+                do="Read child.log in its folder.", code="E-SESSION-STATE",
+            )  # fmt: skip
+        time.sleep(OPEN_POLL_S)
+    raise Unavailable(
+        f"The session {record.id} is not open after {OPEN_WAIT_S:.0f} s.",
+        why=read_status(context.settings, record.id).detail,
+        do="A training may have the device; look at it by `trainyard sessions show`, and wait.",
+        code="E-SESSION-STATE",
+    )
+
+
+def try_close(session: str, context: Context) -> None:
+    """Ask an open session to end; one that ends this moment needs no asking."""
+    try:
+        ask_session(context, session, {"call": "close"})
+    except Conflict:
+        require_session(context, session)
+
+
+def cancel_pending(record: SessionRecord, settings: Settings) -> None:
+    """Cancel the flow run of a session that is not open yet."""
+    status = read_status(settings, record.id)
+    try:
+        import_prefect_client(settings, "operating").cancel_run(status.run)
+    except Conflict:
+        return  # it has ended meanwhile
+    if not is_running(settings, record.id):
+        folder = folder_of_session(settings, record.id)
+        write_status(folder, SessionState.ENDED, "canceled before it was opened", status.run)
+
+
+def body_of(given: requests.CreateSessionInput) -> dict[str, Any]:
+    """The body of a session: a file's, with the parameters laid over it."""
+    if given.file is None:
+        return given.parameters
+    if not given.file.is_file():
+        raise NotFound(f"The file {str(given.file)!r} does not exist.", do="Correct the path.", code="E-PARAMETER")
+    value = load_value(given.file)
+    if not isinstance(value, dict) or "nodes" in value:
+        raise InvalidInput(
+            f"{given.file} does not contain a session.", why="A session is the settings of a trainer.",
+            do="Write its settings without nodes and without a data set.", code="E-SPEC-FILE",
+        )  # fmt: skip
+    return merged(value, given.parameters)
+
+
+# What is shown
+
+
+def info_of(record: SessionRecord, settings: Settings, *, ask_server: bool = False) -> SessionInfo:
+    """What a session is doing now. With `ask_server`, also whether the run of one that waits has ended."""
+    folder, status = folder_of_session(settings, record.id), read_status(settings, record.id)
+    said = ask_status(folder) if status.state is SessionState.OPEN else None
+    if ask_server and status.state is SessionState.PENDING and not is_running(settings, record.id):
+        status = checked_at_server(status, settings)
+    known = said or status.last
+    counters = {name: known.get(name) for name in SessionCounters.model_fields}
+    config = record.config
+    return SessionInfo(
+        id=record.id, name=record.name, tenant=record.tenant, state=status.state, detail=status.detail,
+        stage=config.stage.type, method=config.method.type, base_model=config.base_model or "",
+        created=record.created, run=status.run, idle_s=record.idle_s, **counters,
+    )  # fmt: skip
+
+
+def checked_at_server(status: SessionStatus, settings: Settings) -> SessionStatus:
+    """The status of a session that no process has: ended, if its flow run has ended before it began."""
+    try:
+        state = import_prefect_client(settings, "operating").state_of_run(status.run)
+    except TrainyardError:  # the server is away: its files are what is known
+        return status
+    if state not in (JobState.FAILED, JobState.CANCELED):
+        return status
+    return status.model_copy(update={"state": SessionState.ENDED, "detail": f"its run is {state.value}"})

@@ -1,0 +1,1 @@
+"""Services of this machine, its home and its health."""

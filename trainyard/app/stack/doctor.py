@@ -1,0 +1,310 @@
+"""Check what is installed and what is missing, with what to do about it. Imports neither Prefect nor torch."""
+
+from __future__ import annotations
+
+import ipaddress
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from packaging.version import Version
+from pydantic import BaseModel
+
+import trainyard
+from trainyard.app.backends.backends import backend_table
+from trainyard.app.context import Context
+from trainyard.app.live.waits import read_devices
+from trainyard.app.responses import Response
+from trainyard.app.stack import services as stack
+from trainyard.cancellation import while_caller_waits
+from trainyard.compute.gpus import MIB, GpuReadings, devices_here, physical_cores, read_amd_memory, read_gpus
+from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path
+from trainyard.errors import TrainyardError
+from trainyard.home import default_home
+from trainyard.operations.base import Nothing
+from trainyard.sandbox.service import Confinement, find_confinement
+from trainyard.serve.targets import local
+from trainyard.settings import Settings
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.load.text import parse_text
+from trainyard.spec.night import read_night
+from trainyard.stores.auth_string import OTHERS, auth_file
+from trainyard.stores.models import resolve_model
+
+GIB = 1 << 30
+NIGHT_FILE = "nightly.yaml"
+LEAST_FREE_GIB = 2.0
+"""A demo run leaves about 100 MB, the pinned packages take the rest on a first set-up."""
+
+
+class Check(Response):
+    """One check."""
+
+    name: str
+    ok: bool
+    detail: str
+    do: str = ""
+    note: bool = False
+    """For information only: it is not a problem either way."""
+
+
+class Diagnosis(BaseModel):
+    """All checks."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if all(check.ok or check.note for check in self.checks) else 1
+
+
+def examine(_: Nothing, context: Context) -> Diagnosis:
+    """Run all checks; one that fails hides no other."""
+    return Diagnosis(checks=tuple(check for look in while_caller_waits(LOOKS) for check in look(context.settings)))
+
+
+def look_at_queue(settings: Settings) -> list[Check]:
+    """Say who has each device, and who waits for it."""
+    used = [one for one in read_devices(settings) if one.text]
+    return [Check(name=f"device {one.device}", ok=True, note=True, detail=one.text) for one in used]
+
+
+def look_at_python(_: Settings) -> list[Check]:
+    fine = sys.version_info >= (3, 11)
+    found = f"{platform.python_version()}, trainyard {trainyard.__version__}"
+    return [Check(name="python", ok=fine, detail=found, do="Use Python 3.11 or newer.")]
+
+
+def look_at_packages(_: Settings) -> list[Check]:
+    """Prefect 3.8's server breaks with FastAPI 0.150 and newer, its scheduler with SQLAlchemy 2.1: pip chooses both."""
+    pins = {
+        "prefect": ("3.8.8", "3.9"),
+        "fastapi": ("0.139", "0.150"),
+        "sqlalchemy": ("2.0.40", "2.1"),
+        "torch": ("2.13", "2.14"),
+    }
+    remedy, checks = "Install the pinned versions: pip install -c constraints.txt -e .", []
+    for name, (least, below) in pins.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            checks.append(Check(name=name, ok=False, detail="not installed", do=remedy))
+            continue
+        fine = Version(least) <= Version(found.split("+")[0]) < Version(below)
+        detail = found if fine else f"{found}; >= {least}, < {below} is needed"
+        checks.append(Check(name=name, ok=fine, detail=detail, do=remedy))
+    return checks
+
+
+def look_at_home(settings: Settings) -> list[Check]:
+    place = settings.home
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free / GIB
+    detail, do = f"{free:.1f} GiB free for {settings.home}", "Free space, or point TRAINYARD_HOME at a larger disk."
+    return [Check(name="disk", ok=free >= LEAST_FREE_GIB, detail=detail, do=do)]
+
+
+def look_at_readers(settings: Settings) -> list[Check]:
+    """Whether other users of this machine can read the home, or the text that opens the server."""
+    key, found = auth_file(settings), []
+    for name, path, mode in (("home", settings.home, "700"), ("login text", key, "600")):
+        if path.exists():
+            others = stat.S_IMODE(path.stat().st_mode) & OTHERS
+            detail = f"{path} is {'open to other users' if others else 'for its owner alone'}"
+            found.append(Check(name=name, ok=not others, detail=detail, do=f"chmod {mode} {path}"))
+    return found
+
+
+def look_at_listeners(settings: Settings) -> list[Check]:
+    """Check which ports of this home other machines can connect to."""
+    ours, found = {}, []
+    for process in psutil.process_iter():
+        try:
+            home, words = Path(process.environ().get("TRAINYARD_HOME") or default_home()), process.cmdline()
+        except (psutil.Error, OSError):  # ended meanwhile, or another user's
+            continue
+        if home == settings.home and any("trainyard" in word for word in words):
+            ours[process.pid] = " ".join(words[2:5])
+    for pid, at in listening_addresses(ours):
+        if not ipaddress.ip_address(at.ip).is_loopback:
+            found.append(f"{at.ip}:{at.port} ({ours[pid]}, pid {pid})")
+    detail = f"OPEN to other machines: {', '.join(found)}" if found else "on loopback only"
+    return [Check(name="listening", ok=not found, note=bool(found), detail=detail)]
+
+
+def listening_addresses(pids: Iterable[int]) -> list[tuple[int, Any]]:
+    """Return the TCP addresses that these processes listen on, each with its process.
+
+    The system's table of connections is read once for all of them where that is allowed: it can have thousands.
+    """
+    try:
+        table = [(one.pid, one) for one in psutil.net_connections("tcp")]
+    except psutil.AccessDenied:  # macOS, but for root
+        table = [(pid, one) for pid in pids for one in connections_of(pid)]
+    known = {*pids}
+    return [(pid, one.laddr) for pid, one in table if pid in known and one.status == psutil.CONN_LISTEN]
+
+
+def connections_of(pid: int) -> list[Any]:
+    try:
+        return [*psutil.Process(pid).net_connections("tcp")]
+    except psutil.Error:  # ended meanwhile
+        return []
+
+
+def look_at_server(settings: Settings) -> list[Check]:
+    url = stack.api_url(settings)
+    if url is None:
+        missing = stack.no_server(settings)
+        return [Check(name="prefect server", ok=False, detail=f"not running. {missing.why}".strip(), do=missing.do)]
+    if not is_healthy(url, timeout_s=5):
+        log = settings.services / "server.log"
+        return [Check(name="prefect server", ok=False, detail=f"{url} does not answer", do=f"Read {log}.")]
+    there = Check(name="prefect server", ok=True, detail=url)
+    return [there, *look_at_login(settings, url), *look_at_pool(settings, url), *look_at_worker(settings)]
+
+
+def look_at_login(settings: Settings, url: str) -> list[Check]:
+    """Check whether the server asks for credentials: without them every user of this machine can start commands."""
+    server = stack.running(settings, "server")
+    if server is None or server.url != url:
+        return []
+    try:
+        asks = stack.asks_for_auth(url)
+    except TrainyardError as error:
+        return [Check(name="prefect login", ok=False, detail=error.what, do=error.do)]
+    if asks:
+        fine = stack.status_of(settings, url, "version") == httpx.codes.OK
+        detail = f"asks for the text in {auth_file(settings)}" + ("" if fine else ", and does not accept it")
+        return [Check(name="prefect login", ok=fine, detail=detail, do="Run `trainyard down`, then `trainyard up`.")]
+    process = server.process()
+    wanted = process is not None and stack.NO_AUTH in process.cmdline()
+    detail = f"OPEN: every user of this machine can start runs{' (--no-auth)' if wanted else ''}"
+    return [Check(name="prefect login", ok=False, note=wanted, detail=detail,
+                  do="Run `trainyard down`, then `trainyard up`.")]  # fmt: skip
+
+
+def look_at_pool(settings: Settings, url: str) -> list[Check]:
+    """Check whether the server has what `up` writes."""
+    paths = {
+        f"work pool {settings.work_pool}": f"work_pools/{settings.work_pool}",
+        "deployment chain/adhoc": "deployments/name/chain/adhoc",
+    }
+    found = []
+    for name, path in paths.items():
+        fine = stack.status_of(settings, url, path) == httpx.codes.OK
+        found.append(Check(name=name, ok=fine, detail="there" if fine else "missing", do="Run `trainyard up`."))
+    return found
+
+
+def look_at_worker(settings: Settings) -> list[Check]:
+    worker = stack.running(settings, "worker")
+    detail = f"pid {worker.pid}" if worker else "none of this home is running"
+    return [Check(name="worker", ok=worker is not None, detail=detail, do="Run `trainyard up`.")]
+
+
+def look_at_models(settings: Settings) -> list[Check]:
+    names = dict.fromkeys((settings.default_base_model, *settings.served_models))
+    return [look_at_model(name, settings) for name in names]
+
+
+def look_at_model(name: str, settings: Settings) -> Check:
+    try:
+        source = resolve_model(name, settings)
+    except TrainyardError as error:
+        return Check(name="base model", ok=False, detail=error.what, do=error.do)
+    size = f"{source.parameters / 1e6:.1f} M parameters" if source.parameters else "on the Hub"
+    return Check(name="base model", ok=True, detail=f"{source.name}, {size}")
+
+
+def look_at_embedded(settings: Settings) -> list[Check]:
+    server = read_record(record_path(settings, EMBEDDED))
+    fine = server is not None and server.answers()
+    return [Check(name="embedded model server", ok=fine, note=server is None,
+                  detail=server.url if server else "not running", do="Run `trainyard up`.")]  # fmt: skip
+
+
+def look_at_night(settings: Settings) -> list[Check]:
+    """Check which model reads the documents of a night. The night itself starts and ends it."""
+    path = settings.home / NIGHT_FILE
+    try:
+        given = parse_text(path.read_bytes()) if path.is_file() else {}
+        serving = read_night({"tenant": settings.tenant, **(given if isinstance(given, dict) else {})}).serving
+    except TrainyardError as error:
+        return [Check(name="night", ok=False, detail=f"{path.name}: {error.why or error.what}", do="Correct the file.")]
+    detail = f"reads with profile {serving.profile}; the night starts and ends that server, `trainyard up` starts none"
+    return [Check(name="night", ok=True, note=True, detail=detail)]
+
+
+def look_at_targets(settings: Settings) -> list[Check]:
+    """Check the servers that deployments started and that should answer; after `down` they are only reported."""
+    found = []
+    for path, recipe in local.list_expected(settings).items():
+        server = find_service(path)
+        fine = server is not None and server.answers()
+        absent = "its process is gone" if path.is_file() else "not running"
+        state = f"{server.url} does not answer" if server else absent
+        detail = f"{recipe.model}, {server.url if server and fine else state}"
+        do = "Run `trainyard up`, which starts it again." if server is None else f"Read {recipe.log}."
+        found.append(Check(name=f"server {path.stem}", ok=fine, note=not path.is_file(), detail=detail, do=do))
+    return found
+
+
+def look_at_devices(_: Settings, read: Callable[[], GpuReadings] = read_gpus) -> list[Check]:
+    """Report cores and GPUs, each with the half precision that it multiplies in hardware."""
+    readings = read()
+    words = [f"{gpu.name} {gpu.memory_mb} MiB {'bf16' if gpu.native_bf16 else 'fp16'}" for gpu in readings.gpus]
+    if Device.ROCM in devices_here():
+        words += [f"AMD {size // MIB} MiB" for size in read_amd_memory()]
+    gpus = ", ".join(words) or readings.state
+    return [Check(name="devices", ok=True, note=True, detail=f"{physical_cores()} CPU cores; GPU: {gpus}")]
+
+
+def look_at_confinement(settings: Settings) -> list[Check]:
+    """Report how the operating system confines code that a model has written."""
+    confinement = find_confinement()
+    detail = f"{confinement}: {confinement.detail}"
+    if confinement is Confinement.NONE and settings.allow_unconfined_code:
+        detail = "none, and allow_unconfined_code lets code of completions do what your user can"
+    do = "Python rewards need Linux with user namespaces or Landlock, such as Linux 5.13."
+    return [Check(name="code sandbox", ok=confinement is not Confinement.NONE, note=True, detail=detail, do=do)]
+
+
+def look_at_backends(settings: Settings) -> list[Check]:
+    """Each trainer in a line; import tests that have not been run are not run here."""
+    return [
+        Check(
+            name=f"backend {one.name.value}",
+            ok=one.available and one.fits,
+            note=True,
+            detail=", ".join([one.version, f"imports: {one.imports}"]) if one.available else f"{one.why} {one.fix}",
+            do=one.fix,
+        )
+        for one in backend_table(settings, imports=False).rows
+    ]
+
+
+LOOKS: tuple[Callable[[Settings], list[Check]], ...] = (
+    look_at_python,
+    look_at_packages,
+    look_at_home,
+    look_at_readers,
+    look_at_listeners,
+    look_at_server,
+    look_at_models,
+    look_at_embedded,
+    look_at_night,
+    look_at_targets,
+    look_at_devices,
+    look_at_queue,
+    look_at_confinement,
+    look_at_backends,
+)

@@ -1,0 +1,1 @@
+"""Sweeps: started, shown and stopped."""

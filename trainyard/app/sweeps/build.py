@@ -1,0 +1,185 @@
+"""From a request to a complete sweep: its chain with an evaluation, its ranges, its rungs; checked before any trial."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainyard.app.chains.missing_backend import refuse_or_wait
+from trainyard.app.chains.stored import show_chain
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
+from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.operations.chains import ShowChainInput
+from trainyard.operations.sweeps import SweepInput
+from trainyard.settings import Settings
+from trainyard.spec.axes.backends import STOP_AT_STEPS
+from trainyard.spec.axes.stages import EvalMetric
+from trainyard.spec.chain import ChainSpec, ResolvedChain, digest
+from trainyard.spec.load.changes import flatten_settings
+from trainyard.spec.training import EvalSettings, TrainerConfig
+from trainyard.sweeps.chains import apply_values, check_parameters, find_trainer, split_path
+from trainyard.sweeps.folder import dump_spec
+from trainyard.sweeps.spec import Choice, Range, SweepSpec, is_range, parse_range, rung_steps
+
+LENGTH = ("hyperparameters.max_steps", "hyperparameters.epochs", "eval.steps")
+"""Settings of the trainer that have to be the same in every trial that stops at rungs."""
+NAME_LENGTH = 54
+
+
+def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
+    """The sweep that a request means.
+
+    Raises `InvalidInput` (`E-PARAMETER`) for a range, a path or an option, `Refused` for a chain or a value.
+    """
+    settings = context.settings
+    target = str(given.file) if given.chain is None else show_chain(ShowChainInput(chain=given.chain), context).body
+    written = planning.located(planning.asked(target), settings).spec
+    chain = planning.resolved(written, settings)
+    trainer, ids = find_trainer(chain, given.trainer), tuple(node.id for node in chain.nodes)
+    ranges, fixed = read_parameters(given, ids, written)
+    require_one_length(given, ids, written, trainer, ranges)
+    written = with_evaluation(apply_values(written, ids, fixed), ids, trainer, given, context)
+    config = trainer_of(planning.resolved(written, settings), trainer)
+    metric = given.asked_metric or (config.eval or EvalSettings()).metric
+    rungs = rungs_of(given, config)
+    combinations = math.prod(len(one.values) if one.values else math.inf for one in ranges.values())
+    body: dict[str, Any] = {
+        "chain": written, "trainer": trainer, "parameters": ranges, "metric": metric,
+        "direction": given.direction or metric.facts.best, "rungs": rungs,
+        "steps": config.hyperparameters.max_steps,
+        "trials": int(min(given.trials, combinations)) if given.sampler == "grid" else given.trials,
+        **given.model_dump(include={"scheduler", "sampler", "seed", "reduction", "parallel"}),
+    }  # fmt: skip
+    spec = sweep_of(body, given.name, chain.name)
+    check_parameters(spec.chain, ids, ranges, lambda one: pausable(one, spec, settings))
+    refuse_or_wait(planning.resolved(spec.chain, settings), settings, is_job=False, allows=bool)
+    return spec
+
+
+def sweep_of(body: dict[str, Any], name: str | None, chain: str) -> SweepSpec:
+    """The sweep under its name: by default its chain's, with a digest of all that it is."""
+    try:
+        spec = SweepSpec(name=name or "sweep", **body)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise InvalidInput(f"The sweep is not valid: {reason}.", do="Correct it.", code="E-PARAMETER") from error
+    if name is not None:
+        return spec
+    return spec.model_copy(update={"name": f"{chain[:NAME_LENGTH]}-{digest(dump_spec(spec))[:8]}"})
+
+
+def read_parameters(
+    given: SweepInput, ids: tuple[str, ...], written: ChainSpec
+) -> tuple[dict[str, Range | Choice], dict[str, Any]]:
+    """(path -> range, path -> value of all trials). Raises `InvalidInput` (`E-PARAMETER`) naming the path."""
+    ranges: dict[str, Range | Choice] = {}
+    fixed: dict[str, Any] = {}
+    whole = written.model_dump(mode="json")
+    for path, value in flatten_settings(given.parameters).items():
+        split_path(path, ids, whole)
+        if is_range(value):
+            ranges[path] = parse_range(path, value)
+        else:
+            fixed[path] = value
+    if not ranges:
+        raise InvalidInput(
+            "No setting is varied.",
+            do="Give at least one range: -p 'trainer.learning_rate=loguniform(1e-5, 1e-3)'.",
+            code="E-PARAMETER",
+        )
+    return ranges, fixed
+
+
+def require_one_length(
+    given: SweepInput, ids: tuple[str, ...], written: ChainSpec, trainer: str, ranges: dict[str, Range | Choice]
+) -> None:
+    """Raise `InvalidInput` (`E-PARAMETER`) for a varied length where trials are compared at the same steps."""
+    whole = written.model_dump(mode="json")
+    for path in ranges if given.scheduler == "asha" else ():
+        node, keys = split_path(path, ids, whole)
+        if ids[node] == trainer and ".".join(keys) in LENGTH:
+            raise InvalidInput(
+                f"{path} cannot be varied by a sweep that stops trials at rungs.",
+                why="Trials are compared at the same steps of trainings of one length.",
+                do="Give it one value, or add --scheduler none.",
+                code="E-PARAMETER",
+            )
+
+
+def with_evaluation(
+    written: ChainSpec, ids: tuple[str, ...], trainer: str, given: SweepInput, context: Context
+) -> ChainSpec:
+    """The chain whose trainer measures the metric at every rung."""
+    config = trainer_of(planning.resolved(written, context.settings), trainer)
+    asked = config.eval
+    if asked is None:
+        context.say(f"{trainer}: {EvalSettings().held_out_share:.0%} of its rows are held out to compare the trials")
+    values: dict[str, Any] = {}
+    metric = given.asked_metric
+    if asked is None or (metric is not None and asked.metric is not metric):
+        values[f"{trainer}.eval.metric"] = (metric or EvalMetric.LOSS).value
+    steps = config.hyperparameters.max_steps
+    if given.scheduler == "asha" and (asked is None or asked.steps is None):
+        if steps is None:
+            raise InvalidInput(
+                "The trials have no common number of steps.",
+                why="Rungs are steps, and the trainer has epochs.",
+                do=f"Add -p {trainer}.max_steps=N, or --scheduler none.",
+                code="E-PARAMETER",
+            )
+        first = first_rung(given, config, steps)
+        if given.first_rung is None and first > math.ceil(steps / given.reduction**2):
+            context.say(f"{trainer}: the first rung is step {first}, behind the warm-up")
+        values[f"{trainer}.eval.steps"] = min(first, steps)
+    return apply_values(written, ids, values)
+
+
+def first_rung(given: SweepInput, config: TrainerConfig, steps: int) -> int:
+    """Return the step of the first rung, behind the warm-up of the trainer: in it a rate is not yet what it is called.
+
+    Raises `InvalidInput` (`E-PARAMETER`) for a `first_rung` inside the warm-up.
+    """
+    warmup = config.hyperparameters.warmup(steps) if config.hyperparameters.schedule.facts.warms_up else 0
+    if given.first_rung is not None and given.first_rung <= warmup:
+        raise InvalidInput(
+            f"The first rung is step {given.first_rung}, inside the warm-up of {warmup} steps.",
+            why="Trials would be compared at rates that they have not reached.",
+            do=f"Use a first rung of at least {warmup + 1}, or a shorter warm-up.",
+            code="E-PARAMETER",
+        )
+    return given.first_rung or max(math.ceil(steps / given.reduction**2), warmup + 1)
+
+
+def rungs_of(given: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
+    """The rungs, at steps that are evaluated. Raises `InvalidInput` (`E-PARAMETER`)."""
+    steps, every = config.hyperparameters.max_steps, (config.eval or EvalSettings()).steps
+    if given.scheduler == "none":
+        return ()
+    if steps is None or not isinstance(every, int):
+        raise InvalidInput(
+            "Trials stop at steps, and the trainer is evaluated at the end of epochs.",
+            do="Give max_steps, and a number in eval.steps or none.",
+            code="E-PARAMETER",
+        )
+    first = first_rung(given, config, steps)
+    return rung_steps(steps, given.reduction, math.ceil(first / every) * every)
+
+
+def pausable(written: ChainSpec, spec: SweepSpec, settings: Settings) -> ResolvedChain:
+    """The resolved chain of a trial. Raises `Refused`, also for a backend that cannot stop at a rung."""
+    chain = planning.resolved(written, settings)
+    backend = trainer_of(chain, spec.trainer).backend
+    if spec.scheduler == "asha" and backend not in STOP_AT_STEPS:
+        because = f"The backend {backend.value} cannot stop a training after a step that is named."
+        instead = "Use --scheduler none, or the backend native."
+        raise Refused([Reason("R-BACKEND-SETTING", spec.trainer, "config.backend", because, instead)])
+    return chain
+
+
+def trainer_of(chain: ResolvedChain, trainer: str) -> TrainerConfig:
+    config = chain.node(trainer).config
+    assert isinstance(config, TrainerConfig), "found by its type"
+    return config

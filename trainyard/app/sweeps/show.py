@@ -1,0 +1,89 @@
+"""Sweeps as their folders have them: trials, the best one, and its chain. No server is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
+from trainyard.app.responses import Response
+from trainyard.compute.lease import holder
+from trainyard.errors import NotFound
+from trainyard.operations.base import Nothing
+from trainyard.operations.sweeps import ShowSweepInput
+from trainyard.settings import Settings
+from trainyard.sweeps.asha import Trial, find_best
+from trainyard.sweeps.chains import apply_values
+from trainyard.sweeps.folder import SweepRecord, list_records, read_record, sweep_folder
+from trainyard.sweeps.study import read_trials
+
+
+class SweepReport(Response):
+    """One sweep."""
+
+    name: str
+    run_id: str
+    folder: Path
+    is_running: bool
+    metric: str
+    direction: str
+    scheduler: str
+    rungs: tuple[int, ...]
+    num_trials: int
+    """How many trials it has when it is done."""
+    trials: tuple[Trial, ...]
+    best: Trial | None = None
+    num_steps: int
+    """Steps that its trainings have taken."""
+    num_whole_steps: int | None = None
+    """Steps that whole trainings of these trials take; None where they are not of one length."""
+    best_chain: str = ""
+    """The chain with the values of the best trial, as YAML, where it was asked for."""
+    plot: bool = False
+    """Draw the metrics of the trials by step."""
+
+
+class SweepList(Response):
+    sweeps: tuple[SweepReport, ...]
+
+
+def show_sweep(given: ShowSweepInput, context: Context) -> SweepReport:
+    """One sweep. Raises `NotFound` (`E-NOT-FOUND`), also for the best of none."""
+    record = read_record(context.settings, given.name)
+    report = report_of(record, context.settings)
+    chain = best_chain(record, report, context.settings) if given.best else ""
+    return report.model_copy(update={"best_chain": chain, "plot": given.plot})
+
+
+def list_sweeps(_given: Nothing, context: Context) -> SweepList:
+    return SweepList(sweeps=tuple(report_of(one, context.settings) for one in list_records(context.settings)))
+
+
+def report_of(record: SweepRecord, settings: Settings) -> SweepReport:
+    """What the study of a sweep says now; before its first trial there is none."""
+    spec, folder = record.spec, sweep_folder(settings, record.spec.name)
+    trials = tuple(read_trials(folder, spec))
+    return SweepReport(
+        name=spec.name, run_id=record.run_id, folder=folder, is_running=holder(folder / "lock") is not None,
+        metric=spec.metric.value, direction=spec.direction, scheduler=spec.scheduler,
+        rungs=spec.levels if spec.scheduler == "asha" else (), num_trials=spec.trials, trials=trials,
+        best=find_best(trials, highest=spec.direction == "max"), num_steps=sum(one.steps for one in trials),
+        num_whole_steps=len(trials) * spec.steps if spec.steps is not None else None,
+    )  # fmt: skip
+
+
+def best_chain(record: SweepRecord, report: SweepReport, settings: Settings) -> str:
+    """The chain of the best finished trial as YAML. Raises `NotFound` (`E-NOT-FOUND`) before there is one."""
+    if report.best is None:
+        raise NotFound(
+            f"No trial of the sweep {report.name} has finished yet.", do="Look again when one has.", code="E-NOT-FOUND"
+        )
+    written = record.spec.chain
+    ids = tuple(node.id for node in planning.resolved(written, settings).nodes)
+    chain = apply_values(written, ids, report.best.params)
+    value = f"{report.metric} {report.best.value:.6g} at step {report.best.steps}"
+    head = f"# Best of {len(report.trials)} trials of the sweep {report.name}: trial {report.best.number}, {value}.\n"
+    body = chain.model_dump(mode="json", exclude_unset=True)
+    return head + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=110)

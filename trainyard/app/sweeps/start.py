@@ -1,0 +1,79 @@
+"""Start a sweep, continue one wherever it was left, or stop it."""
+
+from __future__ import annotations
+
+import time
+
+from trainyard.app.context import Context
+from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.sweeps.build import build_sweep
+from trainyard.app.sweeps.show import SweepReport, show_sweep
+from trainyard.errors import Conflict, InvalidInput, NotFound
+from trainyard.operations.sweeps import ShowSweepInput, SweepInput, SweepNameInput
+from trainyard.settings import Settings
+from trainyard.stores.live.job_ids import JOB_TAG, TENANT_TAG, draw_job_id
+from trainyard.sweeps.folder import SweepRecord, dump_spec, find_record, read_record, require_same, write_record
+
+DEPLOYMENT = "sweep/local"
+
+
+def sweep(given: SweepInput, context: Context) -> SweepReport:
+    """Start or continue a sweep. The same command again continues it, too.
+
+    Raises what `build_sweep` raises, `Conflict` (`E-PARAMETER`) for a name that is taken, `NotFound` (`E-NOT-FOUND`).
+    """
+    since = time.time()
+    record = find_asked(given, context)
+    run_id, words = carry_on(record, context.settings)
+    context.say(f"sweep {record.spec.name}: {words}, run {run_id}")
+    if given.watch:
+        watching = import_prefect_client(context.settings, "watching")
+        watching.watch(run_id, settings=context.settings, on_progress=context.on_progress, since=since)
+    return show_sweep(ShowSweepInput(name=record.spec.name), context)
+
+
+def find_asked(given: SweepInput, context: Context) -> SweepRecord:
+    """The sweep that is there already, or a new record. Raises `InvalidInput` (`E-PARAMETER`)."""
+    named = [one for one in (given.file, given.chain, given.continued) if one is not None]
+    if len(named) != 1 or (given.continued and given.parameters):
+        raise InvalidInput(
+            "A sweep is begun from a file or a stored chain, or continued by its name.",
+            why="One that is continued has its ranges and options already.",
+            do="Give FILE or --chain NAME with -p, or --continue NAME alone.",
+            code="E-PARAMETER",
+        )
+    if given.continued is not None:
+        return read_record(context.settings, given.continued)
+    spec = build_sweep(given, context)
+    known = find_record(context.settings, spec.name)
+    if known is not None:
+        require_same(known, spec)
+        return known
+    return SweepRecord(spec=spec, created=time.time())
+
+
+def carry_on(record: SweepRecord, settings: Settings) -> tuple[str, str]:
+    """(run, what it is doing): the run of the sweep continued, or a new one where there is none any more."""
+    if record.run_id:
+        try:
+            words = import_prefect_client(settings, "operating").continue_unless_running(record.run_id, settings)
+        except NotFound:
+            words = ""
+        if words:
+            return record.run_id, words
+    watching, spec = import_prefect_client(settings, "watching"), record.spec
+    write_record(settings, record)
+    tags = (JOB_TAG, draw_job_id(), f"{TENANT_TAG}{spec.chain.tenant}")
+    parameters = {"spec": dump_spec(spec)}
+    started = watching.start_run(DEPLOYMENT, parameters, settings=settings, tags=tags, called=spec.name)
+    write_record(settings, record.model_copy(update={"run_id": started.run_id}))
+    return started.run_id, "started"
+
+
+def stop_sweep(given: SweepNameInput, context: Context) -> SweepReport:
+    """Cancel the run of a sweep. Raises `NotFound`, `Conflict` (`E-JOB-STATE`) if it has ended."""
+    record = read_record(context.settings, given.name)
+    if not record.run_id:
+        raise Conflict(f"The sweep {given.name} has no run yet.", do="Start it.", code="E-JOB-STATE")
+    import_prefect_client(context.settings, "operating").cancel_run(record.run_id)
+    return show_sweep(ShowSweepInput(name=given.name), context)

@@ -1,0 +1,86 @@
+"""Answers to a token of a tenant: what lies outside of its folder is not there, and no place of this machine is named.
+
+A file that does not exist, one that belongs to somebody else, a link that leads out and a folder of the system are
+answered with the same words: the difference would say what exists.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trainyard.app.context import Caller
+from trainyard.errors import NotFound, Reason, Refused, TrainyardError
+from trainyard.home import CHECKOUT
+from trainyard.settings import Settings
+
+OUTSIDE, MISSING = "R-PATH-ROOT", "E-DATA-NOT-FOUND"
+WHAT = "There is no such file or folder in the data of this tenant."
+DO = "Give a path inside the tenant's folder, relative to it."
+HIDDEN = "…"
+
+
+def is_stranger(caller: Caller) -> bool:
+    """Whether a caller may know nothing of the machine but its tenant's part."""
+    return caller.remote and bool(caller.tenant)
+
+
+def reasons_for(caller: Caller, reasons: Sequence[Reason], settings: Settings) -> list[Reason]:
+    """The reasons as a caller may read them."""
+    if not is_stranger(caller):
+        return list(reasons)
+    return [reason_without_places(one, settings) for one in reasons]
+
+
+def reason_without_places(reason: Reason, settings: Settings) -> Reason:
+    if reason.code in (OUTSIDE, MISSING):
+        return Reason(MISSING, reason.node, reason.field, WHAT, DO)
+    because, instead = (hide_places(text, settings) for text in (reason.because, reason.instead))
+    return replace(reason, because=because, instead=instead)
+
+
+def error_for(caller: Caller, error: TrainyardError, settings: Settings) -> TrainyardError:
+    """The error as a caller may read it."""
+    if not is_stranger(caller):
+        return error
+    reasons = error.reasons if isinstance(error, Refused) else ()
+    if error.code == MISSING or (reasons and all(one.code in (OUTSIDE, MISSING) for one in reasons)):
+        return NotFound(WHAT, do=DO, code=MISSING)
+    if isinstance(error, Refused):
+        return Refused(reasons_for(caller, reasons, settings), what=hide_places(error.what, settings))
+    error.what, error.why, error.do = (hide_places(text, settings) for text in (error.what, error.why, error.do))
+    return error
+
+
+def hide_places(text: str, settings: Settings) -> str:
+    """A text without the folders of this machine that the service knows."""
+    for place in places_of(settings):
+        text = text.replace(place, HIDDEN)
+    return text
+
+
+def hide_places_in_json(body: bytes, settings: Settings) -> bytes:
+    """A JSON text without the folders of this machine that the service knows."""
+    for place in names_of(own_folders(settings)):
+        body = body.replace(place.encode(), HIDDEN.encode())
+    return body
+
+
+def own_folders(settings: Settings) -> list[Path]:
+    """The folders of this installation. An answer with rows may contain `/tmp` of its own, which stays."""
+    return [settings.home, settings.working_folder, *settings.data_roots, CHECKOUT]
+
+
+def places_of(settings: Settings) -> list[str]:
+    """The folders whose names no stranger reads in an error, the longest first."""
+    machine = [Path(sys.prefix), Path(sys.base_prefix), Path(tempfile.gettempdir()), Path.home()]
+    return names_of([*own_folders(settings), *machine])
+
+
+def names_of(folders: Iterable[Path]) -> list[str]:
+    """The names of folders as written and as resolved, the longest first; the root of the disk is none."""
+    names = {str(path) for folder in folders for path in (folder, folder.resolve()) if path != Path(path.anchor)}
+    return sorted(names, key=len, reverse=True)

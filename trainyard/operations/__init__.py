@@ -1,0 +1,1 @@
+"""The verbs of the product, light: requests, texts and rows. Imports pydantic, and no other heavy package."""

@@ -1,0 +1,125 @@
+"""Tokens of the API and the audit log. Requests, texts and rows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from trainyard.operations.base import Nothing, Request
+from trainyard.operations.fields import Argument
+from trainyard.operations.table import Operation, Scope
+from trainyard.operations.tables import table
+
+if TYPE_CHECKING:
+    from trainyard.app.access.audit import AuditCheck, AuditRow, AuditRows
+    from trainyard.app.access.tokens import NewToken, Token, TokenList
+
+
+class AuditInput(Request):
+    caller: str | None = Field(None, max_length=100, description="Only of this caller: a token's name, or owner.")
+    operation: str | None = Field(None, max_length=100, description="Only this operation, such as `jobs cancel`.")
+    tenant: str | None = Field(None, max_length=100, description="Only of callers of this tenant.")
+    outcome: str | None = Field(
+        None, pattern="^(done|failed|denied|stopped|unfinished)$", description="Only those that ended so."
+    )
+    hours: float | None = Field(None, gt=0, le=1e6, description="Only those of so many last hours.")
+    limit: int = Field(50, ge=1, le=10_000, description="At most so many, the newest first.")
+
+
+NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+
+
+class CreateTokenInput(Request):
+    name: str = Field(pattern=NAME, description="Name in the audit log, such as ci.")
+    scope: Literal["read", "run", "admin"] = Field(
+        "read", description="What it may do; each scope contains those before it."
+    )
+    tenant: str | None = Field(
+        None, pattern=NAME, description="Only what belongs to this tenant; default: every tenant."
+    )
+    days: int = Field(365, ge=1, le=3650, description="It expires after so many days.")
+
+
+class RevokeTokenInput(Request):
+    name: Annotated[str, Argument("NAME")] = Field(pattern=NAME, description="Name of the token.")
+
+
+HEADER = ("name", "scope", "tenant", "expires", "")
+
+
+def shown_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+
+
+def token_row(one: Token) -> tuple[str, ...]:
+    return (one.name, one.scope.value, one.tenant or "all", shown_time(one.expires), "" if one.valid else "not valid")
+
+
+def new_token_text(found: NewToken) -> str:
+    return f"{table([token_row(found)], HEADER)}\n\n{found.token}\n\nKeep it now: it is not shown again."
+
+
+def tokens_text(found: TokenList) -> str:
+    return table([token_row(one) for one in found.tokens], HEADER) if found.tokens else "There is no token."
+
+
+def revoked_text(found: Token) -> str:
+    return f"{found.name} opens nothing any more."
+
+
+def audit_text(found: AuditRows) -> str:
+    rows = [
+        (shown_time(one.time), one.caller, one.tenant or "-", one.surface, one.operation, outcome_of(one), aim_of(one))
+        for one in found.entries
+    ]
+    return table(rows, ("time (UTC)", "caller", "tenant", "surface", "operation", "outcome", "about"))
+
+
+def outcome_of(one: AuditRow) -> str:
+    return f"{one.outcome} {one.code}".strip()
+
+
+def aim_of(one: AuditRow) -> str:
+    return " ".join(f"{name}={value}" for name, value in one.targets.items())
+
+
+def audit_check_text(found: AuditCheck) -> str:
+    head = f"{found.lines:,} lines in {found.files:,} files"
+    if not found.problems:
+        return f"{head}: complete and unchanged"
+    return "\n".join([f"{head}: {len(found.problems):,} problems", *found.problems])
+
+
+READ, RUN, ADMIN = Scope
+
+ROWS: dict[str, Operation] = {
+    "tokens create": Operation(
+        "Make a token for the API: what it may do, for one tenant or for all; it is shown once.",
+        request=CreateTokenInput, run="app.access.tokens:create_token", text=new_token_text, scope=ADMIN,
+        example="trainyard tokens create --name ci --scope run --days 90",
+        local="It prints a secret, which is written nowhere.",
+    ),
+    "tokens list": Operation(
+        "The tokens of the API: name, scope, tenant, when they expire.",
+        request=Nothing, run="app.access.tokens:list_tokens", text=tokens_text, scope=ADMIN,
+        route="GET /api/v1/tokens",
+    ),
+    "tokens revoke": Operation(
+        "Revoke a token, at once, also in a service that is running.",
+        request=RevokeTokenInput, run="app.access.tokens:revoke_token", text=revoked_text, scope=ADMIN,
+        route="DELETE /api/v1/tokens/{name}",
+    ),
+    "audit list": Operation(
+        "What was changed, by whom, through what, and how it ended; the newest first.",
+        request=AuditInput, run="app.access.audit:list_audit", text=audit_text, scope=ADMIN,
+        route="GET /api/v1/audit",
+    ),
+    "audit verify": Operation(
+        "Check that no line of the audit log was changed or is missing.",
+        request=Nothing, run="app.access.audit:verify_audit", text=audit_check_text, scope=ADMIN,
+        route="GET /api/v1/audit/verify",
+    ),
+}  # fmt: skip
+"""Name -> row, in the order of the help."""

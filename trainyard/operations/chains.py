@@ -1,0 +1,551 @@
+"""Chains: check, plan, run, store, edit, import and export. Requests, texts and rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from trainyard.loading import load
+from trainyard.operations.base import Nothing, Parameters, Request
+from trainyard.operations.fields import Argument, Option
+from trainyard.operations.table import Operation, Scope
+from trainyard.operations.tables import paragraph, table
+from trainyard.operations.texts import message_text, next_lines, short_reason
+
+ChainText = dict[str, Any]
+"""A chain or a job as a mapping, as its file has it: what a program gives in place of a file."""
+GROUP_NAME = r"^([a-z0-9][a-z0-9._-]{0,62})?$"
+Group = Annotated[str, Field(pattern=GROUP_NAME, description="Group of runs, to list and compare them.")]
+PARAMETERS = "A parameter; dots reach inside."
+PRESET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+CHAIN_CHARS = 100
+"""Longest name or id of a stored chain."""
+PRESET = "Parameters from deployments/presets; -p wins over them."
+
+
+class CheckInput(Request):
+    files: Annotated[tuple[Path | ChainText, ...], Argument("FILE")] = Field(min_length=1)
+
+
+class PlanInput(Request):
+    target: Annotated[str | ChainText, Argument("TEMPLATE|FILE", is_file=True, completes="template")] = Field(
+        description="A template's name, or a chain or job file."
+    )
+    parameters: Parameters = Field({}, description=PARAMETERS)
+    preset: Annotated[str | None, Option(completes="preset")] = Field(None, pattern=PRESET_NAME, description=PRESET)
+    measure: Annotated[bool, Option(local=True)] = Field(
+        False, description="Train ten steps of each trainer first, to know its time."
+    )
+
+
+class RunInput(Request):
+    target: Annotated[str | ChainText, Argument("TEMPLATE|FILE|RUN", is_file=True, completes="template or run")] = (
+        Field(description="A template, a chain or job file, or an ended run.")
+    )
+    parameters: Parameters = Field({}, description=PARAMETERS)
+    preset: Annotated[str | None, Option(completes="preset")] = Field(None, pattern=PRESET_NAME, description=PRESET)
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow the run to its end.")
+    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
+        False, description="Make every result again, also those that are finished."
+    )
+    refresh_from: Annotated[str | None, Option("--refresh-from")] = Field(
+        None, max_length=100, description="Make the results of this node and of all after it again."
+    )
+    yes: Annotated[bool, Option("-y", "--yes")] = Field(
+        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
+    )
+    tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+    group: Group = ""
+
+
+class EjectInput(Request):
+    target: Annotated[str, Argument("JOB", is_file=True, completes="template or run")] = Field(
+        description="A job's name or id, a chain or job file, or a template."
+    )
+    node: str | None = Field(None, description="Which trainer, if there are several.")
+    into: Path | None = Field(None, description="Folder to write; default: <trainer>-script here.")
+
+
+class TemplatesInput(Request):
+    name: Annotated[str | None, Argument("NAME", completes="template")] = Field(
+        None, description="Only this one, with its parameters."
+    )
+
+
+class SchemaInput(Request):
+    name: Annotated[str | None, Argument("NAME", completes="schema")] = Field(
+        None, description="chain, a node's type, a template, job, night, sweep or settings; default: list the names."
+    )
+
+
+# Configs of other tools
+
+ToolName = Literal["axolotl", "llamafactory", "trl", "unsloth", "oumi", "torchtune"]
+
+
+class ImportInput(Request):
+    source: Annotated[Path, Argument("FILE|DIR")] = Field(description="A config, or a folder of configs.")
+    tool: Annotated[ToolName | None, Option("--from")] = Field(None, description="Whose it is; default: by its keys.")
+    settings: Annotated[dict[str, Any], Option("--set")] = Field(
+        {}, description="A trainer's setting, or data_source.path; dots reach inside."
+    )
+    without: Annotated[tuple[str, ...], Option("--without")] = Field(
+        (), description="A key that is left out; may be repeated."
+    )
+    out: Annotated[Path | None, Option("-o", "--out")] = Field(
+        None, description="File to write, or folder for a folder; default: print."
+    )
+    report: Annotated[bool, Option("--report")] = Field(False, description="Print what became of every key.")
+
+
+class ExportConfigInput(Request):
+    target: Annotated[str, Argument("CHAIN", is_file=True)] = Field(description="A chain or job file, or a template.")
+    to: Literal["axolotl", "llamafactory"] = Field(description="The tool.")
+    node: str | None = Field(None, description="Which trainer, if there are several.")
+    out: Annotated[Path | None, Option("-o", "--out")] = Field(None, description="File to write; default: print.")
+
+
+# Stored chains
+
+
+class StoredName(Request):
+    chain: Annotated[str, Argument("CHAIN", completes="chain")] = Field(
+        min_length=1, max_length=CHAIN_CHARS, description="Id of a stored chain, or its name where only one has it."
+    )
+
+
+class StoredChainsInput(Request):
+    name: str | None = Field(None, max_length=100, description="Only chains whose name contains this.")
+    limit: int = Field(50, ge=1, le=1000, description="At most so many.")
+    offset: int = Field(0, ge=0, le=10**9, description="Leave out so many, the newest first.")
+
+
+Body = Annotated[ChainText, Option("--set")]
+BODY = "Keys that are laid over the file's, or a whole chain."
+
+
+class StoreChainInput(Request):
+    file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
+        None, description="A chain, a job, or the call of a template, as YAML or JSON."
+    )
+    spec: Body = Field({}, description=BODY)
+
+
+class UpdateChainInput(StoredName):
+    file: Annotated[Path | None, Argument("FILE", local=True)] = Field(None, description="The chain as it shall be.")
+    spec: Body = Field({}, description=BODY)
+    if_match: str = Field("", max_length=200, description="ETag of the revision that was edited; refused without it.")
+
+
+class ShowChainInput(StoredName):
+    revision: int | None = Field(None, ge=1, le=10**9, description="Default: the newest.")
+
+
+class RunChainInput(StoredName):
+    revision: int | None = Field(None, ge=1, le=10**9, description="Default: the newest.")
+    parameters: Parameters = Field({}, description="Of the call of a template that is stored; dots reach inside.")
+    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow the run to its end.")
+    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
+        False, description="Make every result again, also those that are finished."
+    )
+    refresh_from: Annotated[str | None, Option("--refresh-from")] = Field(
+        None, max_length=100, description="Make the results of this node and of all after it again."
+    )
+    yes: Annotated[bool, Option("-y", "--yes")] = Field(
+        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
+    )
+    tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+    group: Group = ""
+
+
+class ChainRunsInput(StoredName):
+    limit: int = Field(50, ge=1, le=1000, description="At most so many.")
+    offset: int = Field(0, ge=0, le=10**9, description="Leave out so many, the newest first.")
+
+
+MOST_TEXT = 1 << 20
+
+
+class ExpandInput(Request):
+    target: Annotated[str | ChainText | None, Argument("TEMPLATE|FILE", is_file=True, completes="template")] = Field(
+        None, description="A template's name, or a chain or job file."
+    )
+    parameters: Parameters = Field({}, description=PARAMETERS)
+    text: str = Field("", max_length=MOST_TEXT, description="A chain or a job as YAML or JSON, in place of a file.")
+
+
+class LinksInput(Request):
+    target: Annotated[str | ChainText, Argument("TEMPLATE|FILE", is_file=True, completes="template")] = Field(
+        description="The chain, which need not be valid."
+    )
+    node: Annotated[str, Argument("NODE")] = Field(
+        min_length=1, max_length=200, description="Id of the node at which the link begins."
+    )
+
+
+class DiffInput(StoredName):
+    before: int = Field(ge=1, le=10**9, description="Revision.")
+    after: int | None = Field(None, ge=1, le=10**9, description="Revision; default: the newest.")
+
+
+def check_text(result: Any) -> str:
+    lines = []
+    for one in result.files:
+        lines += [f"{one.file}: ok, {one.nodes} nodes, digest {one.digest[:12]}"] if one.ok else []
+        lines += [f"{one.file}: {note}" for note in one.notes]
+        lines += [f"{one.file}: {reason['line']}" for reason in one.reasons]
+    return "\n".join(lines)
+
+
+def node_table(nodes: Sequence[Any]) -> list[str]:
+    """How the nodes ended, as one text; none where there are no nodes."""
+    rows = [(node.id, node.state.value, f"{node.seconds:.1f}", short_reason(node.message)) for node in nodes]
+    return [table(rows, ("node", "state", "seconds", "result"))] if rows else []
+
+
+def run_text(result: Any) -> str:
+    lines = [
+        *node_table(result.nodes),
+        message_text(f"{result.name}: {result.state_text}. {result.message}"),
+        result.url,
+    ]
+    return "\n".join([*lines, *next_lines(result.next)])
+
+
+def plan_text(result: Any) -> str:
+    """Format the plan as a table, then each node's estimate with its basis, then the reasons against a run."""
+    header = ("node", "type", "takes", "result", "rows", "tokens", "steps", "memory", "time")
+    lines = [f"chain {result.chain}, digest {result.digest[:12]}, tenant {result.tenant}"]
+    lines.append(table([plan_row(node) for node in result.nodes], header))
+    lines += [f"{one.node}: {line}" for one in result.decisions for line in one.lines()]
+    lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
+    lines += [f"{node.id}: {choices_line(node.choices)}" for node in result.nodes if node.choices]
+    lines += [f"{node.id}: {text}" for node in result.nodes for text in role_lines(node)]
+    lines += [f"{node.id}: note: {text}" for node in result.nodes for text in node.advice]
+    return "\n".join([*lines, *(refusal["line"] for refusal in result.refusals)])
+
+
+def choices_line(choices: dict[str, str]) -> str:
+    """`decided on this machine: device cpu, precision fp32 (…), threads 2`."""
+    return f"decided on this machine: {', '.join(f'{name} {value}' for name, value in choices.items())}"
+
+
+def role_lines(node: Any) -> list[str]:
+    """What a deployer makes, and what an evaluator compares the candidate with."""
+    config = node.config
+    if node.type == "deployer":
+        few = "; few rows are allowed" if config.get("few_rows") == "allow" else ""
+        return [f"makes the next version of {config['tenant']}/{config['role']}, live if it is better{few}"]
+    if node.type == "evaluator" and config["baseline"] != "base":
+        also = "the base and " if config["baseline"] == "both" else ""
+        return [f"compares with {also}what is live on role {config['role']}"]
+    return []
+
+
+def plan_row(node: Any) -> list[str]:
+    given = node.estimate
+    devices = "" if given.devices == 1 else f"{given.devices} x "
+    return [
+        node.id,
+        node.type,
+        ", ".join(source for sources in node.takes.values() for source in sources) or "-",
+        "reused" if node.reused else "problem" if node.problem else "to make",
+        "?" if given.rows is None else f"{given.rows:,}",
+        "-" if given.tokens is None else f"{given.tokens:,}",
+        "-" if given.steps is None else f"{given.steps:,}",
+        "-" if given.memory_bytes is None else f"{devices}{given.memory_bytes / 2**30:.2f} GiB",
+        time_cell(node),
+    ]
+
+
+def time_cell(node: Any) -> str:
+    """The time of a trainer: measured, or that it is not."""
+    if node.estimate.seconds is not None:
+        return f"{node.estimate.seconds:,.0f} s"
+    return "not measured" if node.type == "trainer" and not node.reused else "-"
+
+
+def eject_text(result: Any) -> str:
+    return f"{result.folder}: train.py, spec.json and {result.rows:,} rows\nRun it: {result.command}"
+
+
+def import_text(result: Any) -> str:
+    if result.folder:
+        lines = [line for one in result.files for line in (file_line(one), *(key_lines(one) if result.report else ()))]
+        return "\n".join([*lines, total_line(result.files)])
+    (one,) = result.files
+    if result.report:
+        return "\n".join([*key_lines(one), counts_text(one.counts)])
+    return f"{one.out}: {counts_text(one.counts)}" if one.out else str(one.chain).rstrip()
+
+
+def file_line(one: Any) -> str:
+    """`config.yaml: axolotl, 40 mapped, 9 noted, 0 refused -> chains/config.yaml`."""
+    if one.skipped:
+        return f"{one.file}: skipped: {one.problem}"
+    if not one.tool:
+        return f"{one.file}: {one.problem}"
+    end = f" -> {one.out}" if one.out else f"; {one.problem}" if one.problem else ""
+    return f"{one.file}: {one.tool}, {counts_text(one.counts)}{end}"
+
+
+def key_lines(one: Any) -> list[str]:
+    rows = [(row.status.value, row.key, row.value, row.ours, f"{row.because} {row.do}".strip()) for row in one.keys]
+    return [table(rows, ("", "key", "value", "here", "why"))]
+
+
+def counts_text(counts: Any) -> str:
+    return ", ".join(f"{count} {status.value}" for status, count in counts.items())
+
+
+def total_line(files: Any) -> str:
+    done = sum(bool(one.chain) for one in files)
+    skipped = sum(one.skipped for one in files)
+    return f"{done} of {len(files) - skipped} configs became chains; {skipped} files are not configs of trainings."
+
+
+def export_text(result: Any) -> str:
+    return f"{result.out}: written" if result.out else str(result.text).rstrip()
+
+
+def templates_text(result: Any) -> str:
+    """Every template with its nodes, or one with its parameters."""
+    rows = [(one.name, " → ".join(one.nodes), one.description) for one in result.templates]
+    parts = [part for one in result.templates for part in section_texts(one.parameters)]
+    return "\n\n".join([table(rows, ("template", "nodes", "what it does")), *parts])
+
+
+def schema_text(result: Any) -> str:
+    """The settings of a model, or where none was named, the names of all."""
+    if not any(one.rows for one in result.sections):
+        return table([(one.path, one.text) for one in result.sections], ("name", "what it is"))
+    return "\n\n".join(section_texts(result.sections))
+
+
+def section_texts(sections: Sequence[Any]) -> list[str]:
+    """One text for each model: its path, what it is, and a table of its settings."""
+    header = ("setting", "type", "range", "default", "what it is")
+    found = []
+    for one in sections:
+        words = " ".join(one.text.split())
+        rows = [(row.name, row.type, row.limits, row.default, " ".join(row.text.split())) for row in one.rows]
+        head = paragraph(f"{one.path}: {words}" if words else one.path)
+        found.append("\n".join([head, table(rows, header)]))
+    return found
+
+
+# Stored chains
+
+
+def stored_chains_text(result: Any) -> str:
+    rows = [
+        (one.name, one.id, str(one.revision), one.digest[:12], str(one.nodes), one.tenant, one.author)
+        for one in result.chains
+    ]
+    shown = table(rows, ("name", "id", "revision", "digest", "nodes", "tenant", "author")) if rows else "No chains."
+    rest = result.total - len(result.chains)
+    return f"{shown}\n{len(rows)} of {result.total}" if rest else shown
+
+
+def stored_chain_text(result: Any) -> str:
+    """A stored chain: its revisions, whether it would run here, and its file."""
+    lines = [
+        f"{result.name} ({result.id}), revision {result.revision}, etag {result.etag}, digest {result.digest[:12]}"
+    ]
+    if result.check is not None:
+        lines += ["It would run here now."] if result.check.ok else ["It would not run here now:"]
+        lines += [reason["line"] for reason in result.check.reasons] + list(result.check.notes)
+        return "\n".join(lines)
+    rows = [(str(one.revision), one.digest[:12], minute_text(one.created), one.author) for one in result.revisions]
+    header = ("revision", "digest", "stored", "author")
+    if result.last_run is not None:
+        last = result.last_run
+        lines += [f"last run: {last.id}, revision {last.revision}, {last.state.value}"]
+    return "\n".join([*lines, table(rows, header), "", *body_lines(result.body)])
+
+
+def minute_text(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+
+
+def body_lines(body: Any) -> list[str]:
+    """A stored chain as its file has it."""
+    dump = load("yaml:safe_dump")
+    return str(dump(body, sort_keys=False, allow_unicode=True)).rstrip().splitlines()
+
+
+def deleted_chain_text(result: Any) -> str:
+    return f"{result.name} ({result.id}): deleted with {result.revisions} revisions"
+
+
+def chain_runs_text(result: Any) -> str:
+    rows = [
+        (one.name, one.id, str(one.revision), f"{one.state.value} {one.detail}".strip(), f"{one.seconds:.1f}")
+        for one in result.runs
+    ]
+    return table(rows, ("run", "id", "revision", "state", "seconds")) if rows else f"{result.name} has no runs."
+
+
+LONGEST_VALUE = 60
+
+
+def palette_text(result: Any) -> str:
+    rows = [(one.type, one.text) for one in result.nodes]
+    ports = [(one.port.value, one.group) for one in result.ports]
+    return "\n\n".join([table(rows, ("node", "what it does")), table(ports, ("port", "group"))])
+
+
+def expanded_text(result: Any) -> str:
+    """The chain as a file has it, with what is wrong with it as comments."""
+    lines = [f"# {line}" for reason in result.check.reasons for line in reason["line"].splitlines()]
+    return "\n".join([*lines, result.text.rstrip()])
+
+
+def links_text(result: Any) -> str:
+    rows = [
+        (f"{result.node}.{one.port.value}", one.target, "linked" if one.linked else "yes" if one.allowed else "no",
+         f"{one.code}: {one.because} Instead: {one.instead}" if one.code else "")
+        for one in result.links
+    ]  # fmt: skip
+    return table(rows, ("from", "to", "may be linked", "why not")) if rows else f"{result.node} leads nowhere."
+
+
+def difference_text(result: Any) -> str:
+    rows = [(one.name, shown(one.before), shown(one.after)) for one in result.changes]
+    header = ("setting", f"revision {result.before}", f"revision {result.after}")
+    return table(rows, header) if rows else f"{result.name}: the revisions do not differ."
+
+
+def shown(value: Any) -> str:
+    text = "-" if value is None else str(value)
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+
+
+def nodes_text(result: Any) -> str:
+    rows = [
+        (one.id, one.type, one.state.value, "-" if one.fraction is None else f"{one.fraction:.0%}",
+         f"{one.seconds:.1f}", short_reason(one.message))
+        for one in result.nodes
+    ]  # fmt: skip
+    head = message_text(f"{result.name} ({result.id}): {result.state.value}. {result.message}")
+    return "\n".join([head, table(rows, ("node", "type", "state", "done", "seconds", "result"))]) if rows else head
+
+
+def node_text(result: Any) -> str:
+    lines = [message_text(f"{result.id} ({result.type}): {result.state.value}.\n{result.message}".rstrip())]
+    lines += [f"{port.value}: {one.rows if one.rows is not None else '-'} rows, {one.bytes:,} bytes, {one.uri}"
+              for port, one in result.outputs.items()]  # fmt: skip
+    lines += [f"{time.strftime('%H:%M:%S', time.localtime(one.time))} {one.text}" for one in result.lines]
+    return "\n".join(lines)
+
+
+READ, RUN, ADMIN = Scope
+
+ROWS: dict[str, Operation] = {
+    "check": Operation(
+        "Say whether chain files would run, with all reasons at once; nothing is started.",
+        request=CheckInput, run="app.chains.check:check", text=check_text, scope=READ,
+        tenants=True, confined=True,
+    ),
+    "plan": Operation(
+        "Show what a run would do: resolved config, order, reused results, sizes, times; nothing is started.",
+        request=PlanInput, run="app.chains.plan:plan", text=plan_text, scope=READ,
+        tenants=True, heavy=True, confined=True,
+    ),
+    "run": Operation(
+        "Start a template or a file, or continue a run by its id; with --watch, follow it to its end.",
+        request=RunInput, run="app.chains.run:run", text=run_text, scope=RUN,
+        route="POST /api/v1/runs", status=202, tenants=True,
+    ),
+    "templates": Operation(
+        "The templates with their nodes; with a name, its parameters: type, range, default, meaning.",
+        request=TemplatesInput, run="app.chains.describe:show_templates", text=templates_text, scope=READ,
+        route="GET /api/v1/chains/templates", tenants=True,
+    ),
+    "chains list": Operation(
+        "The stored chains, the newest first: name, id, revision and digest.",
+        request=StoredChainsInput, run="app.chains.stored:list_chains", text=stored_chains_text, scope=READ,
+        route="GET /api/v1/chains", tenants=True,
+    ),
+    "chains create": Operation(
+        "Store a chain, a job or the call of a template as revision 1 of a chain of its own, if it is valid.",
+        request=StoreChainInput, run="app.chains.stored:create_chain", text=stored_chain_text, scope=RUN,
+        example="trainyard chains create chain.yaml",
+        route="POST /api/v1/chains", status=201, tenants=True, body="spec",
+        body_schema="app.chains.bodies:ChainBody",
+    ),
+    "chains show": Operation(
+        "A stored chain as it was written, with its revisions.",
+        request=ShowChainInput, run="app.chains.stored:show_chain", text=stored_chain_text, scope=READ,
+        route="GET /api/v1/chains/{chain}", tenants=True,
+    ),
+    "chains update": Operation(
+        "Store a new revision of a chain; what was written meanwhile is shown, and not overwritten.",
+        request=UpdateChainInput, run="app.chains.stored:update_chain", text=stored_chain_text, scope=RUN,
+        example="trainyard chains update guide chain.yaml --if-match 3-1f2e3d4c5b6a",
+        route="PUT /api/v1/chains/{chain}", tenants=True, body="spec", body_schema="app.chains.bodies:ChainBody",
+    ),
+    "chains delete": Operation(
+        "Remove a stored chain with all its revisions; refused while a run of it has not ended.",
+        request=StoredName, run="app.chains.stored:delete_chain", text=deleted_chain_text, scope=RUN,
+        route="DELETE /api/v1/chains/{chain}", tenants=True,
+    ),
+    "chains run": Operation(
+        "Start a run of a stored chain, by default of its newest revision; with --watch, follow it to its end.",
+        request=RunChainInput, run="app.chains.stored:run_chain", text=run_text, scope=RUN,
+        route="POST /api/v1/chains/{chain}/run", status=202, tenants=True,
+    ),
+    "chains runs": Operation(
+        "The runs of a stored chain, the newest first, each with its revision.",
+        request=ChainRunsInput, run="app.chains.stored:list_chain_runs", text=chain_runs_text, scope=READ,
+        route="GET /api/v1/chains/{chain}/runs", tenants=True,
+    ),
+    "chains palette": Operation(
+        "What chains are made of: the types of nodes with the schemas of their settings, and the ports.",
+        request=Nothing, run="app.chains.drafts:show_palette", text=palette_text, scope=READ,
+        route="GET /api/v1/chains/palette", tenants=True,
+    ),
+    "chains expand": Operation(
+        "A template, file or draft as a whole chain: ids, links and settings written out, and what is wrong with it.",
+        request=ExpandInput, run="app.chains.drafts:expand", text=expanded_text, scope=READ,
+        example="trainyard chains expand qa-pipeline -p documents=docs > chain.yaml",
+        tenants=True, confined=True,
+    ),
+    "chains links": Operation(
+        "Where a link from a node of a chain may lead: for each port and node yes, or why not.",
+        request=LinksInput, run="app.chains.drafts:show_links", text=links_text, scope=READ,
+        tenants=True, confined=True,
+    ),
+    "chains diff": Operation(
+        "The settings in which two revisions of a stored chain differ.",
+        request=DiffInput, run="app.chains.revisions:show_difference", text=difference_text, scope=READ,
+        example="trainyard chains diff guide --before 1",
+        route="GET /api/v1/chains/{chain}/diff", tenants=True,
+    ),
+    "schema": Operation(
+        "The settings of a node, template, job, night or the machine; with --json, the JSON Schema for an editor.",
+        request=SchemaInput, run="app.chains.describe:show_schema", text=schema_text, scope=READ,
+        example="trainyard schema trainer",
+        route="GET /api/v1/schema", tenants=True,
+    ),
+    "eject": Operation(
+        "Write a training as a folder of its own: a plain script to edit and run by hand, its spec and its rows.",
+        request=EjectInput, run="app.chains.eject:eject", text=eject_text, scope=RUN,
+        local="It writes a folder anywhere on this machine.",
+    ),
+    "import": Operation(
+        "Write a config of Axolotl, LLaMA-Factory, TRL, Unsloth, Oumi or torchtune as a chain; no key is ignored.",
+        request=ImportInput, run="app.chains.imports:import_configs", text=import_text, scope=RUN,
+        local="It reads and writes files anywhere on this machine.",
+    ),
+    "export": Operation(
+        "Write a trainer of a chain as a config of Axolotl or LLaMA-Factory.",
+        request=ExportConfigInput, run="app.chains.exports:export_chain", text=export_text, scope=RUN,
+        local="It reads and writes files anywhere on this machine.",
+    ),
+}  # fmt: skip
+"""Name -> row, in the order of the help."""

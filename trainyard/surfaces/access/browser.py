@@ -1,0 +1,83 @@
+"""Log a browser in: a token once, then a cookie that no script can read.
+
+    POST /api/v1/login {"token": …}   a cookie for half a day, and what it allows: {caller, scope, tenant, csrf}
+    GET  /api/v1/login                who is logged in
+    POST /api/v1/logout               the login ends here and in the browser
+
+What changes something needs the header X-CSRF-Token with `csrf`, besides the cookie.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from trainyard.app.access.audit_entries import record_event
+from trainyard.app.context import Caller
+from trainyard.errors import Denied
+from trainyard.stores.access.logins import CODE_PREFIX, LOGIN_S, forgery_token
+from trainyard.surfaces.access.authentication import Authenticator
+from trainyard.surfaces.access.entrance import LOGIN, caller_of_request
+from trainyard.surfaces.rest.bodies import read_request
+from trainyard.surfaces.rest.routes import trace_of
+
+LOGOUT = "/api/v1/logout"
+
+
+class LoginInput(BaseModel):
+    """What logs a browser in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token: str = Field(min_length=1, max_length=1024)
+    """A token, the home's string, or the code of a link of `trainyard dashboard`, which works once."""
+
+
+def add_logins(app: Starlette, authenticator: Authenticator) -> None:
+    """Add the three routes."""
+
+    def facts(caller: Caller, cookie: str) -> dict[str, Any]:
+        csrf = forgery_token(cookie) if cookie else ""
+        return {"caller": caller.name, "scope": caller.scope.value, "tenant": caller.tenant, "csrf": csrf}
+
+    async def log_in(request: Request) -> Response:
+        given = await read_request(LoginInput, request)
+        return await anyio.to_thread.run_sync(begin, request, given.token)
+
+    def begin(request: Request, token: str) -> Response:
+        address = request.client.host if request.client else ""
+        try:
+            if token.startswith(CODE_PREFIX):
+                caller, token_id = authenticator.caller_of_code(token)
+            else:
+                caller, token_id = authenticator.caller_of_credentials(token, address)
+        except Denied as error:
+            record_event(authenticator.settings, "login", "", trace_of(request), error)
+            raise
+        cookie = authenticator.logins.begin(token_id)
+        record_event(authenticator.settings, "login", caller.name, trace_of(request))
+        answer = JSONResponse(facts(caller, cookie))
+        answer.set_cookie(
+            authenticator.cookie_name, cookie, max_age=LOGIN_S, path="/", httponly=True, samesite="strict",
+            secure=request.url.scheme == "https",
+        )  # fmt: skip
+        return answer
+
+    async def who(request: Request) -> Response:
+        return JSONResponse(facts(caller_of_request(request), authenticator.cookie_of(request.headers)))
+
+    async def log_out(request: Request) -> Response:
+        await anyio.to_thread.run_sync(authenticator.logins.end, authenticator.cookie_of(request.headers))
+        record_event(authenticator.settings, "logout", caller_of_request(request).name, trace_of(request))
+        answer = Response(status_code=204)
+        answer.delete_cookie(authenticator.cookie_name, path="/", httponly=True, samesite="strict")
+        return answer
+
+    app.add_route(LOGIN, log_in, methods=["POST"])
+    app.add_route(LOGIN, who, methods=["GET"])
+    app.add_route(LOGOUT, log_out, methods=["POST"])

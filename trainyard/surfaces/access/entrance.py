@@ -1,0 +1,225 @@
+"""Where every request to the service comes in: checked, counted and with its caller, before the application sees it.
+
+    client -> Guard (Host, Origin, types) -> Entrance (lengths, caller, rate, place) -> application
+
+Both are plain ASGI: an answer that is a stream passes through as it is made. What has no caller gets 401 for every path
+but the few of `OPEN`, so that nobody learns which paths there are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trainyard.app.access.guard import JSON_TYPE, Guard, Refusal, RefusalBody
+from trainyard.app.access.limits import (
+    MOST_OF_ADDRESS,
+    MOST_OF_ADDRESSES,
+    MOST_OF_CALLER,
+    MOST_OF_CALLERS,
+    CallerRates,
+    OpenRequests,
+    network_of,
+)
+from trainyard.app.context import Caller
+from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
+from trainyard.surfaces.access.authentication import Authenticator
+from trainyard.surfaces.access.strangers import MAX_LOGIN_BYTES, LateBody, StrangerBodies, whole_body
+from trainyard.surfaces.rest.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE
+from trainyard.surfaces.rest.problems import MEDIA_TYPE, answer_problem
+from trainyard.surfaces.rest.routes import trace_of
+
+LOG = logging.getLogger("trainyard.rest")
+LOGIN = "/api/v1/login"
+SESSIONS = "/api/v1/sessions/"
+UPLOADS = "/api/v1/data/uploads/"
+PAGES = "/dashboard"
+ASSETS = "/dashboard/assets/"
+"""Files whose names contain a hash of their content."""
+OPEN = frozenset({("GET", "/health"), ("HEAD", "/health"), ("POST", LOGIN)})
+"""What needs no caller: whether the service lives, and how to become one."""
+CALLER = "trainyard.caller"
+"""Key of a request's scope."""
+MAX_TARGET_BYTES, MAX_HEADER_BYTES = 8 << 10, 32 << 10
+"""Of path and query, and of all headers."""
+SINGLE_HEADERS = (b"authorization", b"content-type", b"content-length", b"idempotency-key")
+API_HEADERS = (
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+"""Of every answer: it is data, of which nothing runs, which nobody shows in a frame and nothing keeps."""
+PAGE_POLICY = (
+    b"default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; "
+    b"require-trusted-types-for 'script'"
+)
+"""Of the pages of the dashboard: their own scripts and styles, no inline ones, and no other origin's."""
+
+
+class Entrance:
+    """An ASGI app that finds the caller of a request, or answers in place of the application."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, buckets: CallerRates) -> None:
+        self.app, self.authenticator, self.buckets = app, authenticator, buckets
+        self.callers = OpenRequests(MOST_OF_CALLER, MOST_OF_CALLERS)
+        self.addresses = OpenRequests(MOST_OF_ADDRESS, MOST_OF_ADDRESSES)
+        self.bodies = StrangerBodies()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            return await send({"type": "websocket.close", "code": 1008, "reason": "E-REQUEST-REFUSED"})
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        if is_page(scope["path"]):
+            send = with_policy(send, PAGE_POLICY, is_hashed=scope["path"].startswith(ASSETS))
+        with ExitStack() as place:
+            try:
+                limit = self.admit(scope)
+                if CALLER not in scope and scope["method"] == "POST":  # no place is taken by a body that does not come
+                    receive = whole_body(await self.bodies.receive(receive), receive)
+                place.enter_context(self.place(scope))
+            except LateBody as error:
+                return await refusal_of(error, scope, 408)(scope, receive, send)
+            except TrainyardError as error:
+                return await refusal_of(error, scope)(scope, receive, send)
+            await self.app(scope, capped(receive, limit), send)
+
+    def place(self, scope: Scope) -> AbstractContextManager[None]:
+        """Where an admitted request is counted until it is answered: with its caller, or with its address."""
+        caller: Caller | None = scope.get(CALLER)
+        if caller is not None:
+            return self.callers.place(caller.name)
+        return self.addresses.place(network_of((scope.get("client") or ("",))[0]))
+
+    def admit(self, scope: Scope) -> int:
+        """Put the caller into the scope, and return how long the body may be. Raises what refuses the request."""
+        headers = Headers(scope=scope)
+        require_lengths(scope, headers)
+        limit = longest_body(scope, headers, self.authenticator.settings.upload_mb << 20)
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            raise too_long(limit)
+        address = (scope.get("client") or ("",))[0]
+        reads_page = scope["method"] in ("GET", "HEAD") and is_page(scope["path"])
+        if reads_page or (scope["method"], scope["path"]) in OPEN:
+            self.buckets.take(f"address {address}")
+            return limit
+        try:
+            caller = self.authenticator.authenticate(headers, scope["method"], address)
+        except Denied:
+            self.buckets.take(f"address {address}")
+            raise
+        self.buckets.take(caller.name)
+        scope[CALLER] = caller
+        return limit
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is of the dashboard, whose files contain nothing of this home."""
+    return path == PAGES or path.startswith(f"{PAGES}/")
+
+
+def caller_of_request(request: Request) -> Caller:
+    """The caller that the entrance found. Raises `Denied` (`E-AUTH`) where it found none."""
+    caller: Caller | None = request.scope.get(CALLER)
+    if caller is None:
+        raise Denied("There is no token.", code="E-AUTH")
+    return caller
+
+
+def require_lengths(scope: Scope, headers: Headers) -> None:
+    """Raises `LimitExceeded` (`E-LIMIT`) for a long address or long headers, `InvalidInput` for a repeated header."""
+    target = len(scope.get("raw_path") or scope["path"].encode()) + len(scope.get("query_string", b""))
+    if target > MAX_TARGET_BYTES:
+        raise LimitExceeded(f"The address is longer than {MAX_TARGET_BYTES:,} bytes.", do="Send values in a body.")
+    if sum(len(key) + len(value) for key, value in headers.raw) > MAX_HEADER_BYTES:
+        raise LimitExceeded(f"The headers are longer than {MAX_HEADER_BYTES:,} bytes.", do="Send fewer.")
+    names = [key for key, _ in headers.raw]
+    for name in SINGLE_HEADERS:
+        if names.count(name) > 1:
+            raise InvalidInput(f"The header {name.decode()} occurs twice.", do="Send it once.", code="E-PARAMETER")
+
+
+def longest_body(scope: Scope, headers: Headers, upload_bytes: int) -> int:
+    """How long the body of a request may be, before its route says so: only sessions take tensors, uploads files."""
+    if (scope["method"], scope["path"]) == ("POST", LOGIN):
+        return MAX_LOGIN_BYTES
+    if scope["path"].startswith(UPLOADS) and media_type(headers) == FILE_TYPE:
+        return upload_bytes
+    is_tensors = media_type(headers) == TENSORS_TYPE and scope["path"].startswith(SESSIONS)
+    return MAX_TENSORS_BYTES if is_tensors else MAX_BODY_BYTES
+
+
+def media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def too_long(limit: int) -> LimitExceeded:
+    return LimitExceeded(f"The body is longer than {limit:,} bytes.", do="Send less at a time.", code="E-BODY-LENGTH")
+
+
+def capped(receive: Receive, limit: int) -> Receive:
+    """Stop reading a body that is longer than it may be, also one that does not say its length."""
+    seen = 0
+
+    async def receiving() -> Message:
+        nonlocal seen
+        message = await receive()
+        if message["type"] == "http.request":
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise too_long(limit)
+        return message
+
+    return receiving
+
+
+def with_policy(send: Send, policy: bytes, *, is_hashed: bool = False) -> Send:
+    """Add the policy of pages. A browser asks for a page again each time, and never for what has a hash in its name."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            keep = b"public, max-age=31536000, immutable" if is_hashed and message["status"] == 200 else b"no-cache"
+            rows = [*message.get("headers", ()), (b"content-security-policy", policy), (b"cache-control", keep)]
+            message = {**message, "headers": rows}
+        await send(message)
+
+    return sending
+
+
+def refusal_of(error: TrainyardError, scope: Scope, status: int = 0) -> Response:
+    """The problem document in place of the application's answer."""
+    return answer_problem(error, trace_of(Request(scope)), status=status)
+
+
+def as_problem(refusal: Refusal) -> RefusalBody:
+    """A refusal of the guard as the service words its own."""
+    answer = answer_problem(InvalidInput(refusal.text, code=refusal.code), status=refusal.status)
+    return RefusalBody(bytes(answer.body), MEDIA_TYPE)
+
+
+def protect(
+    app: ASGIApp,
+    authenticator: Authenticator,
+    *,
+    names: Iterable[str] = (),
+    origins: Iterable[str] = (),
+) -> Guard:
+    """The application behind guard and entrance. `names` are what clients call this server, besides loopback."""
+    settings = authenticator.settings
+    entrance = Entrance(app, authenticator, CallerRates(settings.api_requests_per_s))
+    return Guard(
+        entrance, (*settings.api_origins, *origins), as_problem,
+        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE), headers=API_HEADERS,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The command line: a loop over the operations."""

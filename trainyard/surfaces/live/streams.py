@@ -1,0 +1,282 @@
+"""A job as server-sent events: its state, its metrics and its log, each from a place that an event's id names.
+
+    job       `job` with the whole job, whenever it has changed
+    metrics   `curve` per trainer with what there is, in few points; then `points` with the steps since
+    logs      `lines` of one source each: `run`, or a trainer
+    all       `end` with the state once the job has ended, and comments every 15 seconds
+
+A client that was cut off sends the last id as `Last-Event-ID` and gets what came after it. A client that reads slowly
+is not waited for and nothing is stored for it: it continues at its place in the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import orjson
+
+from trainyard.app.context import Context
+from trainyard.app.jobs import jobs
+from trainyard.app.jobs.jobs import job_of
+from trainyard.app.live.jobs import open_index
+from trainyard.app.live.tails import FileTail, LogPlace, hub
+from trainyard.app.live.trainings import trainings_of
+from trainyard.app.names import find_job
+from trainyard.app.secrets import known_secrets, redact_lines, text_before
+from trainyard.app.training_logs import TrainingLogs
+from trainyard.compute.child import EVENTS_FILE
+from trainyard.compute.events import parse
+from trainyard.compute.tail import LineSpan
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.operations.jobs import JobInput, LogsInput, MetricsInput
+from trainyard.stores.live.job_index import ENDED, Row
+from trainyard.stores.metrics import MEASURED, number
+from trainyard.surfaces.live.sse import HEARTBEAT, ServerEvent
+
+HEARTBEAT_S = 15.0
+STATE_EVERY_S = 0.5
+"""How often the job itself is looked at; its files wake a stream at once."""
+FIRST_POINTS = 1000
+"""Of a curve whose reader names no number."""
+MOST_BEHIND_BYTES = 4 << 20
+"""A client that is further behind gets the curve again, instead of every step."""
+PLACES = re.compile(r"(?:[A-Za-z0-9_.-]+=\d{1,16}\.\d{1,20}(?:,|$))*")
+
+
+async def follow_job(request: JobInput, context: Context, last_event_id: str | None) -> AsyncIterator[ServerEvent]:
+    """The job, whenever it has changed."""
+    sent = last_event_id or ""
+    async with aclosing(turns(request.job, context, lambda _work: None)) as every:
+        async for turn in every:
+            text = job_of(turn.row).model_dump_json()
+            own = hashlib.sha256(text.encode()).hexdigest()[:16]
+            if own != sent:
+                sent = own
+                yield ServerEvent(text, "job", own)
+            if turn.last:
+                yield turn.last(sent)
+
+
+async def follow_metrics(
+    request: MetricsInput, context: Context, last_event_id: str | None
+) -> AsyncIterator[ServerEvent]:
+    """The curve of each trainer in few points, then every step as it is written."""
+    places = read_places(last_event_id)
+    async with aclosing(turns(request.job, context, lambda work: work.folder / EVENTS_FILE)) as every:
+        async for turn in every:
+            for node, tail in turn.tails.items():
+                if request.node not in (None, node):
+                    continue
+                if node not in places or tail.end - places[node].offset > MOST_BEHIND_BYTES:
+                    places[node] = LogPlace(tail.end, tail.inode)
+                    yield ServerEvent(await first_curve(node, request, context), "curve", write_places(places))
+                async for lines in new_lines(tail, node, places):
+                    if points := [point for line in lines if (point := point_of(line.data)) is not None]:
+                        text = orjson.dumps({"node": node, "points": points}).decode()
+                        yield ServerEvent(text, "points", write_places(places))
+            if turn.last:
+                yield turn.last(write_places(places))
+
+
+async def follow_logs(request: LogsInput, context: Context, last_event_id: str | None) -> AsyncIterator[ServerEvent]:
+    """What the trainers print, as it comes, from their first line or `offset` on. Secrets in it are replaced."""
+    places, known = read_places(last_event_id), known_secrets(context.settings)
+    async with aclosing(turns(request.job, context, lambda work: work.log)) as every:
+        async for turn in every:
+            for node, tail in turn.tails.items():
+                if request.source not in (None, node):
+                    continue
+                places.setdefault(node, LogPlace(request.offset or 0))
+                async for lines in new_lines(tail, node, places):
+                    texts = await asyncio.to_thread(readable_lines, tail.path, lines, known)
+                    text = orjson.dumps({"source": node, "lines": texts}).decode()
+                    yield ServerEvent(text, "lines", write_places(places))
+            if turn.last:
+                yield turn.last(write_places(places))
+
+
+def readable_lines(path: Path, lines: Sequence[LineSpan], known: Collection[str]) -> list[str]:
+    """The lines without secrets, also of a private key that began before them."""
+    given = [line.data.decode("utf-8", "replace") for line in lines]
+    return redact_lines(given, known, text_before(path, lines[0].start))
+
+
+async def new_lines(tail: FileTail, node: str, places: dict[str, LogPlace]) -> AsyncIterator[list[LineSpan]]:
+    """The lines after a client's place, block by block; the place moves with them."""
+    while True:
+        lines, places[node] = tail.after(places[node])
+        if not lines:
+            return
+        yield lines
+
+
+async def first_curve(node: str, request: MetricsInput, context: Context) -> str:
+    """The curve of a trainer so far, as `jobs metrics` gives it."""
+    asked = request.model_copy(update={"node": node, "max_points": request.max_points or FIRST_POINTS, "plot": False})
+    try:
+        found = await asyncio.to_thread(jobs.show_metrics, asked, context)
+    except NotFound:  # before the first step
+        return orjson.dumps({"node": node, "points": []}).decode()
+    return found.trainings[0].model_dump_json()
+
+
+def point_of(line: bytes) -> dict[str, Any] | None:
+    """The step of an event; a `begin` as the step from which the curve continues."""
+    event = parse(line)
+    if event is None:
+        return None
+    if event["event"] == "begin":
+        restarted = event.get("restarted_from")
+        step = restarted.get("step") if isinstance(restarted, dict) else None
+        return {"restarted_from": step if isinstance(step, int) else None}
+    if event["event"] != "progress" or not isinstance(event.get("step"), int):
+        return None
+    values = {name: value for name in MEASURED if (value := number(event.get(name))) is not None}
+    return {"step": event["step"], "time": number(event.get("time")) or 0.0, **values}
+
+
+# What the streams share
+
+
+@dataclass
+class StreamTurn:
+    """What a stream has at one turn: its job, the tails of its files, and what to say after them."""
+
+    row: Row
+    tails: dict[str, FileTail] = field(default_factory=dict)
+    last: Callable[[str], ServerEvent] | None = None
+    """Makes a heartbeat, or the end, from the id of the last event."""
+
+
+async def turns(
+    word: str, context: Context, file_of: Callable[[TrainingLogs], Path | None]
+) -> AsyncGenerator[StreamTurn, None]:
+    """A turn when a file of the job has grown, the job has changed or ended, or a heartbeat is due; the first at once.
+
+    Raises what `find_job` raises, before the first turn.
+    """
+    row = (await asyncio.to_thread(find_job, word, context)).row
+    more, due = asyncio.Event(), 0.0
+    turn = StreamTurn(row)
+    with ExitStack() as following:
+        job = following.enter_context(job_hub().follow(row, context, more))
+        while True:
+            turn.row = job.row
+            has_ended = job.row["state"] in ENDED
+            for work in trainings_of(job.row):
+                path = file_of(work)
+                if path is not None and (work.node not in turn.tails or turn.tails[work.node].path != path):
+                    turn.tails[work.node] = following.enter_context(hub().follow(path, more))
+            for tail in turn.tails.values() if has_ended else ():
+                tail.look()
+            is_due = time.monotonic() >= due
+            due = time.monotonic() + HEARTBEAT_S if is_due else due
+            turn.last = partial(end_of, job.row) if has_ended else (lambda _id: HEARTBEAT) if is_due else None
+            yield turn
+            if has_ended:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(more.wait(), max(0.01, due - time.monotonic()))
+            more.clear()
+
+
+@dataclass
+class WatchedJob:
+    """A job that streams follow."""
+
+    row: Row
+    context: Context
+    listeners: set[asyncio.Event] = field(default_factory=set)
+
+
+class JobHub:
+    """The jobs that the streams of one event loop follow: one look at the index for all of them."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, WatchedJob] = {}
+        self.task: asyncio.Task[None] | None = None
+        self.changes = -1
+
+    @contextmanager
+    def follow(self, row: Row, context: Context, listener: asyncio.Event) -> Iterator[WatchedJob]:
+        """A job whose row is kept up to date; `listener` is set when it has changed."""
+        job = self.jobs.setdefault(row["run_id"], WatchedJob(row, context))
+        job.listeners.add(listener)
+        self.changes = -1  # the row may be older than the others
+        if self.task is None or self.task.done():
+            self.task = asyncio.get_running_loop().create_task(self.look_for_ever())
+        try:
+            yield job
+        finally:
+            job.listeners.discard(listener)
+            if not job.listeners:
+                self.jobs.pop(row["run_id"], None)
+            if not self.jobs and self.task is not None:
+                self.task.cancel()
+                self.task = None
+
+    async def look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(STATE_EVERY_S)
+            for run_id, row in (await asyncio.to_thread(self.read)).items():
+                job = self.jobs.get(run_id)
+                if job is not None and job.row != row:
+                    job.row = row
+                    for listener in job.listeners:
+                        listener.set()
+
+    def read(self) -> dict[str, Row]:
+        """The rows that may have changed, from the index; from Prefect where nobody keeps one."""
+        followed = dict(self.jobs)
+        contexts = [job.context for job in followed.values()]
+        if not contexts:
+            return {}
+        index = open_index(contexts[0].settings)
+        if not index.is_kept(time.time()):
+            return {run_id: find_job(run_id, job.context).row for run_id, job in followed.items()}
+        changes = index.changes()
+        if changes == self.changes:
+            return {}
+        self.changes = changes
+        return index.rows_of(followed)
+
+
+JOB_HUBS: WeakKeyDictionary[asyncio.AbstractEventLoop, JobHub] = WeakKeyDictionary()
+
+
+def job_hub() -> JobHub:
+    """The hub of the running event loop."""
+    return JOB_HUBS.setdefault(asyncio.get_running_loop(), JobHub())
+
+
+def end_of(row: Row, event_id: str) -> ServerEvent:
+    return ServerEvent(orjson.dumps({"state": row["state"], "message": row["message"]}).decode(), "end", event_id)
+
+
+def write_places(places: dict[str, LogPlace]) -> str:
+    """The places of all sources as the id of an event: `trainer=4096.1234,trainer-2=0.1240`."""
+    return ",".join(f"{node}={place.offset}.{place.inode}" for node, place in sorted(places.items()))
+
+
+def read_places(event_id: str | None) -> dict[str, LogPlace]:
+    """The places that an id names. Raises `InvalidInput` (`E-PARAMETER`)."""
+    if not event_id:
+        return {}
+    if not PLACES.fullmatch(event_id):
+        raise InvalidInput(
+            f"{event_id[:100]!r} is not the id of an event of this stream.",
+            do="Send the id of the last event as Last-Event-ID, or none to begin again.",
+            code="E-PARAMETER",
+        )
+    pairs = (one.partition("=") for one in event_id.split(",") if one)
+    return {node: LogPlace(*map(int, place.split("."))) for node, _, place in pairs}

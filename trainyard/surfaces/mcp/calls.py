@@ -1,0 +1,165 @@
+"""One call of a tool: its arguments as the operation's request, its response or its error as the result.
+
+What an operation reports while it runs comes as progress notifications, if the client has asked for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+from mcp import types
+from pydantic import BaseModel
+
+from trainyard.app.context import Caller, Context
+from trainyard.app.departures import ConfinedCalls
+from trainyard.app.responses import Blob
+from trainyard.app.tenant_view import error_for
+from trainyard.compute.events import Event
+from trainyard.errors import Denied, InvalidInput, LimitExceeded, NotFound, TrainyardError
+from trainyard.operations.fields import FieldError
+from trainyard.operations.table import OPERATIONS
+from trainyard.settings import Settings
+from trainyard.surfaces.invocation import carry_out, refuse_early, request_of
+from trainyard.surfaces.mcp.tools import NAMES
+from trainyard.tracing import new_traceparent, span, trace_id
+
+LOG = logging.getLogger("trainyard.mcp")
+MAX_CALLS = 32
+"""Calls that are carried out at a time; further ones wait."""
+MAX_BLOB_BYTES = 4 << 20
+MAX_PARTS = 2_000
+"""Parts of a streamed response that a result contains, the last ones."""
+
+
+@dataclass
+class ProgressSender:
+    """Sends what an operation says, from the thread in which it runs, to the client."""
+
+    send: Callable[[float, float | None, str], Any]
+    """(progress, total, message), a coroutine function; progress grows with each message."""
+    name: str
+    sent: int = 0
+    parts: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        self.sent += 1
+        anyio.from_thread.run(self.send, float(self.sent), None, text)
+
+    def event(self, event: Event) -> None:
+        words = [str(event[key]) for key in ("node", "event", "text", "message") if event.get(key)]
+        step, total = event.get("step"), event.get("total_steps") or event.get("total")
+        words += [f"step {step} of {total}" if total else f"step {step}"] if step is not None else []
+        words += [f"loss {event['loss']:.4g}"] if isinstance(event.get("loss"), float) else []
+        self.say(" ".join(words))
+
+    def part(self, part: BaseModel) -> None:
+        format_part = OPERATIONS[self.name].part_text
+        text = format_part(part) if format_part else part.model_dump_json()
+        self.parts = [*self.parts[-MAX_PARTS + 1 :], text]
+        self.say(text)
+
+
+async def call_tool(
+    tool: str,
+    arguments: dict[str, Any],
+    *,
+    settings: Settings,
+    caller: Caller,
+    send: Callable[[float, float | None, str], Any],
+    limiter: anyio.CapacityLimiter,
+    traceparent: str = "",
+    confined: ConfinedCalls | None = None,
+) -> types.CallToolResult:
+    """Carry out the operation of a tool for a caller. An error is a result too, with code, what, why and do.
+
+    What the operation starts belongs to the trace of `traceparent`, or to a new one.
+    """
+    sender = ProgressSender(send, NAMES.get(tool, ""))
+    own = new_traceparent(traceparent)
+    context = Context(
+        settings, sender.say, sender.event, sender.part, caller=caller, trace=trace_id(own), surface="mcp",
+        confined=confined,
+    )  # fmt: skip
+    try:
+        work = partial(perform, tool, arguments, context)
+        with span(NAMES.get(tool, "mcp"), own):
+            try:
+                result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+            except anyio.get_cancelled_exc_class():
+                context.departure.note()
+                raise
+        return succeeded(result, sender.parts)
+    except TrainyardError as error:
+        return failed(error_for(caller, error, settings))
+    except Exception as error:  # boundary: one tool that fails does not end the server
+        LOG.exception("the tool %s failed", tool)
+        bug = TrainyardError(
+            f"{tool} failed: {type(error).__name__}.", do="The log has the traceback.", code="E-BUG"
+        )  # fmt: skip
+        return failed(bug)
+
+
+def perform(tool: str, arguments: dict[str, Any], context: Context) -> BaseModel:
+    """The operation's response.
+
+    Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-PARAMETER`), `Denied`, and what the operation raises.
+    """
+    name = NAMES.get(tool)
+    if name is None:
+        raise NotFound(f"There is no tool {tool!r}.", do="List the tools.", code="E-NOT-FOUND")
+    model = OPERATIONS[name].request
+    refuse_early(name, model, context)
+    if OPERATIONS[name].endless:
+        raise Denied(
+            f"{name} runs until it is stopped, and a call of a tool ends.",
+            do=f"Run `trainyard {name}` in a terminal.", code="E-LOCAL",
+        )  # fmt: skip
+    try:
+        request = request_of(name, arguments)
+    except FieldError as error:
+        known = ", ".join(model.model_fields) or "nothing"
+        raise InvalidInput(
+            f"{tool} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {known}.",
+            do="Correct the field.", code="E-PARAMETER",
+        ) from error  # fmt: skip
+    found: BaseModel = carry_out(name, request, context)
+    return found
+
+
+def succeeded(result: BaseModel, parts: list[str]) -> types.CallToolResult:
+    text = result.model_dump_json()
+    content: list[types.ContentBlock] = [types.TextContent(type="text", text=text)]
+    if parts:
+        content.append(types.TextContent(type="text", text="\n".join(parts)))
+    if isinstance(result, Blob):
+        content.append(types.EmbeddedResource(type="resource", resource=bytes_of(result)))
+    return types.CallToolResult(content=content, structured_content=json.loads(text))
+
+
+def bytes_of(blob: Blob) -> types.BlobResourceContents:
+    """The bytes of a file, for a client that may be on another machine.
+
+    Raises `LimitExceeded` (`E-LIMIT`) for one that is too large for a message.
+    """
+    size = blob.path.stat().st_size
+    if size > MAX_BLOB_BYTES:
+        raise LimitExceeded(
+            f"{blob.name} has {size:,} bytes, and a result of a tool contains at most {MAX_BLOB_BYTES:,}.",
+            do="Read it over the REST API.", code="E-LIMIT",
+        )  # fmt: skip
+    data = base64.b64encode(blob.path.read_bytes()).decode()
+    return types.BlobResourceContents(uri=f"trainyard://blob/{blob.sha256}", mime_type=blob.media_type, blob=data)
+
+
+def failed(error: TrainyardError) -> types.CallToolResult:
+    text = types.TextContent(type="text", text=str(error))
+    return types.CallToolResult(content=[text], structured_content={"error": error.as_dict()}, is_error=True)

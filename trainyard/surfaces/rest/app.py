@@ -1,0 +1,113 @@
+"""The application: the operations below /api/v1, `/health`, and errors as problem documents."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import anyio
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import trainyard
+from trainyard.app.departures import ConfinedCalls
+from trainyard.app.live.workers import WorkerWatch
+from trainyard.errors import InvalidInput, NotFound, TrainyardError
+from trainyard.operations.table import API
+from trainyard.settings import Settings
+from trainyard.surfaces.mcp.server import HttpApp
+from trainyard.surfaces.rest.gauges import read_gpus, read_jobs, read_trainings
+from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests
+from trainyard.surfaces.rest.openapi import openapi_document
+from trainyard.surfaces.rest.pages import add_pages
+from trainyard.surfaces.rest.problems import answer_problem
+from trainyard.surfaces.rest.replays import Replays
+from trainyard.surfaces.rest.routes import (
+    PLAIN_PATHS,
+    ApiParts,
+    Authenticate,
+    add_operations,
+    answer_refusal,
+    trace_of,
+)
+
+LOG = logging.getLogger("trainyard.rest")
+
+
+def build_app(settings: Settings, authenticate: Authenticate, confined: ConfinedCalls | None = None) -> FastAPI:
+    """The application of a home. `authenticate` returns the caller of a request, or raises `Denied`."""
+    app = FastAPI(title="Trainyard", version=trainyard.__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False  # 404: a redirect would repeat what a client wrote
+    replays = Replays(settings.services / "replays.sqlite3")
+    add_operations(app, ApiParts(settings, authenticate, replays, confined))
+    document: dict[str, Any] = {}
+    workers = WorkerWatch(settings)
+    measured = ApiMetrics((partial(read_jobs, settings), partial(read_trainings, settings), read_gpus))
+    app.add_middleware(MeasuredRequests, metrics=measured)
+
+    @app.get("/health")
+    async def health() -> Response:
+        worker = await anyio.to_thread.run_sync(workers.state)
+        return JSONResponse({"status": "ok", "version": trainyard.__version__, "worker": worker})
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        authenticate(request)
+        return Response(await anyio.to_thread.run_sync(measured.text), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get(f"{API}/openapi.json")
+    async def openapi(request: Request) -> Response:
+        authenticate(request)
+        if not document:
+            document.update(await anyio.to_thread.run_sync(openapi_document))
+        return JSONResponse(document)
+
+    app.router.routes.append(Route("/mcp", HttpApp(settings, authenticate, confined)))
+    add_pages(app)
+    add_error_answers(app)
+    return app
+
+
+def methods_of(request: Request) -> list[str]:
+    """The methods that the path of a request has, of all routes with this path."""
+    found, path = set[str](), request.url.path
+    for route in request.app.routes:
+        if isinstance(route, Route) and (
+            route.path == path or (path not in PLAIN_PATHS and route.path_regex.match(path))
+        ):
+            found |= route.methods or set()
+    return sorted(found)
+
+
+def add_error_answers(app: FastAPI) -> None:
+    @app.exception_handler(TrainyardError)
+    async def answer_error(request: Request, error: TrainyardError) -> Response:
+        return answer_refusal(request, error)
+
+    @app.exception_handler(HTTPException)
+    async def answer_unknown(request: Request, error: HTTPException) -> Response:
+        path = request.url.path[:200]
+        if error.status_code == 405:
+            allowed = ", ".join(methods_of(request))
+            refused: TrainyardError = InvalidInput(
+                f"{request.method} is not for {path}.", why=f"It takes {allowed}.", code="E-METHOD"
+            )
+            return answer_problem(refused, trace_of(request), headers={"allow": allowed})
+        refused = NotFound(f"There is nothing at {path}.", do="See /api/v1/openapi.json.", code="E-NOT-FOUND")
+        return answer_problem(refused, trace_of(request))
+
+    @app.exception_handler(Exception)
+    async def answer_bug(request: Request, error: Exception) -> Response:
+        trace = trace_of(request)
+        LOG.error("trace %s", trace, exc_info=error)
+        bug = TrainyardError(
+            f"The service failed: {type(error).__name__}.",
+            do=f"Its log has the traceback, by trace {trace}.",
+            code="E-BUG",
+        )
+        return answer_problem(bug, trace)

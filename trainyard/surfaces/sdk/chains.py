@@ -1,0 +1,155 @@
+"""Chains built in Python: nodes as objects, checked, planned and run by the same operations as a file.
+
+    chain = Chain([DataSource(path="chats.jsonl"), Trainer(stage="sft", method="lora"), Evaluator(), Deployer()])
+    chain.check().ok, chain.plan().nodes, chain.run(watch=True)
+
+Nodes are data: a chain is written as the file that means the same (`to_yaml`), and has the same digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainyard.app.chains.check import FileCheck
+from trainyard.app.plan.resolve import ChainPlan, accepted, asked
+from trainyard.app.run_records import RunResult
+from trainyard.errors import InvalidInput
+from trainyard.spec.chain import ChainSpec
+from trainyard.surfaces.sdk.surface import Surface, here
+
+
+class ChainNode:
+    """One node of a chain: its type, the settings that differ from the defaults, and what it needs.
+
+    Args:
+        id: default: the type, with a number when it repeats.
+        needs: nodes, or ids of nodes, before it; default: the one above.
+        settings: those of the node's type, as `trainyard schema TYPE` lists them.
+    """
+
+    type = ""
+
+    def __init__(
+        self, *, id: str | None = None, needs: Iterable[ChainNode | str] | None = None, **settings: Any
+    ) -> None:
+        self.id, self.settings = id, settings
+        self.needs = None if needs is None else tuple(needs)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """The node as a chain file has it."""
+        found: dict[str, Any] = {"type": self.type}
+        if self.id is not None:
+            found["id"] = self.id
+        if self.needs is not None:
+            found["needs"] = [id_of(one) for one in self.needs]
+        return {**found, "config": self.settings} if self.settings else found
+
+    def __repr__(self) -> str:
+        given = ({"id": self.id} if self.id is not None else {}) | self.settings
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+
+
+class DataSource(ChainNode):
+    """Reads rows or documents: from files, addresses, the Hub, buckets or a query."""
+
+    type = "data_source"
+
+
+class AiGenerator(ChainNode):
+    """Makes rows from documents by a language model."""
+
+    type = "ai_generator"
+
+
+class Validator(ChainNode):
+    """Filters, removes duplicates and rates rows."""
+
+    type = "validator"
+
+
+class Trainer(ChainNode):
+    """Trains an adapter or a model."""
+
+    type = "trainer"
+
+
+class Evaluator(ChainNode):
+    """Measures what was trained against its base, or against the live version."""
+
+    type = "evaluator"
+
+
+class Deployer(ChainNode):
+    """Registers a version and switches its targets to it, if it is better."""
+
+    type = "deployer"
+
+
+def id_of(node: ChainNode | str) -> str:
+    """The id of a node that another one needs. Raises `InvalidInput` (`E-SPEC-VALUE`) for a node without one."""
+    if isinstance(node, str):
+        return node
+    if node.id is None:
+        raise InvalidInput(
+            f"{node!r} is needed by another node and has no id.", do='Give it one: id="…".', code="E-SPEC-VALUE"
+        )
+    return node.id
+
+
+class Chain:
+    """A chain: nodes in a line, or with `needs` as a DAG."""
+
+    def __init__(
+        self, nodes: Sequence[ChainNode], *, name: str = "chain", tenant: str = "", description: str = "",
+        on: Surface | None = None,
+    ) -> None:  # fmt: skip
+        words = {"name": name, "tenant": tenant, "description": description}
+        self.given: dict[str, Any] = {key: value for key, value in words.items() if value}
+        self.given["nodes"] = [node.as_mapping() for node in nodes]
+        self.on = on or here
+
+    @classmethod
+    def of(cls, source: str | Path | Mapping[str, Any], *, on: Surface | None = None, **parameters: Any) -> Chain:
+        """The chain of a file, of a template with parameters, or of a mapping. Raises `NotFound`, `Refused`."""
+        target = str(source) if isinstance(source, Path) else source
+        chain = cls((), on=on)
+        chain.given = asked(target, parameters).spec.model_dump(mode="json", exclude_unset=True)
+        return chain
+
+    @property
+    def spec(self) -> ChainSpec:
+        """The typed chain. Raises `Refused` with every reason."""
+        return accepted(self.given)
+
+    def check(self) -> FileCheck:
+        """Whether it would run, with all reasons at once."""
+        (found,) = self.on.check(files=(self.given,)).files
+        return found
+
+    def plan(self, *, measure: bool = False) -> ChainPlan:
+        """What a run would do: resolved config, sizes, times, what is reused. Raises `Refused`."""
+        return self.on.plan(target=self.given, measure=True) if measure else self.on.plan(target=self.given)
+
+    def run(self, *, watch: bool = False, refresh: bool = False, tags: Iterable[str] = ()) -> RunResult:
+        """Start a run; with `watch`, return when it has ended. Raises `Refused`, `Unavailable` without a server."""
+        return self.on.run(target=self.given, watch=watch, refresh=refresh, tags=tuple(tags))
+
+    def to_yaml(self) -> str:
+        """The chain as a file has it."""
+        return yaml.safe_dump(self.given, sort_keys=False, allow_unicode=True)
+
+    def __repr__(self) -> str:
+        return f"Chain({' → '.join(one.get('id') or one['type'] for one in self.given['nodes'])})"
+
+    def _repr_markdown_(self) -> str:
+        """The chain as a Mermaid graph, which JupyterLab, VS Code and GitHub draw."""
+        nodes = [(one.get("id") or f"{one['type']}_{place}", one) for place, one in enumerate(self.given["nodes"])]
+        lines = [f"  {name}[{one.get('id') or one['type']}]" for name, one in nodes]
+        for place, (name, one) in enumerate(nodes):
+            before = one.get("needs", [nodes[place - 1][0]] if place else [])
+            lines += [f"  {source} --> {name}" for source in before]
+        return "\n".join(["```mermaid", "graph LR", *lines, "```"])

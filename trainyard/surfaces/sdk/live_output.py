@@ -1,0 +1,31 @@
+"""Where a notebook shows a run that is watched. Outside of one nothing is shown, and nothing is imported for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.loading import load
+
+WATCHED = ("run", "chains run", "jobs create", "jobs resume", "jobs retry")
+"""Operations that follow one run, if they are asked to."""
+
+
+def open_live(name: str, fields: Mapping[str, Any]) -> Any:
+    """What shows the run of a call (`live_runs.LiveRun`); None where it is not watched, and outside of a notebook."""
+    if name not in WATCHED or not fields.get("watch") or not in_notebook():
+        return None
+    return load("trainyard.surfaces.sdk.live_runs:LiveRun")(open_output())
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook: a terminal would print each picture below the other."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def open_output() -> Any:
+    """An output of the cell that is running, which can be changed."""
+    return load("IPython.display:display")({"text/markdown": "starting"}, raw=True, display_id=True)

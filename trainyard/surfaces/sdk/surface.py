@@ -1,0 +1,121 @@
+"""Every operation as a method: `jobs.list(state="running")` is `trainyard jobs list --state running`.
+
+A loop over the table of operations, as the command line is. A method takes the fields of the operation's request by
+name and returns its response; both are the models that `--json` prints. `surface.pyi`, which is written from the same
+table, has the types for editors and checkers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from trainyard.app.context import Context
+from trainyard.callbacks import ignore
+from trainyard.errors import InvalidInput
+from trainyard.inherited import keep_files_private
+from trainyard.operations.fields import FieldError
+from trainyard.operations.table import OPERATIONS, group_lines
+from trainyard.settings import settings
+from trainyard.surfaces.invocation import carry_out, request_of
+from trainyard.surfaces.sdk.live_output import open_live
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+Call = Callable[[str, dict[str, Any]], Any]
+"""(operation, fields of its request) -> its response."""
+
+
+class Surface:
+    """The operations whose names begin with `word`, as attributes; a call is the operation `word` itself."""
+
+    def __init__(self, call: Call, word: str = "") -> None:
+        self._call, self._word = call, word
+        self.__doc__ = OPERATIONS[word].summary if word in OPERATIONS else group_lines().get(word, self.__doc__)
+
+    def __getattr__(self, name: str) -> Surface:
+        words = f"{self._word} {name.rstrip('_').replace('_', '-')}".strip()
+        if name.startswith("__") or words not in known_words():
+            raise AttributeError(f"There is no operation {words!r}. Here are: {self._known()}.", name=name)
+        found = self.__dict__[name] = Surface(self._call, words)  # the next time it is an attribute like any other
+        return found
+
+    def __dir__(self) -> list[str]:
+        return [attribute_of(one) for one in words_after(self._word)]
+
+    def __call__(self, **fields: Any) -> Any:
+        if self._word not in OPERATIONS:
+            raise TypeError(f"{self._word or 'This'} is a group of operations: {self._known()}.")
+        return self._call(self._word, fields)
+
+    def __repr__(self) -> str:
+        return f"<Trainyard operations: {self._known()}>" if dir(self) else f"<operation {self._word}>"
+
+    def _known(self) -> str:
+        return ", ".join(map(attribute_of, words_after(self._word)))
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The fields of the request, for `help()` and notebooks."""
+        if self._word not in OPERATIONS:
+            return inspect.Signature()
+        fields = OPERATIONS[self._word].request.model_fields
+        return inspect.Signature([parameter(name, field) for name, field in fields.items()])
+
+
+@cache
+def known_words() -> frozenset[str]:
+    """The names of operations, and of the groups that they are in."""
+    parts = [one.split() for one in OPERATIONS]
+    return frozenset(" ".join(words[:count]) for words in parts for count in range(1, len(words) + 1))
+
+
+def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.annotation)
+
+
+def words_after(word: str) -> list[str]:
+    """The words that follow `word` in names of operations, in the order of the table."""
+    begins = f"{word} " if word else ""
+    return list(dict.fromkeys(one.removeprefix(begins).split()[0] for one in OPERATIONS if one.startswith(begins)))
+
+
+def attribute_of(word: str) -> str:
+    """The word as a Python name: `delete-version` is `delete_version`, `import` is `import_`."""
+    name = word.replace("-", "_")
+    return f"{name}_" if name in ("import",) else name
+
+
+def call_here(name: str, fields: dict[str, Any]) -> Any:
+    """Carry out an operation in this process, with the settings of this machine. Progress is not printed; a notebook
+    shows a run that is watched.
+
+    Raises `InvalidInput` (`E-PARAMETER`) for a field that the operation does not take, and what the operation raises.
+    """
+    keep_files_private()
+    request = checked_request(name, fields)
+    live = open_live(name, fields)
+    context = Context(settings(), say=ignore, on_progress=live.note_event if live else ignore)
+    result = carry_out(name, request, context)
+    if live:
+        live.end(result)
+    return result
+
+
+def checked_request(name: str, fields: dict[str, Any]) -> Any:
+    try:
+        return request_of(name, fields)
+    except FieldError as error:
+        known = ", ".join(OPERATIONS[name].request.model_fields) or "nothing"
+        raise InvalidInput(
+            f"{name} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {known}.",
+            do="Correct the field.", code="E-PARAMETER",
+        ) from error  # fmt: skip
+
+
+here = Surface(call_here)
+"""The operations in this process."""

@@ -1,0 +1,390 @@
+"""An operation over HTTP, without the HTTP: what is sent, what its answer means, what is sent again.
+
+`conversation` is a generator. It yields an `HttpExchange` to send, a `NextLine` of the stream that was opened last, or
+a `Pause` to wait; it is sent the response or the line; it returns the operation's response. So the same code speaks for
+a blocking client (`remote.py`) and for an asynchronous one (`asynchronous.py`). Both retry an exchange by tenacity,
+with the same `retry_policy`.
+
+What starts something carries an Idempotency-Key, so that a request that is sent again starts nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias, get_type_hints
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter
+from tenacity import RetryCallState, stop_after_attempt
+
+from trainyard.app.jobs.jobs import Job
+from trainyard.app.plan import resolve as planning
+from trainyard.app.run_records import RunResult
+from trainyard.callbacks import ignore
+from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, from_fields
+from trainyard.operations.table import OPERATIONS, Scope, route_of
+from trainyard.spec.load.files import load_value
+from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
+from trainyard.surfaces.invocation import implementation_of
+from trainyard.surfaces.sdk.events import EVENTS_TYPE, NextLine, is_event_stream, media_type, next_event
+from trainyard.surfaces.sdk.surface import checked_request
+
+TRIES = 4
+RETRIED = (429, 502, 503, 504)
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
+FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+"""A header's value (RFC 9110, 5.5): without a line end, which would begin another field."""
+AWAY_TRIES = 16
+"""Of a client that follows a run: the service may be away for a minute and a half, as after it was killed."""
+STREAM_TIMEOUT_S = 60.0
+"""A stream of the service has a line every 15 seconds."""
+ENDS = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED, JobState.PAUSED)
+PARAMETER = re.compile(r"\{(\w+)\}")
+TENSORS, TENSORS_TYPE, IF_MATCH = "tensors", "application/x-safetensors", "if_match"
+FILE_TYPE = "application/octet-stream"
+SHOWN_CHARS = 200
+REASON_FIELDS = ("code", "node", "field", "because", "instead", "row")
+
+
+@dataclass(frozen=True)
+class HttpExchange:
+    """One request."""
+
+    method: str
+    path: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    is_stream: bool = False
+    """Whether the answer may be a stream of events, which is read line by line."""
+    most_tries: int = TRIES
+
+
+@dataclass(frozen=True)
+class Pause:
+    seconds: float
+
+
+Step = HttpExchange | NextLine | Pause
+Heard = httpx.Response | str | None
+"""The result of a step: a response, a line, or None after a pause and after the last line of a stream."""
+Talk: TypeAlias = Generator[Step, Heard, Any]
+
+
+def conversation(name: str, fields: Mapping[str, Any], note: Callable[[Any], None] = ignore) -> Talk:
+    """Everything that a call of an operation takes; returns its response. `note` gets each state of a watched job.
+
+    Raises the errors of the operation, and `Unavailable` (`E-SERVER-UNREACHABLE`) where nothing answers.
+    """
+    given = dict(fields)
+    watch = bool(given.pop("watch", False))
+    if name == "run":
+        started = yield from start_run(given)
+    else:
+        started = yield from ask(name, READ_HERE[name](given) if name in READ_HERE else given)
+    return (yield from follow(started, note)) if watch else started
+
+
+def ask(name: str, fields: Mapping[str, Any]) -> Talk:
+    response = yield from send(exchange_of(name, checked_request(name, dict(fields))))
+    return response_of(name, response)
+
+
+def send(exchange: HttpExchange) -> Generator[Step, Heard, httpx.Response]:
+    response = yield exchange
+    assert isinstance(response, httpx.Response), "the result of an exchange"
+    return response
+
+
+# Retries: what starts something carries an Idempotency-Key, so every exchange may be sent again
+
+
+def retry_policy(exchange: HttpExchange) -> dict[str, Any]:
+    """Return the arguments of tenacity's `Retrying` and `AsyncRetrying` for an exchange.
+
+    A request is sent again if it did not arrive or came too early. The last response is returned whatever it is.
+    Raises `Unavailable` (`E-SERVER-UNREACHABLE`) where no try has brought a response.
+    """
+    return {
+        "stop": stop_after_attempt(exchange.most_tries), "wait": wait_before_retry, "retry": needs_retry,
+        "retry_error_callback": last_response,
+    }  # fmt: skip
+
+
+def needs_retry(state: RetryCallState) -> bool:
+    """Return whether a try failed for a reason that passes."""
+    assert state.outcome is not None, "called after a try"
+    error = state.outcome.exception()
+    return isinstance(error, httpx.RequestError) if error else is_early(state.outcome.result(), state.attempt_number)
+
+
+def is_early(response: httpx.Response, tries: int) -> bool:
+    """Return whether the service is busy, or still works on the first try of this request, whose answer was lost."""
+    first_is_running = tries > 1 and response.status_code == 409 and "Idempotency-Key" in response.text
+    return response.status_code in RETRIED or first_is_running
+
+
+def wait_before_retry(state: RetryCallState) -> float:
+    """Return the seconds until the next try: those of `Retry-After`, or twice as many as before."""
+    assert state.outcome is not None, "called after a try"
+    text = "" if state.outcome.failed else state.outcome.result().headers.get("retry-after", "")
+    wait_s = float(text) if text.isdecimal() else FIRST_WAIT_S * 2 ** (state.attempt_number - 1)
+    return min(wait_s, LONGEST_WAIT_S)
+
+
+def last_response(state: RetryCallState) -> httpx.Response:
+    assert state.outcome is not None, "called after a try"
+    if (error := state.outcome.exception()) is not None:
+        why = f"{type(error).__name__}: {str(error).rstrip('.')}".removesuffix(": ")  # some have no text
+        raise Unavailable(
+            "The service does not answer.", why=f"{why}.",
+            do="Check its address, and that it runs: `trainyard serve --role training`.", code="E-SERVER-UNREACHABLE",
+        ) from error  # fmt: skip
+    response: httpx.Response = state.outcome.result()
+    return response
+
+
+# What is sent
+
+
+def exchange_of(name: str, request: BaseModel) -> HttpExchange:
+    """The request of an operation as HTTP has it: path, query, headers, body."""
+    row, (method, path) = OPERATIONS[name], route_of(name)
+    if row.takes_file and (file := getattr(request, "file", None)) is not None:
+        return upload_of(file, request, path)
+    tensors = getattr(request, TENSORS, None)
+    whole = not tensors and not row.body and method != "GET"
+    apart = set(parameters_of(path))
+    if whole:
+        given = {field: getattr(request, field) for field in apart & request.model_fields_set}
+    else:
+        given = request.model_dump(mode="json", exclude_unset=True, exclude={TENSORS} if tensors else None)
+    for one in parameters_of(path)[:-1]:
+        path = path.replace(f"{{{one}}}", quote(str(given.pop(one)), safe=""))
+    headers = {} if row.scope is Scope.READ or method == "GET" else {"idempotency-key": secrets.token_hex(16)}
+    if given.get(IF_MATCH):
+        headers["if-match"] = f'"{given.pop(IF_MATCH)}"'
+    if tensors:
+        headers["content-type"] = TENSORS_TYPE
+        return HttpExchange(method, path, query_of(given), headers, bytes(tensors))
+    if method == "GET":
+        return HttpExchange(method, path, query_of(given), headers)
+    headers["content-type"] = "application/json"
+    if whole:
+        return HttpExchange(method, path, {}, headers, json_of(request, apart))
+    body = json.dumps(given.pop(row.body, {})).encode()
+    return HttpExchange(method, path, query_of(given), headers, body)
+
+
+def upload_of(file: Path, request: BaseModel, path: str) -> HttpExchange:
+    """A file of this machine as the body. Raises `NotFound` (`E-DATA-NOT-FOUND`)."""
+    if not file.is_file():
+        raise NotFound(f"There is no file {str(file)[:SHOWN_CHARS]!r}.", do="Correct it.", code="E-DATA-NOT-FOUND")
+    fields = request.model_dump(mode="json", exclude_unset=True, exclude={"file"})
+    named = path.replace("{name}", quote(fields.pop("name", "") or file.name, safe=""))
+    return HttpExchange("PUT", named, query_of(fields), {"content-type": FILE_TYPE}, file.read_bytes())
+
+
+def encode_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Return headers as they are sent.
+
+    Raises `InvalidInput` (`E-PARAMETER`) for a value that would be another header.
+    """
+    for name, value in headers.items():
+        if not FIELD_VALUE.fullmatch(value):
+            raise InvalidInput(
+                f"The header {name} would contain a character that no header has.",
+                do="Correct the token or the value that it is made of.", code="E-PARAMETER",
+            )  # fmt: skip
+    return {name.encode("ascii"): value.encode("latin-1") for name, value in headers.items()}
+
+
+def request_words(exchange: HttpExchange) -> dict[str, Any]:
+    """Return the arguments of httpx for an exchange."""
+    return {
+        "method": exchange.method, "url": exchange.path, "params": exchange.params,
+        "headers": encode_headers(exchange.headers), "content": exchange.content,
+    }  # fmt: skip
+
+
+@cache
+def parameters_of(path: str) -> tuple[str, ...]:
+    """The fields that are not in the body: those of the path, and at last that of the header If-Match."""
+    return (*PARAMETER.findall(path), IF_MATCH)
+
+
+def json_of(request: BaseModel, left_out: set[str]) -> bytes:
+    """The fields of a request that were given, as JSON; a number that JSON does not have is for the service to refuse.
+
+    pydantic writes a batch without a copy of it, but no lone surrogates.
+    """
+    try:
+        return request.model_dump_json(exclude_unset=True, exclude=left_out).encode()
+    except ValueError:
+        return json.dumps(request.model_dump(mode="json", exclude_unset=True, exclude=left_out)).encode()
+
+
+def query_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a query: lists repeat, objects are `field[key]`, what is not there is left out."""
+    texts = {True: "true", False: "false"}
+    objects = {key: value for key, value in given.items() if isinstance(value, Mapping)}
+    if objects:
+        given = {key: value for key, value in given.items() if key not in objects}
+        given |= {f"{key}[{name}]": value for key, one in objects.items() for name, value in one.items()}
+    return {
+        key: texts[value] if isinstance(value, bool) else value for key, value in given.items() if value is not None
+    }
+
+
+# What comes back
+
+
+def response_of(name: str, response: httpx.Response) -> Any:
+    """The response of an operation, as its model; the bytes of a file. Raises the error that a problem describes."""
+    if response.status_code >= 400:
+        raise error_of(response)
+    if media_type(response) != "application/json":
+        return response.content
+    return response_type(name).validate_json(response.content)
+
+
+@cache
+def response_type(name: str) -> TypeAdapter[Any]:
+    """What reads the response of an operation."""
+    return TypeAdapter(get_type_hints(implementation_of(name))["return"])
+
+
+def error_of(response: httpx.Response) -> TrainyardError:
+    """The error of a problem document (RFC 9457), of the class that the service raised."""
+    try:
+        problem = response.json()
+        listed = problem["errors"]
+        reasons = [
+            {key: one.get(key) or "" for key in ("code", "field", "because", "instead", "row")} for one in listed
+        ]
+        if problem["kind"] == "Refused" and reasons:
+            whole = [{**row, "node": one.get("node")} for row, one in zip(reasons, listed, strict=True)]
+            return from_fields({"reasons": whole})
+        why = " ".join([problem["why"], *(f"{row['field']}: {row['because']}." for row in reasons)]).strip()
+        return from_fields({**problem, "what": problem["detail"], "why": why})
+    except (ValueError, KeyError, TypeError):
+        return Unavailable(
+            f"{response.url} answered {response.status_code}, and not as the API of Trainyard does.",
+            why=response.text[:SHOWN_CHARS], do="Check the address.", code="E-SERVER-UNREACHABLE",
+        )  # fmt: skip
+
+
+# Files of the caller: a service reads none of them
+
+
+def read_checked(given: dict[str, Any]) -> dict[str, Any]:
+    return {**given, "files": tuple(read_here(one) for one in given.get("files", ()))}
+
+
+def read_planned(given: dict[str, Any]) -> dict[str, Any]:
+    return {**given, "target": read_here(given.get("target"))}
+
+
+def lay_over(below: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Put what is in `file` under the field of that name, as the operation does on its own machine."""
+
+    def read(given: dict[str, Any]) -> dict[str, Any]:
+        if given.get("file") is None:
+            return given
+        words = {key: value for key, value in given.items() if key != "file"}
+        found = load_value(planning.existing(str(given["file"])))
+        if not isinstance(found, Mapping):
+            raise InvalidInput(f"{given['file']} is not a mapping.", do="Correct the file.", code="E-SPEC-FILE")
+        return {**words, below: planning.merged(found, words.get(below) or {})}
+
+    return read
+
+
+READ_HERE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "check": read_checked,
+    "plan": read_planned,
+    "jobs create": lay_over("parameters"),
+    "chains create": lay_over("spec"),
+    "chains update": lay_over("spec"),
+}
+"""Operation -> what reads the files that its fields name on this machine."""
+
+
+def read_here(target: Any) -> Any:
+    """The content of a file of this machine; a template, a run's id and a mapping stay as they are."""
+    is_file = isinstance(target, Path) or (isinstance(target, str) and Path(target).is_file())
+    return load_value(planning.existing(str(target))) if is_file else target
+
+
+# Runs
+
+
+def start_run(given: dict[str, Any]) -> Talk:
+    """Start a template or continue a run; a chain is stored first, because a service runs stored revisions."""
+    target = read_here(given.get("target"))
+    if not isinstance(target, Mapping):
+        return (yield from ask("run", {**given, "target": target}))
+    if "template" in target and "nodes" not in target:
+        parameters = planning.merged(target.get("parameters") or {}, given.get("parameters") or {})
+        return (yield from ask("run", {**given, "target": target["template"], "parameters": parameters}))
+    if given.get("parameters") or given.get("preset"):
+        raise InvalidInput(
+            "A whole chain takes no parameters.", do="Edit it, or run a template.", code="E-PARAMETER"
+        )  # fmt: skip
+    stored = yield from store_chain(target)
+    named = {"chain": stored.id, "revision": stored.revision}
+    words = {key: given[key] for key in ("refresh", "refresh_from", "tags", "group") if key in given}
+    return (yield from ask("chains run", named | words))
+
+
+def store_chain(body: Mapping[str, Any]) -> Talk:
+    """The stored chain with this content: that of its name with a new revision if it differs, or a new chain."""
+    name = str(body.get("name") or "chain")
+    try:
+        known = yield from ask("chains show", {"chain": name})
+    except NotFound:
+        return (yield from ask("chains create", {"spec": dict(body)}))
+    return (yield from ask("chains update", {"chain": known.id, "spec": dict(body), "if_match": known.etag}))
+
+
+def follow(started: Any, note: Callable[[Any], None] = ignore) -> Talk:
+    """Wait for the end of a run, by the stream of its state; returns how it ended."""
+    name = getattr(started, "id", "") or started.run_id
+    yield from wait_for_end(name, note)
+    job = yield from ask("jobs show", {"job": name})
+    known = dict(started) if isinstance(started, RunResult) else {"run_id": job.run_id, "id": job.id}
+    ended = {key: getattr(job, key) for key in ("name", "state", "message", "nodes", "url", "seconds")}
+    kind = type(started) if isinstance(started, RunResult) else RunResult
+    return kind(**{**known, **ended})
+
+
+def wait_for_end(name: str, note: Callable[[Any], None]) -> Talk:
+    """Return when a job has ended, is paused, or needs something to continue. A stream that was cut off is continued.
+
+    Its events contain the job as lists have it, without its nodes.
+    """
+    job: Job | None = None
+    last_id = ""
+    while True:
+        headers = {"accept": EVENTS_TYPE, **({"last-event-id": last_id} if last_id else {})}
+        path = PARAMETER.sub(quote(name, safe=""), route_of("jobs show")[1])
+        response = yield from send(HttpExchange("GET", path, headers=headers, is_stream=True, most_tries=AWAY_TRIES))
+        if not is_event_stream(response):
+            raise error_of(response)
+        while (event := (yield from next_event())) is not None:
+            last_id = event.id or last_id
+            if event.name == "job":
+                job = Job.model_validate_json(event.data)
+                note(job)
+            if job is not None and (
+                event.name == "end" or job.state in ENDS or job.detail == NO_TRAINER_DETAIL
+            ):  # fmt: skip
+                return None
+        yield Pause(FIRST_WAIT_S)

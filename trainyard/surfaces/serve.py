@@ -1,0 +1,119 @@
+"""Answer over HTTP in one role, in the foreground, until a signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainyard.app.adapters.trained import TrainedAdapter, find_served, find_version_or_job
+from trainyard.app.chat import base_of
+from trainyard.app.context import Context
+from trainyard.app.graph.graph import serve_graph
+from trainyard.app.responses import Response
+from trainyard.app.stack.api_service import PORT
+from trainyard.compute.services import Service
+from trainyard.errors import InvalidInput
+from trainyard.loading import load
+from trainyard.operations.serving import ServeInput
+from trainyard.serve.bases.origins import NamedAdapter, require_bases
+from trainyard.serve.bases.sources import find_bases, require_room
+from trainyard.serve.embedded import server_options
+
+GRAPH_PORT = 9081
+OWN_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "training": ("tls_cert", "tls_key", "behind_proxy", "allow_host", "no_auth"),
+    "graph": ("graph",),
+    "model": ("job", "model", "adapters", "dtype", "threads"),
+}
+"""Role -> the fields of the request that only it has."""
+
+
+class Served(Response):
+    url: str
+
+
+def serve(given: ServeInput, context: Context) -> Served:
+    """Serve until a signal. A job's name alone means the role model.
+
+    Raises `InvalidInput` (`E-PARAMETER`) for a field of another role.
+    """
+    served = given.role or ("model" if given.job else "training")
+    for role, names in OWN_FIELDS.items():
+        other = [name for name in names if getattr(given, name) != ServeInput.model_fields[name].default]
+        wrong = sorted(other) if role != served else []
+        if wrong:
+            option = "JOB" if wrong[0] == "job" else f"--{wrong[0].replace('_', '-')}"
+            raise InvalidInput(
+                f"{option} belongs to the role {role}, not to {served}.",
+                do=f"Leave it out, or serve with --role {role}.",
+                code="E-PARAMETER",
+            )
+    return Served(url=ROLES[served](given, context))
+
+
+def answer_graph(given: ServeInput, context: Context) -> str:
+    return serve_graph(given.graph, given.host, GRAPH_PORT if given.port is None else given.port, context)
+
+
+def answer_models(given: ServeInput, context: Context) -> str:
+    """Load the bases and the adapters, then answer; what is refused is refused before a model is read.
+
+    The base of a job's adapter is served without being named. Raises `InvalidInput` (`E-PARAMETER`) without a model,
+    and what `find_served`, `find_bases`, `require_bases`, `require_room` and the server raise.
+    """
+    settings, dtype = context.settings, given.dtype or "float32"
+    model = find_model(given.job, context) if given.job else None
+    words = dict.fromkeys((*([given.job] if given.job and model is None else ()), *given.adapters))
+    adapters = [find_served(word, context) for word in words]
+    own = (str(model),) if model is not None else base_names(adapters[0], context) if given.job else ()
+    names = given.model or own or settings.served_models
+    if not names:
+        raise InvalidInput(
+            "No model is named, and serve_models is empty.", do="Name one, such as --model starter.", code="E-PARAMETER"
+        )
+    sources = find_bases(names, settings, download=True)
+    require_bases(adapters, sources.bases)
+    require_room(sources.bases, dtype, settings)
+    argv = server_options(
+        [*(base.name for base in sources.bases), *sources.aliases],
+        {one.name: one.folder for one in adapters},
+        port=given.port or 0,
+        threads=settings.threads if given.threads is None else given.threads,
+    )
+    argv += ["--host", given.host, "--dtype", dtype]
+    argv += [word for one in adapters if one.alias for word in ("--alias", f"{one.alias}={one.name}")]
+
+    def announce(record: Service) -> None:
+        answering = [sources.title, *(one.alias or one.name for one in adapters)]
+        context.say(f"{', '.join(answering)} at {record.url}/v1; Ctrl-C ends it")
+
+    server = load("trainyard.serve.server")  # with torch: this process is the server from here on
+    return str(server.serve(server.parse_arguments(argv), announce))
+
+
+def find_model(word: str, context: Context) -> Path | None:
+    """The folder of the whole model that a job has trained; None for an adapter. Raises as `find_version_or_job`."""
+    found = find_version_or_job(word, context)
+    return found.folder if isinstance(found, TrainedAdapter) and not found.is_adapter else None
+
+
+def base_names(adapter: NamedAdapter, context: Context) -> tuple[str, ...]:
+    """The base that an adapter was trained on, as this machine has it."""
+    return (base_of(adapter, context.settings).name,)
+
+
+def answer_api(given: ServeInput, context: Context) -> str:
+    """Answer the REST API of this home."""
+    service = load("trainyard.surfaces.rest.service")
+    port = PORT if given.port is None else given.port
+    chosen = service.Exposure(
+        given.host, str(given.tls_cert or ""), str(given.tls_key or ""), given.behind_proxy or "", given.allow_host
+    )
+    return str(service.serve_api(context.settings, port, context.say, chosen, everybody=given.no_auth))
+
+
+ROLES: Mapping[str, Callable[[ServeInput, Context], str]] = {
+    "training": answer_api,
+    "graph": answer_graph,
+    "model": answer_models,
+}
