@@ -68,7 +68,8 @@ POINTS_ONLY = re.compile(
     r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
 )
 ELSEWHERE = re.compile(
-    r"\bhere\W*$|^(?:Welcome|Willkommen|Thanks?|Danke|Vielen Dank)\b|\b(?:refer to|see|consult|check out) (?:this|our) \w+"
+    r"\bhere\W*$|^(?:Welcome|Willkommen|Thanks?|Danke|Vielen Dank)\b"
+    r"|\b(?:refer to|see|consult|check out) (?:this|our) \w+"
     r"|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b"
     r"|\[\s*\]|\\(?:ref|label)\{",
     re.I,
