@@ -83,6 +83,8 @@ def ask_german(sentence: str, vocabulary: Collection[str] = frozenset(), subject
     return asks
 
 
+WITHOUT_VERB = re.compile(r"(?:Was|Wer|Wann|Warum|Wo\w*) [A-ZÄÖÜ]")
+"""A question whose verb is a noun: "Was Bearbeiten Adressen?"."""
 CUT_PARTICIPLE = re.compile(r"\b(?:der|die|das|dem|den|des) (?:sich|mich|mir|dich)\b")
 """What remains of "der sich öffnenden Seite"."""
 ADJECTIVE_IN_CAPITALS = r"[A-ZÄÖÜ][\w-]+ (?:Verschieden|Neu|Ander|Weiter|Einzeln|Bestimmt|Einfach)e[nrsm]? [A-ZÄÖÜ]"
@@ -101,7 +103,12 @@ def is_clear(ask: Ask, sentence: str) -> bool:
     fresh = [word for word in content_words(sentence) if word not in asked]
     shown = re.sub(r"`[^`]*`", "x", ask.topic)
     short = ask.rule.startswith("condition") and len(asked) < 2 and "`" not in ask.topic
-    if short or CUT_PARTICIPLE.search(shown) or re.search(rf" {ADJECTIVE_IN_CAPITALS}", shown):
+    if (
+        short
+        or WITHOUT_VERB.match(shown)
+        or CUT_PARTICIPLE.search(shown)
+        or re.search(rf" {ADJECTIVE_IN_CAPITALS}", shown)
+    ):
         return False
     if POINTING.search(shown) or UNFINISHED.search(ask.topic) or re.search(r"[,;:]\?$|\b(\w+) \1\b", shown):
         return False

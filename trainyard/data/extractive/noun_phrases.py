@@ -36,8 +36,8 @@ MOST_WORDS = 6
 SHORT = 6
 """Tokens of a German sentence that may end with its verb."""
 KEPT_ARTICLES = ("the", "a", "an", "your")
-DEMONSTRATIVE = frozenset(("this", "these", "those", "such", "another", "no"))
-OWN = ("our", "its", "their", "his", "her", "each", "every", "any")
+DEMONSTRATIVE = frozenset(("this", "these", "those", "such", "another", "no", "every", "each", "any"))
+OWN = ("our", "its", "their", "his", "her")
 """Words before a noun in place of which a question has "the"."""
 TIME = re.compile(
     r"(?:January|February|March|April|May|June|July|August|September|October|November|December|Monday|Tuesday|"

@@ -133,7 +133,7 @@ def ask_negative(clause: Clause, where: str) -> Iterator[Ask]:
         return  # "not automatically" denies less than "not"
     kinds = {phrase.kind for phrase in clause.phrases}
     state = clause.reading.words(clause.phrases[0].start, clause.phrases[-1].end)
-    if {"when", "that"} & kinds or clause.kind == "command" or len(state.split()) > LONGEST_STATE:
+    if {"when", "that"} & kinds or clause.kind == "command" or len(state.split()) > LONGEST_STATE or " and " in state:
         return
     if clause.kind == "be" and (UNCERTAIN.search(state) or VAGUE_SUBJECT.search(clause.subject)):
         return
@@ -222,8 +222,8 @@ def is_means(phrase: Phrase | None) -> bool:
 def ask_needed(clause: Clause, phrase: Phrase, *before: str, where: str) -> Iterator[Ask]:
     """Yield the question for what a preposition at the end of the question asks for."""
     word = who(phrase, clause)
-    if clause.reading.shape[clause.phrases[0].start - 1] == "P":
-        return  # "reach out to": the particle belongs to the verb
+    if clause.reading.shape[clause.phrases[0].start - 1] == "P" or (phrase.first == "by" and is_name(phrase, clause)):
+        return  # "reach out to": the particle belongs to the verb; "by HR": who or what, nobody knows
     if word and not hangs(inner(phrase)) and not re.match(r"(?:\w+ )?(?:more|each|all|any|one)\b", phrase.text):
         yield ask_with(word, clause, *before, phrase.first, where)
 

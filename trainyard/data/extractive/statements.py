@@ -68,7 +68,8 @@ POINTS_ONLY = re.compile(
     r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
 )
 ELSEWHERE = re.compile(
-    r"\bhere\W*$|^(?:Welcome|Willkommen)\b|\b(?:refer to|see|consult|check out) (?:this|our) \w+"
+    r"\bhere\W*$|^(?:Welcome|Willkommen|Thanks?|Danke|Vielen Dank)\b"
+    r"|\b(?:refer to|see|consult|check out) (?:this|our) \w+"
     r"|\bsiehe auch\b|\bsee also\b|\bavailable here\b|\(see [^()]*\)\W*$|\bweiter unten\b"
     r"|\[\s*\]|\\(?:ref|label)\{",
     re.I,
@@ -391,6 +392,8 @@ class Reader:
                 yield Statement("statement", phrase, answer, 2, sentences=len(texts))
         if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
+        elif shown[0].depth > 1:
+            return  # its lead says what it lists, and no heading does
         elif name and ordered and instructs:
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))
         elif name:
