@@ -183,3 +183,11 @@ def test_spanish_pages_are_asked_about_in_spanish() -> None:
     [first, second] = pairs(DocumentRow("d", "c.md", "markdown", "Cafetera", text), GenerationTemplate.QA, wordings=2)
     assert "¿Cómo limpiar la cafetera?" in first.wordings[0]
     assert second.wordings[-1] == "Necesito ayuda con «Filtros». ¿Qué dice «Cafetera»?"
+
+
+def test_tags_of_a_site_builder_are_no_title() -> None:
+    text = "# <%= current_page.data.title %>\n\n## Overview\n\nThe runbook restores the primary database from last night's snapshot.\n"
+    document = DocumentRow("d", "restore-database.md", "markdown", "<%= current_page.data.title %>", text)
+    asked = [wording for pair in pairs(document, GenerationTemplate.QA, wordings=8) for wording in pair.wordings]
+    assert asked, "the page is asked for by the name of its file"
+    assert not [question for question in asked if "<%" in question]

@@ -107,7 +107,12 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
             continue
         topic = section.heading.rstrip(" #:：.。")
         repeated = headings[section.heading.lower()] > 1
-        if (repeated or BARE.fullmatch(topic)) and section.parent and section.parent != title:
+        if (
+            (repeated or BARE.fullmatch(topic))
+            and section.parent
+            and section.parent != title
+            and not TEMPLATE_TAG.search(section.parent)
+        ):
             topic = f"{topic} ({section.parent})"
         # What persons say in it and references to other pages are left out.
         kept = [text for text in section.paragraphs if not (spoken(text, speakers) or only_refers(text))]
