@@ -186,7 +186,10 @@ def test_spanish_pages_are_asked_about_in_spanish() -> None:
 
 
 def test_tags_of_a_site_builder_are_no_title() -> None:
-    text = "# <%= current_page.data.title %>\n\n## Overview\n\nThe runbook restores the primary database from last night's snapshot.\n"
+    text = (
+        "# <%= current_page.data.title %>\n\n## Overview\n\n"
+        "The runbook restores the primary database from last night's snapshot.\n"
+    )
     document = DocumentRow("d", "restore-database.md", "markdown", "<%= current_page.data.title %>", text)
     asked = [wording for pair in pairs(document, GenerationTemplate.QA, wordings=8) for wording in pair.wordings]
     assert asked, "the page is asked for by the name of its file"
