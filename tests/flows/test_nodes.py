@@ -89,7 +89,7 @@ def source(path: str = "docs", **config: Any) -> dict[str, Any]:
 
 
 def test_documents_become_checked_rows(work: Path) -> None:
-    state = run(source(), {"type": "ai_generator", "config": {"count": 90}}, {"type": "validator"})
+    state = run(source(), {"type": "ai_generator", "config": {"count": 40}}, {"type": "validator"})
     assert state.is_completed(), state.message
     result = result_of(state)
     assert result.node("data-source").outputs[Port.DOCUMENTS].rows == 12
