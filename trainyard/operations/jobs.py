@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -20,9 +20,6 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import given_name
 from trainyard.stores.metrics import in_time
-
-if TYPE_CHECKING:
-    pass
 
 
 class JobInput(Request):
