@@ -65,7 +65,7 @@ AUTOMATIC = (
     ),
     AutomaticChoice("processes", "launch.processes", (SPEC,), ()),
     AutomaticChoice("launcher", "launch.launcher", (SPEC,), ("backends.launching:command",)),
-    AutomaticChoice("method", "method.type", (SPEC, BASE, DEVICE, OVERFLOW), ("api.plans.deciding:decide_methods",)),
+    AutomaticChoice("method", "method.type", (SPEC, BASE, DEVICE, OVERFLOW), ("app.plan.auto_method:decide_methods",)),
     AutomaticChoice(
         "memory fit", "engine.autotune", (SPEC, BASE, DEVICE),
         ("spec.estimate.cascade:choose", "backends.native.program:with_memory_fit"),
@@ -90,7 +90,7 @@ AUTOMATIC = (
     AutomaticChoice("compile", "engine.compile", (SPEC,), ()),
     AutomaticChoice("deterministic kernels", "", (DEVICE, PACKAGES), ("backends.native.assembly:settle_kernels",)),
     AutomaticChoice("chat template", "engine.template", (BASE,), ("data.renderers.starts:choose_for_tokenizer",)),
-    AutomaticChoice("longest row", "hyperparameters.max_length", (SPEC, BASE), ("api.planning:fit_lengths",)),
+    AutomaticChoice("longest row", "hyperparameters.max_length", (SPEC, BASE), ("app.plan.resolve:fit_lengths",)),
     AutomaticChoice("steps", "hyperparameters.max_steps", (SPEC, ROWS), ("backends.frame:total_steps",)),
     AutomaticChoice("learning rate", "hyperparameters.learning_rate", (SPEC,), ("spec.training:resolve_trainer",)),
     AutomaticChoice(
