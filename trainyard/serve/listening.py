@@ -34,6 +34,9 @@ HEAD_S = 10.0
 BODY_S = 60.0
 REST_S = 5.0
 """How long the rest of a body may take to arrive that was answered before its end."""
+IDLE_S = 75
+"""How long a kept connection may be idle. Clients keep one for less (httpx 5 s, aiohttp 15 s), so that none sends its
+request while the server closes the connection, which only a request that may be sent twice survives."""
 UNREAD_S = 120.0
 """How long an answer waits for a client that reads none of it."""
 MAX_HEAD_BYTES = 64 << 10
@@ -109,7 +112,8 @@ def server_config(app: Any, *, graceful_s: int) -> uvicorn.Config:
     """Return uvicorn's settings for a Trainyard server: quiet, bounded, without websockets."""
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "ws": "none", "proxy_headers": False}
     quiet["server_header"] = False
-    return uvicorn.Config(app, http=BoundedProtocol, timeout_graceful_shutdown=graceful_s, **quiet)
+    seconds = {"timeout_graceful_shutdown": graceful_s, "timeout_keep_alive": IDLE_S}
+    return uvicorn.Config(app, http=BoundedProtocol, **seconds, **quiet)
 
 
 def print_record(record: Service) -> None:

@@ -68,6 +68,18 @@ async def test_half_a_head_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         await writer.wait_closed()
 
 
+async def test_an_idle_connection_outlives_what_clients_keep() -> None:
+    """httpx reuses a connection for up to five seconds; one that ends then resets a request that it just sent."""
+    async with running_server(answered) as (_, place), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*place)
+        for pause_s in (0.0, 5.5):
+            await asyncio.sleep(pause_s)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer without end waits for its reader as long as a part of it is read now and then, and no longer."""
     monkeypatch.setattr(listening, "UNREAD_S", 0.5)
