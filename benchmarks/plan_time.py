@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.harness import Row, Sample, finish
 from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.estimate import FinishedNodes
 from trainyard.app.plan.measure import probe_data
-from trainyard.app.plan.measurements import FinishedNodes
 from trainyard.backends.job import job_for
 from trainyard.backends.oom import train_within_memory
 from trainyard.compute.supervise import always_run

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.app.plan import resolve as planning
-from trainyard.app.plan.machine import space_reasons
+from trainyard.app.plan.refusals import space_reasons
 from trainyard.app.run_records import RunRecord, RunResult, read_events, read_result
 from trainyard.compute.child import ERROR_FILE, ERROR_RESERVE
 from trainyard.compute.supervise import Status, supervise

@@ -448,12 +448,12 @@ READ, RUN, ADMIN = Scope
 ROWS: dict[str, Operation] = {
     "check": Operation(
         "Say whether chain files would run, with all reasons at once; nothing is started.",
-        request=CheckInput, run="app.chains.check:check", text=check_text, scope=READ,
+        request=CheckInput, run="app.plan.check:check", text=check_text, scope=READ,
         tenants=True, confined=True,
     ),
     "plan": Operation(
         "Show what a run would do: resolved config, order, reused results, sizes, times; nothing is started.",
-        request=PlanInput, run="app.chains.plan:plan", text=plan_text, scope=READ,
+        request=PlanInput, run="app.plan.plan:plan", text=plan_text, scope=READ,
         tenants=True, heavy=True, confined=True,
     ),
     "run": Operation(

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.app.chains.check import FileCheck, check
-from trainyard.app.chains.plan import plan
 from trainyard.app.chains.run import run
 from trainyard.app.context import Context
 from trainyard.app.jobs.jobs import create_job
 from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.check import FileCheck, check
+from trainyard.app.plan.plan import plan
 from trainyard.compute.gpus import devices_here
 from trainyard.errors import Refused, Unavailable
 from trainyard.operations.chains import CheckInput, PlanInput, RunInput

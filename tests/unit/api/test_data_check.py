@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from trainyard.app.chains.check import check
 from trainyard.app.chains.missing_backend import refuse_or_wait
 from trainyard.app.context import Context
 from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.check import check
 from trainyard.backends.job import job_for
 from trainyard.backends.rows import rows_of
 from trainyard.data.limited.service import kept_service

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import trainyard
-from trainyard.app.chains.check import check as check_files
 from trainyard.app.context import Context
 from trainyard.app.plan import resolve as planning
 from trainyard.app.plan.auto_method import MethodDecision
+from trainyard.app.plan.check import check as check_files
 from trainyard.backends.timings.records import add_timing, timing_key
 from trainyard.compute.gpus import device_memory
 from trainyard.errors import Refused

@@ -12,9 +12,9 @@ import yaml
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tests.small_jobs import Jobs, Ran, conversation, train_here
-from trainyard.app.chains.check import FileCheck, check
 from trainyard.app.context import Context
 from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.check import FileCheck, check
 from trainyard.data.rows import write_rows
 from trainyard.errors import Refused
 from trainyard.operations.chains import CheckInput

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from trainyard.app.chains.missing_backend import refuse_or_wait
-from trainyard.app.keys import dependencies, needed_models
 from trainyard.app.plan import resolve as planning
-from trainyard.app.plan.machine import teacher_reasons
+from trainyard.app.plan.keys import dependencies, needed_models
+from trainyard.app.plan.refusals import teacher_reasons
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.data import Port

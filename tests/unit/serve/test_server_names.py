@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.certificates import make_certificate
-from trainyard.app.plan.machine import server_reasons
+from trainyard.app.plan.refusals import server_reasons
 from trainyard.errors import Refused
 from trainyard.serve.client.client import ChatClient, ServerUnreachable
 from trainyard.serve.client.hosts import JudgedResolver, JudgedTransport

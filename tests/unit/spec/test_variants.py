@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.spec.chains import chain, node, reasons, source
-from trainyard.app.chains.plan import plan
 from trainyard.app.context import Context
+from trainyard.app.plan.plan import plan
 from trainyard.app.plan.resolve import asked, merged
 from trainyard.operations.chains import PlanInput
 from trainyard.settings import load_settings

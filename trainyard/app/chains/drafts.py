@@ -10,9 +10,9 @@ import orjson
 import yaml
 from pydantic import Field
 
-from trainyard.app.chains.check import FileCheck, check_file
 from trainyard.app.context import Context
 from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.check import FileCheck, check_file
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused

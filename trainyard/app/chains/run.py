@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 
 from trainyard.app.chains import missing_backend
-from trainyard.app.chains.tenancy import keep_to_tenant, require_free_tags
 from trainyard.app.context import Context, key_of
 from trainyard.app.jobs.next_commands import next_commands
 from trainyard.app.live.jobs import note_started
 from trainyard.app.names import is_run_or_job_id, shortest_name
 from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.tenancy import keep_to_tenant, require_free_tags
 from trainyard.app.reach import refuse_whole_chain, require_template
 from trainyard.app.run_records import FEW_ROWS_TAG, REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.app.stack.services import import_prefect_client

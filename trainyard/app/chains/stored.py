@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from trainyard.app.chains.check import FileCheck
 from trainyard.app.chains.run import start
 from trainyard.app.context import Context
 from trainyard.app.live.jobs import open_index
 from trainyard.app.plan import resolve as planning
-from trainyard.app.plan.machine import reason_of
+from trainyard.app.plan.check import FileCheck
+from trainyard.app.plan.refusals import reason_of
 from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
 from trainyard.app.stack.services import import_prefect_client

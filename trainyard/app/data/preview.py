@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from trainyard.app.context import Context
 from trainyard.app.data.pairs import GenerationPreview, check_documents, survey_pairs
 from trainyard.app.data.tenancy import settings_of
-from trainyard.app.plan.measurements import folder_of, shape_of
+from trainyard.app.plan.estimate import folder_of, shape_of
 from trainyard.app.responses import Response
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import devices_here

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from trainyard.app.artifacts.lookup import ENDED, read_output
 from trainyard.app.context import Context
 from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
-from trainyard.app.plan.measurements import FinishedNodes, counted_tokens, data_names, known_timings
+from trainyard.app.plan.estimate import FinishedNodes, counted_tokens, data_names, known_timings
 from trainyard.app.plan.resolve import shapes
 from trainyard.app.responses import Response
 from trainyard.app.run_records import read_chain, read_events

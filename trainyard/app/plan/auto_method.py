@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.app.plan.machine import reason_of
-from trainyard.app.plan.measurements import folder_of
+from trainyard.app.plan.estimate import folder_of
+from trainyard.app.plan.refusals import reason_of
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import device_memory, devices_here
 from trainyard.errors import Reason, Refused, TrainyardError

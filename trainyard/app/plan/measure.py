@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.app.plan.measurements import FinishedNodes, folder_of, key_name, trainers_of
+from trainyard.app.plan.estimate import FinishedNodes, folder_of, key_name, trainers_of
 from trainyard.backends.job import job_for
 from trainyard.backends.timings.probing import STEPS, run_probe
 from trainyard.data import rows as shapes

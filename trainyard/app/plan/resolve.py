@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.app.checkout import checkout
-from trainyard.app.keys import content_key
-from trainyard.app.plan import machine as acceptance
+from trainyard.app.plan import refusals as acceptance
 from trainyard.app.plan.auto_method import MethodDecision, decide_methods, take_recorded
-from trainyard.app.plan.measurements import (
+from trainyard.app.plan.estimate import (
     FinishedNodes,
     counted_tokens,
     data_names,
@@ -27,6 +26,7 @@ from trainyard.app.plan.measurements import (
     reads_local_data,
     shape_of,
 )
+from trainyard.app.plan.keys import content_key
 from trainyard.app.plan.queue import queue_seconds
 from trainyard.app.responses import Response
 from trainyard.backends.base import probe_all
@@ -370,7 +370,7 @@ def refused_nodes(reasons: Sequence[Reason]) -> frozenset[str]:
 
 def try_templates(chain: ResolvedChain, settings: Settings, nodes: frozenset[str]) -> list[Reason]:
     """Return why these trainers could not render a chat on the tokenizers of their bases; imports transformers."""
-    return load("trainyard.app.plan.templates:template_problems")(chain, settings, nodes) if nodes else []
+    return load("trainyard.app.plan.chat_templates:template_problems")(chain, settings, nodes) if nodes else []
 
 
 def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:

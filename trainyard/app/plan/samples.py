@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainyard.app.plan.machine import reason_of
-from trainyard.app.plan.measurements import folder_of, is_local
+from trainyard.app.plan.estimate import folder_of, is_local
+from trainyard.app.plan.refusals import reason_of
 from trainyard.callbacks import ignore
 from trainyard.data.limited.requests import ParseRequest
 from trainyard.data.limited.service import kept_service

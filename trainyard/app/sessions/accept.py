@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainyard.app.context import Caller
-from trainyard.app.plan.machine import locate_model, missing_inputs, space_reasons
+from trainyard.app.plan.refusals import locate_model, missing_inputs, space_reasons
 from trainyard.app.plan.resolve import run_facts
 from trainyard.backends.sessions.records import SessionRecord, new_session_id
 from trainyard.errors import Denied, Reason, Refused

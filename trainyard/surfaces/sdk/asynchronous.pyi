@@ -11,7 +11,7 @@ from trainyard.app.adapters.registry import AdapterRows, Converted
 from trainyard.app.adapters.versions import Card, DeletedVersion, Merged, Promotion, Published, Pulled
 from trainyard.app.artifacts.artifacts import ArtifactDetail, ArtifactList, ArtifactRows
 from trainyard.app.backends.backends import BackendTable
-from trainyard.app.chains.check import CheckOutput
+from trainyard.app.plan.check import CheckOutput
 from trainyard.app.chains.compare import Comparison
 from trainyard.app.chains.describe import ShownSchema, TemplateRows
 from trainyard.app.chains.drafts import ExpandedChain, LinkAnswers, Palette

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from trainyard.app.chains.check import FileCheck
+from trainyard.app.plan.check import FileCheck
 from trainyard.app.plan.resolve import ChainPlan, accepted, asked
 from trainyard.app.run_records import RunResult
 from trainyard.errors import InvalidInput

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainyard.app.chains.tenancy import keep_to_tenant
 from trainyard.app.context import Context
 from trainyard.app.plan import resolve as planning
-from trainyard.app.plan.machine import reason_of
+from trainyard.app.plan.refusals import reason_of
+from trainyard.app.plan.tenancy import keep_to_tenant
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.app.tenant_view import error_for, reasons_for

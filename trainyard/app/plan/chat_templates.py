@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.app.plan.machine import reason_of
-from trainyard.app.plan.measurements import folder_of, trainers_of
+from trainyard.app.plan.estimate import folder_of, trainers_of
+from trainyard.app.plan.refusals import reason_of
 from trainyard.app.plan.row_fit import encode_rows_of, load_tokenizer
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO

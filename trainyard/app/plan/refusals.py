@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainyard.app.keys import Dependency, dependencies, model_digest
+from trainyard.app.plan.keys import Dependency, dependencies, model_digest
 from trainyard.compute.gpus import devices_here
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import FILE_ENDING, choose_template

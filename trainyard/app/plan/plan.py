@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainyard.app.chains.tenancy import keep_to_tenant
 from trainyard.app.context import Context
 from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.tenancy import keep_to_tenant
 from trainyard.app.reach import require_template
 from trainyard.operations.chains import PlanInput
 
