@@ -6,7 +6,7 @@ from typing import Any
 
 from trainyard.app.chains.run import start
 from trainyard.app.context import Context
-from trainyard.app.plan.resolve import JOB
+from trainyard.app.plan.parse import JOB
 from trainyard.app.run_records import REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.app.stack.services import import_prefect_client
 from trainyard.errors import NotFound

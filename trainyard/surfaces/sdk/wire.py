@@ -25,7 +25,7 @@ from pydantic import BaseModel, TypeAdapter
 from tenacity import RetryCallState, stop_after_attempt
 
 from trainyard.app.jobs.jobs import Job
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.parse import deep_merge, find_file
 from trainyard.app.run_records import RunResult
 from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, from_fields
@@ -299,10 +299,10 @@ def lay_over(below: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
         if given.get("file") is None:
             return given
         words = {key: value for key, value in given.items() if key != "file"}
-        found = load_value(planning.existing(str(given["file"])))
+        found = load_value(find_file(str(given["file"])))
         if not isinstance(found, Mapping):
             raise InvalidInput(f"{given['file']} is not a mapping.", do="Correct the file.", code="E-SPEC-FILE")
-        return {**words, below: planning.merged(found, words.get(below) or {})}
+        return {**words, below: deep_merge(found, words.get(below) or {})}
 
     return read
 
@@ -320,7 +320,7 @@ READ_HERE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 def read_here(target: Any) -> Any:
     """The content of a file of this machine; a template, a run's id and a mapping stay as they are."""
     is_file = isinstance(target, Path) or (isinstance(target, str) and Path(target).is_file())
-    return load_value(planning.existing(str(target))) if is_file else target
+    return load_value(find_file(str(target))) if is_file else target
 
 
 # Runs
@@ -332,7 +332,7 @@ def start_run(given: dict[str, Any]) -> Talk:
     if not isinstance(target, Mapping):
         return (yield from ask("run", {**given, "target": target}))
     if "template" in target and "nodes" not in target:
-        parameters = planning.merged(target.get("parameters") or {}, given.get("parameters") or {})
+        parameters = deep_merge(target.get("parameters") or {}, given.get("parameters") or {})
         return (yield from ask("run", {**given, "target": target["template"], "parameters": parameters}))
     if given.get("parameters") or given.get("preset"):
         raise InvalidInput(

@@ -1,0 +1,116 @@
+"""The facts of this machine and its settings that decide whether a chain can run here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+from trainyard.backends.base import probe_all
+from trainyard.compute.gpus import devices_here
+from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.data.remote.kinds import find_kind
+from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.loading import load
+from trainyard.sandbox.service import Confinement, find_confinement
+from trainyard.serve import vllm
+from trainyard.settings import Settings
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.targets import TargetType
+from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
+from trainyard.spec.compat.context import RunFacts
+from trainyard.spec.estimate.bases import BaseFacts
+from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.nodes import (
+    DataSourceConfig,
+    DeployerConfig,
+    SourceSet,
+)
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.models import base_facts, resolve_model
+
+
+def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> RunFacts:
+    """Return the facts of the machine and the settings; the embedded server is asked only if a node needs it."""
+    roots = data_roots(settings, chain.tenant)
+    deployers = (node.config for node in chain.nodes if isinstance(node.config, DeployerConfig))
+    # Imports the clients of servers.
+    asks_embedded = any(target.type is TargetType.EMBEDDED for one in deployers for target in one.targets)
+
+    def path_problem(path: str) -> Reason | None:
+        try:
+            resolve_inside(path, roots)
+        except Refused as refused:
+            return refused.reasons[0]
+        except TrainyardError:
+            return None  # it is inside a root and missing: `check_inputs` reports that
+        return None
+
+    return RunFacts(
+        endpoints=frozenset(settings.endpoints),
+        may_mirror=settings.may_mirror,
+        may_read=settings.may_read,
+        path_problem=path_problem,
+        backends=probe_backends(settings),
+        base=lambda name: find_base_facts(name, settings),
+        devices=frozenset(devices_here()),
+        vllm_install=None if vllm.executable(settings) else vllm.install_line(),
+        embedded=load("trainyard.serve.embedded:find_running")(settings) is not None if asks_embedded else None,
+        has_module=has_module,
+        confines_code=lambda: settings.allow_unconfined_code or find_confinement() is not Confinement.NONE,
+    )
+
+
+def find_base_facts(name: str, settings: Settings) -> BaseFacts | None:
+    """Return the facts in a base model's files; None if it is not here, or cannot be read."""
+    folder = find_base_folder(name, settings)
+    try:
+        return base_facts(folder) if folder else None
+    except TrainyardError:
+        return None
+
+
+def has_module(name: str) -> bool:
+    """Whether a package can be imported here; the packages that its name is below are looked for first."""
+    parts = name.split(".")
+    parents = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return all(importlib.util.find_spec(parent) is not None for parent in parents)
+
+
+def probe_backends(settings: Settings) -> dict[BackendName, str | None]:
+    """Backend -> why it cannot be used here; None if it can."""
+    found = probe_all(settings)
+    return {name: None if one.available else f"{one.why} {one.fix}".strip() for name, one in found.items()}
+
+
+def find_base_folder(name: str, settings: Settings) -> Path | None:
+    """The folder of a base model; None if it is not here, which the trainer's own line reports."""
+    try:
+        return resolve_model(name, settings).path
+    except TrainyardError:
+        return None
+
+
+def find_base_shape(name: str, settings: Settings) -> ModelShape | None:
+    """The shape of a base model that is here."""
+    folder = find_base_folder(name, settings)
+    return ModelShape.from_config(json.loads((folder / "config.json").read_text("utf-8"))) if folder else None
+
+
+def read_memory_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def list_trainers(chain: ResolvedChain) -> list[tuple[ResolvedNode, TrainerConfig]]:
+    nodes = (chain.node(node_id) for node_id in chain.order)
+    return [(node, node.config) for node in nodes if isinstance(node.config, TrainerConfig)]
+
+
+def is_local(config: DataSourceConfig) -> bool:
+    return all(is_local_set(given) for _, _, given in config.named_sets())
+
+
+def is_local_set(given: SourceSet) -> bool:
+    return not given.data_worker and find_kind(given) is None
