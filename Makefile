@@ -14,8 +14,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # Where it is set, each of the hundreds of processes of the tests would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
+# Tests that have a target of their own.
+APART := slow and not faults and not gpu and not network and not backends and not chains and not browser
 
-.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent bench-rl gpu-wheels demo demo-nightly up down bench faults docs reference web clean
+.PHONY: sbom audit help setup check test test-fast test-integration test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent bench-rl gpu-wheels demo demo-nightly up down bench faults docs reference web clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,8 +41,11 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/lint-imports
 	$(PYTEST) -q -n 2 -m 'not slow and not network' tests/architecture
 
-test: setup ## The default tests but those of `make check` (ten to twenty minutes on two cores, offline)
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains and not browser'
+test: setup ## The daily tests but those of `make check` (about six minutes on two cores, offline)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(foreach folder,architecture browser flows gpu integration,--ignore=tests/$(folder)) -m 'not integration and not $(APART)'
+
+test-integration: setup ## What starts servers, flows or many processes, and a short form of every benchmark (about nine minutes)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m 'integration and not $(APART)' tests/flows tests/integration $$(grep -rl --include='test_*.py' 'mark\.integration' tests/attacks tests/unit)
 
 test-fast: setup ## The unit tests without torch, servers and child processes (a minute on two cores)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --fast -m 'not slow and not faults and not network' tests/unit

@@ -51,6 +51,8 @@ EXECUTORS_THREADS = ("asyncio_",)
 
 
 TOGETHER = ("tests/flows/", "tests/browser/")
+INTEGRATION = ("tests/flows/", "tests/integration/")
+"""Folders whose tests all start servers, flows or many processes."""
 
 
 class FlowsTogether(LoadFileScheduling):
@@ -91,6 +93,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(INTEGRATION):
+            item.add_marker(pytest.mark.integration)
     if config.getoption("fast"):
         items[:] = [item for item in items if not needs_a_model(item)]
 

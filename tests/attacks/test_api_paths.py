@@ -13,6 +13,8 @@ import pytest
 
 from tests.path_program import CANARY
 
+pytestmark = pytest.mark.integration
+
 SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 PARTS = [pytest.param(first, 1_000, marks=SLOW) for first in range(0, 5_000, 1_000)]
 

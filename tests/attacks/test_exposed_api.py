@@ -18,6 +18,8 @@ from trainyard.serve.listening import is_loopback
 from trainyard.settings import settings
 from trainyard.stores.access.tokens import TokenFile
 
+pytestmark = pytest.mark.integration
+
 TOKENS = "/api/v1/tokens"
 
 

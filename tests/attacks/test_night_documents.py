@@ -29,6 +29,8 @@ from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.testing.nights.simulate import campaign_of
 
+pytestmark = pytest.mark.integration
+
 CONFIG = {**night_program.CONFIG, "streams": [{"name": "notes", "globs": ["**"]}]}
 CHILDREN = ("data/limited/items.py", "data/readers/parts.py", "spec/load/text.py")
 """The code that parses documents and lines."""

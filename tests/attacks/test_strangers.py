@@ -23,6 +23,8 @@ import pytest
 from tests.api_process import serving
 from trainyard.stores.access.tokens import TokenFile
 
+pytestmark = pytest.mark.integration
+
 MiB = 1 << 20
 CHECK, LOGIN = "/api/v1/check", "/api/v1/login"
 TENSORS = "application/x-safetensors"

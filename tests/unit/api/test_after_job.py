@@ -28,6 +28,8 @@ from trainyard.surfaces.cli.command import render
 from trainyard.surfaces.invocation import carry_out, request_of
 from trainyard.surfaces.serve import find_model
 
+pytestmark = pytest.mark.integration
+
 RUNS = {"desk": "aaaa1111-0000-4000-8000-000000000001", "shop": "bbbb2222-0000-4000-8000-000000000002"}
 IDS = {"desk": "job-aaaaaaaaaaaa", "shop": "job-bbbbbbbbbbbb"}
 RUN_NAMES = {"desk": "desk-1f2e3d4c", "shop": "shop-2f2e3d4c"}

@@ -37,6 +37,8 @@ from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.local import LadybugGraph
 from trainyard.stores.whole import describe_files
 
+pytestmark = pytest.mark.integration
+
 
 def context(home: Path) -> Context:
     return Context(load_settings(home=home), say=lambda _text: None)

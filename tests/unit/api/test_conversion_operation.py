@@ -18,6 +18,8 @@ from trainyard.settings import settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.surfaces.cli.command import render
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def context() -> Context:

@@ -18,6 +18,8 @@ from trainyard.operations.table import OPERATIONS
 from trainyard.operations.tables import SPARE, WHOLE, cell_width, table
 from trainyard.surfaces.cli.command import render
 
+pytestmark = pytest.mark.integration
+
 TEXTS = Path(tables.__file__).parent
 Calls = list[tuple[str, int, Any, str]]
 

@@ -176,6 +176,7 @@ def wait_for(context: Context, state: str, text: str) -> Any:
 
 
 @pytest.mark.usefixtures("silent_index")
+@pytest.mark.integration
 def test_an_installation_in_the_background_is_seen_and_stopped(context: Context) -> None:
     assert installation_of(context) is None
     table = carry_out("backends install", context, names=["mlx"], background=True)
@@ -191,6 +192,7 @@ def test_an_installation_in_the_background_is_seen_and_stopped(context: Context)
         carry_out("backends cancel", context, name="mlx")
 
 
+@pytest.mark.integration
 def test_an_installation_that_fails_says_why(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     carry_out("backends install", context, names=["mlx"], background=True)

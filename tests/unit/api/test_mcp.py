@@ -25,6 +25,8 @@ from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.surfaces.invocation import SCOPES, implementation_of
 from trainyard.surfaces.mcp.tools import NAMES, list_tools, tool_name
 
+pytestmark = pytest.mark.integration
+
 CHAIN = {"nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer"}]}
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 SAMPLES: dict[str, Any] = {"string": "nothing", "array": [], "object": {}, "integer": 1, "boolean": False}

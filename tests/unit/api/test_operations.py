@@ -156,6 +156,7 @@ def test_a_refused_chain_never_reaches_a_server(tmp_path: Path, context: Context
         run(RunInput(target=str(tmp_path / "bad.yaml")), context)
 
 
+@pytest.mark.integration
 def test_a_run_without_a_server_says_how_to_get_one(context: Context, tiny_model: Path) -> None:
     context = replace(context, settings=load_settings(default_base_model=str(tiny_model)))
     with pytest.raises(Unavailable, match="E-NO-SERVER"):

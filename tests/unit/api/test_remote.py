@@ -37,6 +37,8 @@ from trainyard.surfaces.sdk import asynchronous, wire
 from trainyard.surfaces.sdk.remote import RemoteSurface, client_options
 from trainyard.surfaces.sdk.wire import HttpExchange, error_of, exchange_of, request_words
 
+pytestmark = pytest.mark.integration
+
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 
 

@@ -38,6 +38,8 @@ from trainyard.settings import settings
 from trainyard.surfaces.sdk import surface
 from trainyard.surfaces.sdk.surface import Surface, attribute_of
 
+pytestmark = pytest.mark.integration
+
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 
 

@@ -27,7 +27,7 @@ from trainyard.settings import settings
 from trainyard.surfaces.rest.bodies import TENSORS_TYPE
 from trainyard.tracing import new_traceparent, trace_id
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

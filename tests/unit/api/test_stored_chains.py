@@ -105,6 +105,7 @@ def test_a_cycle_is_refused_quickly(do: Do, count: int) -> None:
     assert time.monotonic() - begun < 10
 
 
+@pytest.mark.integration
 def test_a_chain_of_ten_thousand_nodes_is_answered_quickly(do: Do) -> None:
     nodes = [{"type": "data_source", "config": {"path": "rows.jsonl"}}, *({"type": "validator"} for _ in range(9_999))]
     begun = time.monotonic()

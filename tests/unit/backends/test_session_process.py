@@ -27,7 +27,7 @@ from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, Refused, TrainyardError
 from trainyard.settings import Settings, load_settings
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 STEPS = 3
 
 

@@ -31,6 +31,8 @@ from trainyard.serve.inference_server.profiles import (
 from trainyard.settings import Settings
 from trainyard.testing.vllm_program import ENGINE_FILE, vllm_program
 
+pytestmark = pytest.mark.integration
+
 DOCUMENT = "Jane Doe of Acme GmbH leads project Blue Harbour."
 
 

@@ -27,6 +27,8 @@ from trainyard.stores.objects.local import FolderStore
 from trainyard.testing.object_server import ObjectServer
 from trainyard.testing.simulated_files import SimulatedFiles
 
+pytestmark = pytest.mark.integration
+
 RATES = {"503": 0.05, "lost-ack": 0.05, "delay": 0.05}
 
 

@@ -197,6 +197,7 @@ def test_a_log_that_is_cut_or_replaced_begins_again(place: JobHome) -> None:
     run(test)
 
 
+@pytest.mark.integration
 def test_a_slow_reader_gets_everything_from_the_file(place: JobHome) -> None:
     lines = [f"line {number} {'x' * 200}" for number in range(20_000)]
 

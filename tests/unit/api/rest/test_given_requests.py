@@ -14,6 +14,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.unit.api.answering import answering
 
+pytestmark = pytest.mark.integration
+
 BODIES = REPOSITORY / "tests" / "resources" / "bodies"
 JSON = {"content-type": "application/json"}
 

@@ -15,6 +15,8 @@ from tests.unit.api.answering import answering
 from trainyard import Chain, DataSource, Trainer, connect
 from trainyard.errors import Refused
 
+pytestmark = pytest.mark.integration
+
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 AUTHORIZED = {"authorization": "Bearer owner"}
 WRONG: list[tuple[dict[str, Any], str]] = [
