@@ -59,7 +59,7 @@ test-browser: setup ## The dashboard in Chromium, over a running stack (about fi
 test-all: setup ## Every test that can run here, with coverage and mutation bars
 	$(PYTEST) -q -m 'timed and not gpu and not network'
 	$(PYTEST) -q -n 2 --dist loadfile -m 'not timed and not gpu and not network and not backends' --hypothesis-profile=busy --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
-	$(BIN)/python -m tests.mutation
+	$(BIN)/python -m tools.mutation
 
 # Neither needs .venv: PYTHON is an interpreter with torch for the card (on a bare machine: after `make gpu-wheels` elsewhere).
 test-gpu: ## The tests of a CUDA card, with PYTHON as it is (PART=words for pytest -k; DEVICE=cpu rehearses them)
@@ -79,7 +79,7 @@ gpu-wheels: ## Download what a CUDA machine without network needs for both into 
 
 test-backends: setup ## Install every trainer's environment, train on each, write docs/backends.md (ONLY=name for a part)
 	@$(BIN)/trainyard backends install
-	$(BIN)/python -m tests.backends_report $(if $(ONLY),-k $(ONLY))
+	$(BIN)/python -m tools.backends_report $(if $(ONLY),-k $(ONLY))
 
 demo: setup ## Documents in, a served adapter out, through a real Prefect server and worker
 	@$(BIN)/trainyard demo
@@ -122,10 +122,10 @@ reference: setup ## Write the pages of docs/reference from the tables in the cod
 	$(BIN)/python -m docs.generator
 
 sbom: setup ## Write the bill of materials (sbom.cdx.json) from constraints.txt
-	$(BIN)/python -m tests.dependencies bill
+	$(BIN)/python -m tools.dependencies bill
 
 audit: setup ## Look for advisories on the pinned versions (DATABASE=folder of OSV files; without: api.osv.dev)
-	$(BIN)/python -m tests.dependencies audit $(DATABASE)
+	$(BIN)/python -m tools.dependencies audit $(DATABASE)
 
 clean: ## Remove what the targets made, the downloaded dependencies excepted
 	@test ! -x $(BIN)/trainyard || $(BIN)/trainyard down

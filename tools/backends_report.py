@@ -1,4 +1,4 @@
-"""`python -m tests.backends_report`: run every test that needs an external trainer, and write down what came of it.
+"""`python -m tools.backends_report`: run every test that needs an external trainer, and write down what came of it.
 
 A skip is a failure here: the environments are what this run is about. The result table goes between two marks in
 docs/backends.md, with the date and the versions that were really used.

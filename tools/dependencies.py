@@ -1,5 +1,5 @@
-"""`python -m tests.dependencies bill`: write `sbom.cdx.json`, the bill of materials of the pinned dependencies.
-`python -m tests.dependencies audit [FOLDER]`: look for advisories on them, and compare with docs/dependencies.md.
+"""`python -m tools.dependencies bill`: write `sbom.cdx.json`, the bill of materials of the pinned dependencies.
+`python -m tools.dependencies audit [FOLDER]`: look for advisories on them, and compare with docs/dependencies.md.
 
 The bill is CycloneDX 1.6 JSON of constraints.txt: name, version and purl of each package, and the licence that its
 metadata tells. It has no date and no random number, so that the same pins give the same bytes. It is written here in

@@ -1,4 +1,4 @@
-"""`python -m tests.format_program FORMAT BASE FOLDER`: train through a quantization format, save, load, and report.
+"""`python -m tools.format_program FORMAT BASE FOLDER`: train through a quantization format, save, load, and report.
 
 The program of `tests/unit/train/test_quantization_formats.py`, in an interpreter that has the format's package. It
 trains as a chain does, by the native engine; the report is JSON on the last line of standard output.

@@ -1,4 +1,4 @@
-"""`python -m tests.mutation [--sample N] [--seed S]`: do the tests notice when the code that decides is changed?
+"""`python -m tools.mutation [--sample N] [--seed S]`: do the tests notice when the code that decides is changed?
 
 The refusals, the ports and the balance of the validator are mutated one place at a time (a comparison turned, a
 condition negated, a number off by one, a result dropped), each mutant in a forked child that runs the tests of that

@@ -1,7 +1,7 @@
 """One real night in a process of its own, with a quick model and a quick trainer: what tests kill at every point.
 
-    python -m tests.night_program FOLDER            run the night; TRAINYARD_FAULT ends it at a point
-    python -m tests.night_program FOLDER --state    print what is left as one JSON document
+    python -m tools.night_program FOLDER            run the night; TRAINYARD_FAULT ends it at a point
+    python -m tools.night_program FOLDER --state    print what is left as one JSON document
 
 Disk, ledger, graph database, markers, registry and object store are the product's own; only the model's answers and the
 adapter's weights are made here, in milliseconds.

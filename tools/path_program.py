@@ -1,6 +1,6 @@
 """Send thousands of paths to every text parameter of the API in this process, and watch what is opened.
 
-    python -m tests.path_program FOLDER FIRST COUNT
+    python -m tools.path_program FOLDER FIRST COUNT
 
 Prints one JSON object: {requests, statuses, escapes, leaks, connections}. An audit hook of the interpreter sees every
 file that is opened, listed, made, renamed or removed, and every connection; children get a strict environment and are

@@ -1,4 +1,4 @@
-"""A sweep in one process, as small as its trainings: `python -m tests.sweep_program FOLDER` begins it or continues it.
+"""A sweep in one process, as small as its trainings: `python -m tools.sweep_program FOLDER` begins it or continues it.
 
 The schedule, the study and the trainings are those of the product; between them is only this loop in place of a flow,
 because the start of a server and of a child for each segment would take minutes. `TRAINYARD_FAULT` kills it.

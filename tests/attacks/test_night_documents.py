@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests import night_program
+from tools import night_program
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import Parse, ParsedItem, ParseItem, ParseRequest
 from trainyard.data.limited.service import ReadingService, kept_service, parse_limited
