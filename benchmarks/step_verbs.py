@@ -24,7 +24,7 @@ import httpx
 
 from benchmarks.harness import Row, Sample, finish, size
 from benchmarks.rest_api import service
-from tests.unit.api.session_surface import surface_of
+from tests.session_surface import surface_of
 from tests.unit.backends.session_host import ROWS, hosted, record_of
 from tests.unit.backends.session_in_process import batch_here, open_here
 from trainyard import connect

@@ -1,6 +1,6 @@
 """Every verb of a session in one order: through a surface that is called, and directly in a process of its own.
 
-python -m tests.unit.api.session_sequence HOME SESSION OUT
+python -m tests.session_sequence HOME SESSION OUT
 """
 
 from __future__ import annotations

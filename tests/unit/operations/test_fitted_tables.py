@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.api.wide_samples import COPIED, PROSE, VARIANTS
+from tests.wide_samples import COPIED, PROSE, VARIANTS
 from trainyard.operations import tables
 from trainyard.operations.table import OPERATIONS
 from trainyard.operations.tables import SPARE, WHOLE, cell_width, table

@@ -18,8 +18,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter
 
+from tests.answering import answering
 from tests.selection import slow
-from tests.unit.api.answering import answering
 from trainyard.app.context import OWNER, Caller
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.surfaces.invocation import SCOPES, implementation_of

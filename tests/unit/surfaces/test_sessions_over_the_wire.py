@@ -18,8 +18,8 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client, types
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.unit.api.answering import answering
-from tests.unit.api.session_sequence import START, VERBS, sequence_over
+from tests.answering import answering
+from tests.session_sequence import START, VERBS, sequence_over
 from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
 from trainyard import connect
 from trainyard.app.access.audit_entries import log_of
@@ -133,7 +133,7 @@ def by_mcp(url: str, session: HostedSession, traceparent: str) -> dict[str, Any]
 
 def in_process(session: HostedSession, out: Path) -> dict[str, Any]:
     words = [str(session.settings.home), session.record.id, str(out)]
-    program = [sys.executable, "-m", "tests.unit.api.session_sequence", *words]
+    program = [sys.executable, "-m", "tests.session_sequence", *words]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(out.read_text())

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.unit.api.test_stack import record
+from tests.unit.app.stack.test_stack import record
 from trainyard.app.access import access
 from trainyard.app.stack import doctor
 from trainyard.app.stack import services as stack

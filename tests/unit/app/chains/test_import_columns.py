@@ -18,7 +18,7 @@ from trainyard.operations.chains import ImportInput
 from trainyard.operations.data import PreviewInput
 from trainyard.settings import settings
 
-OWN = Path(__file__).parents[2] / "resources" / "imports"
+OWN = Path(__file__).parents[3] / "resources" / "imports"
 TURNS = [{"role": "user", "content": "What is a valve?"}, {"role": "assistant", "content": "It opens."}]
 SPOKEN = [{"from": "human", "value": "What is a valve?"}, {"from": "gpt", "value": "It opens."}]
 OTHERS = {"instruction": "Wrong one.", "output": "Wrong two.", "prompt": "Wrong three.", "history": "Wrong four."}

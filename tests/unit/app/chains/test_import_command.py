@@ -16,7 +16,7 @@ from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
 from trainyard.operations.chains import ImportInput, import_text
 from trainyard.settings import settings
 
-OWN = Path(__file__).parents[2] / "resources" / "imports"
+OWN = Path(__file__).parents[3] / "resources" / "imports"
 ROW = {"instruction": "Add two and two.", "input": "", "output": "Four."}
 
 

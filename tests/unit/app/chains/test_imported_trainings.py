@@ -25,7 +25,7 @@ from trainyard.spec.load.files import load_value
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
-OWN = Path(__file__).parents[2] / "resources" / "imports"
+OWN = Path(__file__).parents[3] / "resources" / "imports"
 EXAMPLES = os.environ.get(VARIABLE)
 STEPS = 5
 FETCHED = {

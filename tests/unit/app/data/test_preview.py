@@ -194,7 +194,7 @@ def test_what_cannot_be_previewed(tmp_path: Path, tiny_model: Path) -> None:
 
 
 def test_generate_shows_pairs_kinds_and_what_a_model_would_cost(tmp_path: Path, tiny_model: Path) -> None:
-    page = Path(__file__).parents[2] / "resources" / "corpora" / "support-desk.md"
+    page = Path(__file__).parents[3] / "resources" / "corpora" / "support-desk.md"
     (tmp_path / "desk").mkdir()
     (tmp_path / "desk" / "page.md").write_text(page.read_text())
     (tmp_path / "desk" / "empty.md").write_text("# Nothing\n")

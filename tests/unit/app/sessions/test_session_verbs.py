@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save
 
-from tests.unit.api.session_surface import surface_of
+from tests.session_surface import surface_of
 from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
 from trainyard.app.context import OWNER, Caller
 from trainyard.app.sessions.accept import accept_session

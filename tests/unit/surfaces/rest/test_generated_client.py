@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.api.answering import answering
+from tests.answering import answering
 from trainyard import here
 from trainyard.operations.table import OPERATIONS, group_lines
 from trainyard.surfaces.rest.openapi import openapi_document

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.answering import answering
 from tests.conftest import REPOSITORY
-from tests.unit.api.answering import answering
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.unit.api.answering import answering
+from tests.answering import answering
 from trainyard import Chain, DataSource, Trainer, connect
 from trainyard.errors import Refused
 

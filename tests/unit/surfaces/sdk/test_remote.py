@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from docs.generator.sdk import ASYNC, sdk_types
+from tests.answering import answering
 from tests.certificates import make_certificate
-from tests.unit.api.answering import answering
 from trainyard import Chain, DataSource, Trainer, aio, connect, connect_async, here
 from trainyard.app.jobs.jobs import Job, JobDetail
 from trainyard.errors import (

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.unit.api.accepting_server import AcceptingServer
+from tests.accepting_server import AcceptingServer
 from trainyard import connect, connect_async
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.surfaces.sdk import wire

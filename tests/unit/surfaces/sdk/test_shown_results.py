@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.unit.api.test_compare import run as make_run
+from tests.unit.app.jobs.test_compare import run as make_run
 from trainyard import Chain, DataSource, Trainer
 from trainyard.app.jobs.jobs import Job, JobMetrics, TrainingCurve
 from trainyard.app.run_records import RunResult, read_events, read_result
