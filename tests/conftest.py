@@ -36,7 +36,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1"
 
 READING = ReadingService()
 """What reads data sets for all tests of this process: a start takes a second of CPU time, a request milliseconds."""
-END_S = 10.0
+END_S = 60.0
 """How long a thread or process may take to end after its test."""
 PREFECTS_THREADS = (
     "APILogWorkerThread",

@@ -31,16 +31,16 @@ async def test_the_document_needs_credentials_and_is_built_once() -> None:
                 answer = await client.get(path, headers=headers)
                 assert (answer.status_code, "E-AUTH" in answer.text) == (401, True)
         assert guarded.document is None  # nothing was built for them
-        began = time.perf_counter()
+        began = time.process_time()
         answers = await asyncio.gather(*(client.get("/openapi.json", headers=authorization(AUTH)) for _ in range(6)))
-        first = time.perf_counter() - began
+        first = time.process_time() - began
         assert {answer.status_code for answer in answers} == {200}
         assert len({answer.content for answer in answers}) == 1
         assert "/flow_runs/" in answers[0].json()["paths"]
         document = guarded.document
-        began = time.perf_counter()
+        began = time.process_time()
         again = await client.get("/openapi.json", headers=authorization(AUTH))
-        assert time.perf_counter() - began < first / 4
+        assert time.process_time() - began < first / 4
         assert again.content == document
         assert guarded.document is document
 

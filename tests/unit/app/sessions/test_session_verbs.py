@@ -204,7 +204,7 @@ def test_a_session_whose_process_is_gone_does_not_answer(here: Settings, tiny_mo
     started = time.monotonic()
     with pytest.raises(Conflict, match="E-SESSION-STATE: The session does not answer"):
         surface_of(here).sessions.zero_grad(session=record.id)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 # Calls

@@ -99,5 +99,5 @@ def test_two_commands_on_one_home_wait_for_each_other(here: Settings) -> None:
         second = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         with pytest.raises(subprocess.TimeoutExpired):
             second.wait(timeout=2)
-    out, _ = second.communicate(timeout=30)
+    out, _ = second.communicate(timeout=120)
     assert out == "inside\n"

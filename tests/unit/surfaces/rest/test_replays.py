@@ -67,12 +67,12 @@ def test_a_request_that_is_worked_on_is_not_begun_twice(tmp_path: Path) -> None:
 
     def slow() -> bytes:
         begun.set()
-        finish.wait(10)
+        finish.wait(120)
         return b"slow"
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(replays.once, OWNER, "jobs pause", ONE, "k", slow)
-        begun.wait(10)
+        begun.wait(60)
         with pytest.raises(Conflict, match="still worked on"):
             replays.once(OWNER, "jobs pause", ONE, "k", slow)
         finish.set()

@@ -12,11 +12,13 @@ from itertools import takewhile
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from tests.accepting_server import AcceptingServer
 from trainyard import connect, connect_async
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.surfaces.sdk import remote as remote_module
 from trainyard.surfaces.sdk import wire
 
 DELETED = json.dumps({"id": "chain-1", "name": "x", "revisions": 2}).encode()
@@ -63,6 +65,8 @@ class ScriptedServer(AcceptingServer):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
     monkeypatch.setattr(wire, "LONGEST_WAIT_S", 0.01)
+    # On a busy machine two calls of one test are further apart than the usual four seconds.
+    monkeypatch.setattr(remote_module, "LIMITS", httpx.Limits(keepalive_expiry=None))
     server = ScriptedServer()
     yield server
     server.stop()
