@@ -114,5 +114,5 @@ def continued(given: RunInput, context: Context) -> RunResult:
             code="E-PARAMETER",
         )
     runs = connect_runs(context.settings)
-    row = runs.find_job(given.target, context.caller.tenant)
+    row = runs.find_job(str(given.target), context.caller.tenant)
     return runs.continue_run(row["run_id"])

@@ -29,7 +29,6 @@ from trainyard.app.run_records import ClosedGate, NodeResult, RunResult, read_ev
 from trainyard.app.runs import connect_runs
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.loading import load
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.settings import Settings
@@ -95,7 +94,9 @@ class Job(JobLabels):
 
     def _repr_svg_(self) -> str | None:
         """The loss as it is when a notebook shows it; None where the run is on another machine."""
-        found: str | None = load("trainyard.app.notebook_views:run_svg")(self.run_id)
+        from trainyard.app.notebook_views import run_svg  # draws curves; only notebooks need it
+
+        found: str | None = run_svg(self.run_id)
         return found
 
 
@@ -175,7 +176,9 @@ class JobMetrics(Response):
     """Draw the curves instead of listing the steps."""
 
     def _repr_svg_(self) -> str:
-        return str(load("trainyard.app.notebook_views:metrics_svg")(self))
+        from trainyard.app.notebook_views import metrics_svg  # draws curves; only notebooks need it
+
+        return metrics_svg(self)
 
 
 Resumed = Job | RunResult
