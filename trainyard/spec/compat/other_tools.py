@@ -20,13 +20,13 @@ CLOUD_FILES = ("training_file", "validation_file")
 """Fields that only a job for a cloud provider has: rows that are uploaded first."""
 
 
-def cloud_provider(given: Mapping[str, Any], _: NodeView | None) -> Match:
+def cloud_provider(config: Mapping[str, Any], _: NodeView | None) -> Match:
     """The provider that a trainer, a job or one of their fields names; a job's files say it too."""
     for field in PROVIDER_FIELDS:
-        name = given.get(field)
+        name = config.get(field)
         if isinstance(name, str) and name.lower() in PROVIDERS:
             return {"field": field, "what": f"The cloud provider {name.lower()}"}
-    files = [field for field in CLOUD_FILES if field in given]
+    files = [field for field in CLOUD_FILES if field in config]
     return bool(files) and {"field": files[0], "what": f"A job for a cloud provider (`{files[0]}`)"}
 
 
@@ -42,7 +42,7 @@ WORD_ROWS = (
     ),
     Row(
         "chain-key", "R-ENDPOINT", "*", "config.{field}",
-        lambda given, _: [{"field": field} for field in KEY_FIELDS if field in given],
+        lambda config, _: [{"field": field} for field in KEY_FIELDS if field in config],
         "A chain does not say which key is sent where: a key belongs to an endpoint, which the operator names "
         "in trainyard.toml together with its address.",
         "Write `endpoint: NAME` in place of `{field}`, where trainyard.toml has [endpoints.NAME] with base_url and "
@@ -52,10 +52,10 @@ WORD_ROWS = (
 """Asked about plain values, by `spec/load`."""
 
 
-def word_reasons(given: Mapping[str, Any], node: str | None, field: str | None = None) -> list[Reason]:
+def word_reasons(config: Mapping[str, Any], node: str | None, field: str | None = None) -> list[Reason]:
     """The reasons that the words of a plain mapping give; `field` is where they are, if the row cannot know it."""
     return [
-        fill(row, words, node, field if field is not None else str(words["field"]))
+        fill(row, arguments, node, field if field is not None else str(arguments["field"]))
         for row in WORD_ROWS
-        for words in answers(row.when(given, None))  # type: ignore[arg-type]
+        for arguments in answers(row.when(config, None))  # type: ignore[arg-type]
     ]

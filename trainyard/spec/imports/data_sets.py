@@ -43,8 +43,8 @@ class DataPlace:
 
     def with_columns(self, columns: Mapping[str, str]) -> DataPlace:
         """The place with columns under names of its own, whose fields then say what the rows are."""
-        kept = self.format if self.format == "text" else "auto"
-        return replace(self, format=kept, columns=tuple(columns.items())) if columns else self
+        row_format = self.format if self.format == "text" else "auto"
+        return replace(self, format=row_format, columns=tuple(columns.items())) if columns else self
 
     @property
     def on_hub(self) -> bool:
@@ -58,11 +58,11 @@ class DataPlace:
     @property
     def hub_set(self) -> dict[str, str] | None:
         """The data set as `hub` has it; None for a file of this machine, and where files of it are chosen."""
-        found = SPLIT_FILES.match(self.files[0]) if len(self.files) == 1 else None
-        if not self.on_hub or (self.files and found is None):
+        match = SPLIT_FILES.match(self.files[0]) if len(self.files) == 1 else None
+        if not self.on_hub or (self.files and match is None):
             return None
         config = {"config": self.subset} if self.subset else {}
-        return {"name": self.name} | config | ({"split": found[1]} if found else {})
+        return {"name": self.name} | config | ({"split": match[1]} if match else {})
 
     @property
     def hint(self) -> str:
@@ -72,49 +72,57 @@ class DataPlace:
 
 def files_of_split(split: Any) -> tuple[str, ...]:
     """Globs of the files of a split other than `train`, which data sets of the Hub have in their names."""
-    found = SPLIT.match(split) if isinstance(split, str) else None
-    return () if found is None or found[1] == "train" else (f"*{found[1]}*",)
+    match = SPLIT.match(split) if isinstance(split, str) else None
+    return () if match is None or match[1] == "train" else (f"*{match[1]}*",)
 
 
 def first_rows(split: Any) -> int | None:
     """The number in `train[:100]`."""
-    found = FIRST_ROWS.match(split) if isinstance(split, str) else None
-    return int(found[1]) if found else None
+    match = FIRST_ROWS.match(split) if isinstance(split, str) else None
+    return int(match[1]) if match else None
 
 
-def assemble_source(places: Sequence[DataPlace], stage: Stage, given: Mapping[str, Any]) -> dict[str, Any]:
+def assemble_source(data_sets: Sequence[DataPlace], stage: Stage, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a data source that reads the places; what `given` says of it wins.
 
     Raises `ValueError` where there is no place, or none that is above all of them.
     """
-    own = {key.removeprefix("data_source."): value for key, value in given.items() if key.startswith("data_source.")}
-    columns = list(dict.fromkeys(one.columns for one in places))
-    mixes = len(columns) > 1 or any(one.hub_set or one.max_rows for one in places)
-    if len(places) > 1 and mixes and not own.keys() - {"format"}:
+    overrides = {
+        key.removeprefix("data_source."): value for key, value in settings.items() if key.startswith("data_source.")
+    }
+    columns = list(dict.fromkeys(data_set.columns for data_set in data_sets))
+    mixes = len(columns) > 1 or any(data_set.hub_set or data_set.max_rows for data_set in data_sets)
+    if len(data_sets) > 1 and mixes and not overrides.keys() - {"format"}:
         port = Port.SFT if Stage.SFT is stage else stage.facts.ports[0]
-        places = [replace(one, format=own.get("format", one.format)) for one in places]
-        return {"mix": {**mixed(places), "port": port.value}}
-    formats = {one.format for one in places}
-    source = own if own.keys() & {"path", "url", "repository", "hub"} else {**place_fields(places), **own}
+        data_sets = [replace(data_set, format=overrides.get("format", data_set.format)) for data_set in data_sets]
+        return {"mix": {**mixed(data_sets), "port": port.value}}
+    formats = {data_set.format for data_set in data_sets}
+    source = (
+        overrides
+        if overrides.keys() & {"path", "url", "repository", "hub"}
+        else {**place_fields(data_sets), **overrides}
+    )
     source.setdefault("format", formats.pop() if len(formats) == 1 else "auto")
-    rows = {one.max_rows for one in places}
+    rows = {data_set.max_rows for data_set in data_sets}
     if len(rows) == 1 and (most := rows.pop()):
         source.setdefault("max_rows", most)
-    if len(columns) == 1 and columns[0] and not own.keys() & {"repository", "converter"}:
+    if len(columns) == 1 and columns[0] and not overrides.keys() & {"repository", "converter"}:
         source.setdefault("columns", dict(columns[0]))
     return fill_port(source, stage)
 
 
-def mixed(places: Sequence[DataPlace]) -> dict[str, Any]:
+def mixed(data_sets: Sequence[DataPlace]) -> dict[str, Any]:
     """All rows of all places, as a mixture: a data set of the Hub has no folder next to the others."""
     sets: dict[str, Any] = {}
-    for one in dict.fromkeys(places):
-        plain = NOT_IN_A_NAME.sub("-", one.name.lower().rpartition("/")[2]).strip("-")[:50] or "set"
-        name = next(known for known in chain([plain], (f"{plain}-{n}" for n in count(2))) if known not in sets)
-        fields = place_fields([one])
-        fields |= {"format": one.format} if one.format != "auto" else {}
-        fields |= {"columns": dict(one.columns)} if one.columns else {}
-        sets[name] = fields | ({"max_rows": one.max_rows} if one.max_rows else {})
+    for data_set in dict.fromkeys(data_sets):
+        plain = NOT_IN_A_NAME.sub("-", data_set.name.lower().rpartition("/")[2]).strip("-")[:50] or "set"
+        name = next(
+            candidate for candidate in chain([plain], (f"{plain}-{n}" for n in count(2))) if candidate not in sets
+        )
+        fields = place_fields([data_set])
+        fields |= {"format": data_set.format} if data_set.format != "auto" else {}
+        fields |= {"columns": dict(data_set.columns)} if data_set.columns else {}
+        sets[name] = fields | ({"max_rows": data_set.max_rows} if data_set.max_rows else {})
     return {"sets": sets, "exhausted": "continue"}
 
 
@@ -123,40 +131,44 @@ def fill_port(source: dict[str, Any], stage: Stage) -> dict[str, Any]:
     ports = stage.facts.ports
     if stage.facts.draws_groups and source["format"] == "auto":
         return source  # its rows may be prompts, or have answers
-    known = [one for one in DataFormat if one.value == source["format"]]
-    if not known or (known[0].facts.ports == ports[:1]):
+    formats = [row_format for row_format in DataFormat if row_format.value == source["format"]]
+    if not formats or (formats[0].facts.ports == ports[:1]):
         return source
     bad = {key: source.pop(key) for key in ("max_bad_fraction",) if key in source}
     port = Port.SFT if Stage.SFT is stage else ports[0]
-    if port not in known[0].facts.ports:
+    if port not in formats[0].facts.ports:
         source["format"] = "auto"
     return {"sets": {port.value: {key: value for key, value in source.items() if value != "auto"}}, **bad}
 
 
-def place_fields(places: Sequence[DataPlace]) -> dict[str, Any]:
-    if not places:
+def place_fields(data_sets: Sequence[DataPlace]) -> dict[str, Any]:
+    if not data_sets:
         raise ValueError("no data set")
-    if len(places) == 1 and places[0].name.startswith(("http://", "https://")):
-        return {"url": places[0].name}
-    if len(places) == 1 and (hub := places[0].hub_set):
+    if len(data_sets) == 1 and data_sets[0].name.startswith(("http://", "https://")):
+        return {"url": data_sets[0].name}
+    if len(data_sets) == 1 and (hub := data_sets[0].hub_set):
         return {"hub": hub}
-    above = common_folder([one.path for one in places])
-    include = [glob for one in places for glob in globs_of(one, above)] if needs_globs(places, above) else []
-    found: dict[str, Any] = {"path": above}
-    found |= {"include": include} if include else {}
-    return found | ({"exclude": list(OTHER_SPLITS)} if any(one.on_hub and not one.files for one in places) else {})
+    above = common_folder([data_set.path for data_set in data_sets])
+    include = (
+        [glob for data_set in data_sets for glob in globs_of(data_set, above)] if needs_globs(data_sets, above) else []
+    )
+    source: dict[str, Any] = {"path": above}
+    source |= {"include": include} if include else {}
+    return source | (
+        {"exclude": list(OTHER_SPLITS)} if any(pattern.on_hub and not pattern.files for pattern in data_sets) else {}
+    )
 
 
-def needs_globs(places: Sequence[DataPlace], above: str) -> bool:
-    return len(places) > 1 or bool(places[0].files) or places[0].on_hub
+def needs_globs(data_sets: Sequence[DataPlace], above: str) -> bool:
+    return len(data_sets) > 1 or bool(data_sets[0].files) or data_sets[0].on_hub
 
 
-def globs_of(place: DataPlace, above: str) -> list[str]:
-    below = posixpath.relpath(place.path, above) if place.path != above else ""
-    if below and not place.files and place.name.lower().endswith(ROW_FILES):
+def globs_of(data_set: DataPlace, above: str) -> list[str]:
+    below = posixpath.relpath(data_set.path, above) if data_set.path != above else ""
+    if below and not data_set.files and data_set.name.lower().endswith(ROW_FILES):
         return [below]
-    files = place.files or (HUB_FILES if place.on_hub else ("*",))
-    return [posixpath.join(below, one) for one in files]
+    files = data_set.files or (HUB_FILES if data_set.on_hub else ("*",))
+    return [posixpath.join(below, pattern) for pattern in files]
 
 
 def common_folder(paths: Sequence[str]) -> str:

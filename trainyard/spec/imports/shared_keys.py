@@ -7,6 +7,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
+from trainyard.spec.imports.data_sets import files_of_split, first_rows
 from trainyard.spec.imports.keys import (
     ABSENT,
     Config,
@@ -34,7 +35,6 @@ from trainyard.spec.imports.keys import (
     to,
     word,
 )
-from trainyard.spec.imports.places import files_of_split, first_rows
 from trainyard.spec.training import TrainingSettings
 
 HYPER = "hyperparameters."
@@ -55,7 +55,7 @@ CLOSE_OPTIMIZERS: dict[Any, tuple[Any, str]] = dict.fromkeys(
     ("paged_adamw", "paged_adamw_32bit", "pagedadamw"), ("adamw", PAGED)
 )
 SCHEDULES: dict[Any, Any] = {
-    **{one: one for one in ("linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt")},
+    **{name: name for name in ("linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt")},
     "cosine_with_restarts": "cosine_with_restarts",
     "warmup_stable_decay": "wsd",
     "reduce_lr_on_plateau": "reduce_on_plateau",
@@ -117,44 +117,44 @@ TEMPLATES: dict[str, str] = {
 
 
 def template() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        ours = "engine.template"
-        if given in (None, "", "auto", "default", "tokenizer_default"):
-            return mapped({ours: "auto"})
-        if (name := text(given)) in TEMPLATES:
-            return mapped({ours: TEMPLATES[name]})
-        return refused(f"There is no renderer {name!r} here.", f"--set {ours}=auto takes the base's own template.")
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        setting = "engine.template"
+        if value in (None, "", "auto", "default", "tokenizer_default"):
+            return mapped({setting: "auto"})
+        if (name := text(value)) in TEMPLATES:
+            return mapped({setting: TEMPLATES[name]})
+        return refused(f"There is no renderer {name!r} here.", f"--set {setting}=auto takes the base's own template.")
 
     return KeyConverter("engine.template", convert)
 
 
-def held_out(ours: str, read: Read) -> KeyConverter:
+def held_out(setting: str, read: Read) -> KeyConverter:
     """A setting of the evaluation during training: `eval.share`."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given in (None, 0, False, ""):
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value in (None, 0, False, ""):
             return mapped(because="No evaluation while it trains.")
         if "eval" not in TrainingSettings.model_fields:
             return noted(EVALUATION)
-        return mapped({ours: read(given)})
+        return mapped({setting: read(value)})
 
-    return KeyConverter(ours, convert)
+    return KeyConverter(setting, convert)
 
 
-def share(given: Any) -> float:
-    if not 0 < number(given) <= 0.5:
+def share(value: Any) -> float:
+    if not 0 < number(value) <= 0.5:
         raise WrongValue("a share of up to 0.5; a number of rows is not one")
-    return float(given)
+    return float(value)
 
 
 def sharding(read: Read = text) -> KeyConverter:
     """What switches FSDP or DeepSpeed on: with one process, which a config does not say, there is nothing to share."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given in ABSENT:
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value in ABSENT:
             return mapped(because="One process, as in a chain without it.")
-        if not isinstance(given, list | dict):
-            read(given)
+        if not isinstance(value, list | dict):
+            read(value)
         return mapped(because="In launch.strategy.") if config.processes > 1 else noted(SHARDED)
 
     return KeyConverter("launch.strategy", convert)
@@ -163,8 +163,8 @@ def sharding(read: Read = text) -> KeyConverter:
 def shard_detail(*here: Any) -> KeyConverter:
     """A detail of FSDP; `here` are the values of Trainyard's own sharding, without a value any."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        plain = given.upper() if isinstance(given, str) else given
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        plain = value.upper() if isinstance(value, str) else value
         if config.processes > 1 and (not here or plain in here):
             return mapped(because="As launch.strategy shards: block by block, gathered ahead of their use.")
         return noted("A detail of sharding, which launch.strategy decides and one process does not need.")
@@ -216,29 +216,29 @@ def schedule() -> KeyConverter:
 def precision(name: str) -> KeyConverter:
     """`bf16: true`, `fp16: true`; false leaves the choice to the other key."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given == "auto":
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value == "auto":
             return mapped({f"{HYPER}precision": "auto"})
-        if given == "full":
+        if value == "full":
             return mapped({f"{HYPER}precision": name})
-        return mapped({f"{HYPER}precision": name} if given is not None and flag(given) else {}, "Off.")
+        return mapped({f"{HYPER}precision": name} if value is not None and flag(value) else {}, "Off.")
 
     return KeyConverter(f"{HYPER}precision", convert)
 
 
 def dtype() -> KeyConverter:
-    words = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
-    return word(f"{HYPER}precision", {**words, "float32": "fp32", "fp32": "fp32", "auto": "auto"})
+    names = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
+    return word(f"{HYPER}precision", {**names, "float32": "fp32", "fp32": "fp32", "auto": "auto"})
 
 
 def checkpointing() -> KeyConverter:
     """Gradient checkpointing; `unsloth` and `offload` are ways of it."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        ours = f"{HYPER}gradient_checkpointing"
-        if given in ("unsloth", "offload", "offload_disk"):
-            return mapped({ours: True})
-        return mapped({ours: given is not None and flag(given)})
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        setting = f"{HYPER}gradient_checkpointing"
+        if value in ("unsloth", "offload", "offload_disk"):
+            return mapped({setting: True})
+        return mapped({setting: value is not None and flag(value)})
 
     return KeyConverter(f"{HYPER}gradient_checkpointing", convert)
 
@@ -246,37 +246,37 @@ def checkpointing() -> KeyConverter:
 def grad_norm() -> KeyConverter:
     """0 clips every gradient away or none, by tool; here there is always a bound."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        ours = f"{HYPER}max_grad_norm"
-        if given is None:
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        setting = f"{HYPER}max_grad_norm"
+        if value is None:
             return mapped(because="Left out, here as there.")
-        if number(given) == 0:
-            return mapped({ours: 1e6}, "No clipping: a bound that no gradient reaches.")
-        return mapped({ours: number(given)})
+        if number(value) == 0:
+            return mapped({setting: 1e6}, "No clipping: a bound that no gradient reaches.")
+        return mapped({setting: number(value)})
 
     return KeyConverter(f"{HYPER}max_grad_norm", convert)
 
 
 def save_every() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given is None or given == 0:
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value is None or value == 0:
             return mapped(because="Left out: checkpoints by the length of the training.")
-        if 0 < number(given) < 1:
+        if 0 < number(value) < 1:
             return noted("Checkpoints are counted in steps; their default is by the length of the training.")
-        return mapped({f"{HYPER}save_steps": integer(given)})
+        return mapped({f"{HYPER}save_steps": integer(value)})
 
     return KeyConverter(f"{HYPER}save_steps", convert)
 
 
 def trackers() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        names = [] if given in (None, "none", "all") else texts(given)
-        known = [name for name in names if name in TRACKERS]
-        if len(known) < len(names):
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        names = [] if value in (None, "none", "all") else texts(value)
+        trackers_here = [name for name in names if name in TRACKERS]
+        if len(trackers_here) < len(names):
             other = ", ".join(name for name in names if name not in TRACKERS)
             return noted(f"There is no tracker {other}; metrics are in `trainyard jobs metrics`.",
-                         {"engine.trackers": known} if known else {})  # fmt: skip
-        return mapped({"engine.trackers": known}) if known else mapped(because="No tracker.")
+                         {"engine.trackers": trackers_here} if trackers_here else {})  # fmt: skip
+        return mapped({"engine.trackers": trackers_here}) if trackers_here else mapped(because="No tracker.")
 
     return KeyConverter("engine.trackers", convert)
 
@@ -284,11 +284,15 @@ def trackers() -> KeyConverter:
 def tracker(name: str, *, flagged: bool = False) -> KeyConverter:
     """A key whose value switches one tracker on."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        on = given not in (None, "", False) and (not flagged or flag(given))
-        others = [one for one in TRACKERS if one != name and one in config.overrides.get("engine.trackers", ())]
-        named = "" if flagged else f"{given!r} is not kept: the variables of {name} name project and server."
-        return mapped({"engine.trackers": [name, *others]}, named) if on else mapped(because="No tracker.")
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        on = value not in (None, "", False) and (not flagged or flag(value))
+        also = [
+            candidate
+            for candidate in TRACKERS
+            if candidate != name and candidate in config.overrides.get("engine.trackers", ())
+        ]
+        named = "" if flagged else f"{value!r} is not kept: the variables of {name} name project and server."
+        return mapped({"engine.trackers": [name, *also]}, named) if on else mapped(because="No tracker.")
 
     return KeyConverter("engine.trackers", convert)
 
@@ -298,22 +302,24 @@ SUFFIXES = re.compile(r"\(([\w|]+)\)(_\w+)\Z")
 
 def spelt_out(pattern: str) -> list[str]:
     """The last parts of names that a pattern such as `layers.[\\d]+.(mlp|attn).(up|down)_proj` ends in."""
-    found = SUFFIXES.search(pattern)
-    return [f"{one}{found[2]}" for one in found[1].split("|")] if found else []
+    match = SUFFIXES.search(pattern)
+    return [f"{name}{match[2]}" for name in match[1].split("|")] if match else []
 
 
 def target_modules() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        ours = "method.target_modules"
-        if isinstance(given, str) and (names := spelt_out(given)):
-            return mapped({ours: names}, "The names that the pattern ends in; a text model has them once in a block.")
-        if given in (None, "", [], "all", "all-linear", ["all-linear"], ["all"]):
-            return mapped({ours: "all-linear"})
-        if isinstance(given, str) and any(sign in given for sign in "*[]()\\|^$"):
-            return unread_pattern(given)
-        names = texts(given)
-        pattern = next((one for one in names if any(sign in one for sign in "*[]()\\|^$")), None)
-        return unread_pattern(pattern) if pattern else mapped({ours: names})
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        setting = "method.target_modules"
+        if isinstance(value, str) and (names := spelt_out(value)):
+            return mapped(
+                {setting: names}, "The names that the pattern ends in; a text model has them once in a block."
+            )
+        if value in (None, "", [], "all", "all-linear", ["all-linear"], ["all"]):
+            return mapped({setting: "all-linear"})
+        if isinstance(value, str) and any(sign in value for sign in "*[]()\\|^$"):
+            return unread_pattern(value)
+        names = texts(value)
+        pattern = next((name for name in names if any(sign in name for sign in "*[]()\\|^$")), None)
+        return unread_pattern(pattern) if pattern else mapped({setting: names})
 
     return KeyConverter("method.target_modules", convert)
 
@@ -323,18 +329,18 @@ def unread_pattern(pattern: str) -> KeyAnswer:
     return refused(because, "--set method.target_modules=all-linear, or a list of names.")
 
 
-def positive(ours: str) -> KeyConverter:
+def positive(setting: str) -> KeyConverter:
     """A whole number above 0; 0 and below say that there is no bound."""
-    return KeyConverter(ours, lambda given, _config: mapped(
-        {ours: integer(given)} if given is not None and integer(given) > 0 else {}, "No bound.",
+    return KeyConverter(setting, lambda value, _config: mapped(
+        {setting: integer(value)} if value is not None and integer(value) > 0 else {}, "No bound.",
     ))  # fmt: skip
 
 
 def split() -> KeyConverter:
     """Which part of a data set is read: files by its name, and the first rows."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given is None or files_of_split(given) or first_rows(given) or given == "train":
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value is None or files_of_split(value) or first_rows(value) or value == "train":
             return mapped(because="In data_source.")
         return refused("A share or a part of a split is not read.", "--set data_source.max_rows=N takes N rows.")
 
@@ -344,8 +350,8 @@ def split() -> KeyConverter:
 def same_seed(key: str) -> KeyConverter:
     """A seed of its own for the rows; `key` has the training's."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given is None or integer(given) == config.get(key, 42):
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value is None or integer(value) == config.get(key, 42):
             return mapped(because="The same as hyperparameters.seed, which decides the order of rows.")
         return noted("One seed, hyperparameters.seed, decides the order of rows as well.")
 
@@ -355,10 +361,10 @@ def same_seed(key: str) -> KeyConverter:
 def output_folder() -> KeyConverter:
     """A folder below the working folder gets the checkpoints, as that of a job's `checkpoint_dir` does."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given is None:
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value is None:
             return mapped(because="Left out, here as there.")
-        folder = posixpath.normpath(text(given))
+        folder = posixpath.normpath(text(value))
         if folder.startswith(("/", "..", "~", "$")) or folder == ".":
             because = "The result is in the store of TRAINYARD_HOME; a folder for checkpoints is engine.mirror."
             return noted(because)
@@ -370,10 +376,10 @@ def output_folder() -> KeyConverter:
 def evaluate_by() -> KeyConverter:
     """`steps` leaves the number to its own key."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given == "steps":
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value == "steps":
             return mapped(because="In eval.steps.") if "eval" in TrainingSettings.model_fields else noted(EVALUATION)
-        return held_out("eval.steps", text).convert(None if given == "no" else given, config)
+        return held_out("eval.steps", text).convert(None if value == "no" else value, config)
 
     return KeyConverter("eval.steps", convert)
 
@@ -381,11 +387,11 @@ def evaluate_by() -> KeyConverter:
 def same_tokenizer(base: str) -> KeyConverter:
     """A tokenizer that is named next to the base, which is in the key `base`."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given in (None, "", config.get(base)):
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value in (None, "", config.get(base)):
             return mapped(because="The tokenizer is the one in the base model's folder.")
         return refused(
-            f"The tokenizer is the one in the base's folder, and {describe(given)} may have other tokens.",
+            f"The tokenizer is the one in the base's folder, and {describe(value)} may have other tokens.",
             "Name a folder that has both: --set base_model=FOLDER.",
         )
 
@@ -395,10 +401,10 @@ def same_tokenizer(base: str) -> KeyConverter:
 def neftune() -> KeyConverter:
     """Noise on the embeddings; the tools add it in every stage, this one in sft."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given is None or number(given) == 0:
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value is None or number(value) == 0:
             return mapped(because="Off, as in a chain without it.")
-        return mapped({"stage.neftune_alpha": number(given)}, "Noise on the embeddings is a setting of stage sft.")
+        return mapped({"stage.neftune_alpha": number(value)}, "Noise on the embeddings is a setting of stage sft.")
 
     return KeyConverter("stage.neftune_alpha", convert)
 
@@ -406,32 +412,32 @@ def neftune() -> KeyConverter:
 def first_weights() -> KeyConverter:
     """PEFT's words for what a new adapter begins with."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        name = given.lower() if isinstance(given, str) else given
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        name = value.lower() if isinstance(value, str) else value
         if name in (None, True, "default"):
             return mapped(because="An adapter changes nothing at first.")
         if isinstance(name, str) and FIRST_WEIGHTS.fullmatch(name):
             return mapped({"method.init": name})
-        because = f"An adapter cannot begin with {describe(given)} here."
+        because = f"An adapter cannot begin with {describe(value)} here."
         return refused(because, "Use pissa or loftq: --set method.init=pissa, or --without it.")
 
     return KeyConverter("method.init", convert)
 
 
-def adam_number(ours: float) -> KeyConverter:
+def adam_number(usual: float) -> KeyConverter:
     """A number of AdamW, which has torch's own here."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given is None or number(given) == ours:
-            return mapped(because=f"AdamW's {ours:g}, as here.")
-        return refused(f"AdamW has {ours:g} here, and {given} is another training.", WITHOUT)
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value is None or number(value) == usual:
+            return mapped(because=f"AdamW's {usual:g}, as here.")
+        return refused(f"AdamW has {usual:g} here, and {value} is another training.", WITHOUT)
 
     return KeyConverter("", convert)
 
 
 def loftq_bits() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if integer(given) == 4:
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if integer(value) == 4:
             return mapped({"method.init": "loftq"})
         return refused(LOFTQ_BITS, "Write 4, or --without loftq_config")
 
@@ -508,21 +514,22 @@ ARGUMENTS: Table = {
     ),
     "dataloader_drop_last": (refuse("Every row of an epoch is used.", WITHOUT), False),
     "remove_unused_columns": (always("A row has only what its stage reads."), False),
-    "group_by_length": (switch(mapped({"engine.batching": "buckets"}), ours="engine.batching"), False),
+    "group_by_length": (switch(mapped({"engine.batching": "buckets"}), setting="engine.batching"), False),
     "eval_strategy": (evaluate_by(), "steps"),
     "evaluation_strategy": (evaluate_by(), "no"),
     "eval_steps": (held_out("eval.steps", integer), 500),
     "per_device_eval_batch_size": (note("Kept for evaluation during training; an evaluator chooses its batches."), 1),
     "do_train": (always("A trainer trains."), True),
     "do_eval": (note(EVALUATION, unless=(None, False)), False),
-    "load_best_model_at_end": (switch(mapped({"eval.load_best": True}), ours="eval.load_best"), False),
+    "load_best_model_at_end": (switch(mapped({"eval.load_best": True}), setting="eval.load_best"), False),
     "metric_for_best_model": (
-        agrees("The held-out loss decides.", ("loss", "eval_loss"), refused(
-            "Of checkpoints, the one with the least held-out loss is the best.", WITHOUT), ours="eval.metric"), "loss"
+        agrees("The held-out loss decides.", ("loss", "eval_loss"),
+               refused("Of checkpoints, the one with the least held-out loss is the best.", WITHOUT),
+               setting="eval.metric"), "loss"
     ),
     "greater_is_better": (note("Kept for choosing between checkpoints: an evaluator knows it of its metrics."), False),
     "neftune_noise_alpha": (neftune(), 5),
-    "use_liger_kernel": (switch(mapped({"engine.head": "liger"}), ours="engine.head"), True),
+    "use_liger_kernel": (switch(mapped({"engine.head": "liger"}), setting="engine.head"), True),
     "torch_compile": (note("Modules run as they are, uncompiled: equal numbers.", unless=(None, False)), False),
     "push_to_hub": (note(HUB, unless=(None, False)), False),
     "hub_model_id": (note(HUB), "me/model"),
@@ -544,5 +551,5 @@ LORA: Table = {
 }
 
 
-def model_key(*, ours: str = "base_model") -> KeyConverter:
-    return to(ours, text)
+def model_key(*, setting: str = "base_model") -> KeyConverter:
+    return to(setting, text)
