@@ -13,11 +13,11 @@ from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
 from trainyard.spec.compat.engine import ENGINE_ROWS, LAUNCH_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.compat.latent import LATENT_ROWS
+from trainyard.spec.compat.other_tools import WORD_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
 from trainyard.spec.compat.session import SESSION_ROWS
 from trainyard.spec.compat.steps import STEP_ROWS, UNUSED_WARMUP
 from trainyard.spec.compat.training import CHANGING_ROWS, ROLLOUT_ROWS, TEACHER_ROWS, TRAINER_ROWS
-from trainyard.spec.compat.words import WORD_ROWS
 from trainyard.spec.ports import Wiring
 
 ROWS: tuple[Row, ...] = (
@@ -50,9 +50,9 @@ def apply_rows(rows: Sequence[Row], scope: str, view: View, unclear: Set[str]) -
     for node in view.chain.nodes:
         if node.type not in by_type:
             by_type[node.type] = [row for row in rows if row.scope == scope and row.on in (node.type, "*")]
-        place = NodeView(node, view)
+        located = NodeView(node, view)
         for row in by_type[node.type]:
-            for words in () if row.chained and node.id in unclear else answers(row.when(node.config, place)):
-                filled = {"config": node.config, **words}
+            for arguments in () if row.chained and node.id in unclear else answers(row.when(node.config, located)):
+                filled = {"config": node.config, **arguments}
                 reasons.append(fill(row, filled, node.id, row.field.format(**filled)))
     return reasons
