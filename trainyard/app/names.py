@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainyard.app.artifacts.lookup import CHAIN_FILE, FoundArtifact, RunFolder, artifacts_of, run_folders
 from trainyard.app.context import Context
 from trainyard.app.live.jobs import open_index, with_labels
 from trainyard.app.live.manager_jobs import find_recorded
 from trainyard.app.live.trainings import with_files
 from trainyard.app.live.waits import with_waits
+from trainyard.app.run_folders import CHAIN_FILE, FoundArtifact, RunFolder, artifacts_of, run_folders
 from trainyard.app.run_records import RunResult, read_result
 from trainyard.app.runs import connect_runs
 from trainyard.errors import Conflict, NotFound, TrainyardError, Unavailable

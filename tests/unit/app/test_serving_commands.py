@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trainyard.app.adapters.ask import ask
-from trainyard.app.chat import RESET, ChatOutput, ChatTurn, chat
+from trainyard.app.chat import RESET, ChatOutput, ChatTurn, ask, chat
 from trainyard.app.context import Caller, Context
 from trainyard.app.stack.stack import start_embedded
 from trainyard.compute.services import EMBEDDED, Service, record_path, write_record

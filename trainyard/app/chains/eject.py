@@ -8,13 +8,13 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from trainyard.app.artifacts.lookup import CHAIN_FILE
 from trainyard.app.context import Context
 from trainyard.app.names import find_run
 from trainyard.app.plan.estimate import find_results
 from trainyard.app.plan.parse import NAMES, parse_request
 from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import CHAIN_FILE
 from trainyard.app.run_records import RunResult, read_result
 from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.script import files

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from trainyard.app.chains.next_commands import next_commands
 from trainyard.app.context import Context, key_of
-from trainyard.app.jobs.next_commands import next_commands
 from trainyard.app.live.jobs import note_started
 from trainyard.app.names import is_run_or_job_id, shortest_name
 from trainyard.app.plan.locate import locate_request

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import orjson
 
-from trainyard.app.artifacts.lookup import own_tenant
 from trainyard.app.context import Context
 from trainyard.app.graph.access import graph_in_turn
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import own_tenant
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.operations.graph import EntitiesInput, NeighborsInput
 from trainyard.stores.graph.addresses import graph_file

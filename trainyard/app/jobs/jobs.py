@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from trainyard.app.chains.next_commands import next_commands
 from trainyard.app.chains.run import run, with_next
 from trainyard.app.context import Context
 from trainyard.app.jobs.logs import gone
-from trainyard.app.jobs.next_commands import next_commands
 from trainyard.app.jobs.remaining_time import TimeLeft, time_left
 from trainyard.app.live.jobs import list_job_rows, note_change, with_labels
 from trainyard.app.live.manager_jobs import refuse_steering

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from trainyard.app.artifacts.lookup import ENDED, read_output
 from trainyard.app.context import Context
 from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.app.plan.estimate import FinishedNodes, count_tokens, find_shapes, find_timings, name_data_sets
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import ENDED, read_output
 from trainyard.app.run_records import read_chain, read_events
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.compute.gpus import devices_here

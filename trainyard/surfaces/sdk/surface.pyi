@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from trainyard.app.access.audit import AuditCheck, AuditRows
 from trainyard.app.access.tokens import NewToken, Token, TokenList
-from trainyard.app.adapters.ask import AskedAnswer
+from trainyard.app.chat import AskedAnswer
 from trainyard.app.adapters.register import Registered
 from trainyard.app.adapters.registry import AdapterRows, Converted
 from trainyard.app.adapters.versions import Card, DeletedVersion, Merged, Promotion, Published, Pulled
