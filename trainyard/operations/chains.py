@@ -20,6 +20,23 @@ ChainText = dict[str, Any]
 """A chain or a job as a mapping, as its file has it: what a program gives in place of a file."""
 GROUP_NAME = r"^([a-z0-9][a-z0-9._-]{0,62})?$"
 Group = Annotated[str, Field(pattern=GROUP_NAME, description="Group of runs, to list and compare them.")]
+Watch = Annotated[bool, Option("-w", "--watch", local=True), Field(description="Follow the run to its end.")]
+Refresh = Annotated[
+    bool,
+    Option("--refresh/--no-refresh"),
+    Field(description="Make every result again, also those that are finished."),
+]
+RefreshFrom = Annotated[
+    str | None,
+    Option("--refresh-from"),
+    Field(max_length=100, description="Make the results of this node and of all after it again."),
+]
+FewRows = Annotated[
+    bool,
+    Option("-y", "--yes"),
+    Field(description="Train also on fewer rows than were asked for, or than a verdict needs."),
+]
+Tags = Annotated[tuple[str, ...], Option("--tag"), Field(description="A tag for the run; may be repeated.")]
 PARAMETERS = "A parameter; dots reach inside."
 PRESET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 CHAIN_CHARS = 100
@@ -48,17 +65,11 @@ class RunInput(Request):
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
     preset: Annotated[str | None, Option(completes="preset")] = Field(None, pattern=PRESET_NAME, description=PRESET)
-    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow the run to its end.")
-    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
-        False, description="Make every result again, also those that are finished."
-    )
-    refresh_from: Annotated[str | None, Option("--refresh-from")] = Field(
-        None, max_length=100, description="Make the results of this node and of all after it again."
-    )
-    yes: Annotated[bool, Option("-y", "--yes")] = Field(
-        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
-    )
-    tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+    watch: Watch = False
+    refresh: Refresh = False
+    refresh_from: RefreshFrom = None
+    yes: FewRows = False
+    tags: Tags = ()
     group: Group = ""
 
 
@@ -148,17 +159,11 @@ class ShowChainInput(StoredName):
 class RunChainInput(StoredName):
     revision: int | None = Field(None, ge=1, le=10**9, description="Default: the newest.")
     parameters: Parameters = Field({}, description="Of the call of a template that is stored; dots reach inside.")
-    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow the run to its end.")
-    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
-        False, description="Make every result again, also those that are finished."
-    )
-    refresh_from: Annotated[str | None, Option("--refresh-from")] = Field(
-        None, max_length=100, description="Make the results of this node and of all after it again."
-    )
-    yes: Annotated[bool, Option("-y", "--yes")] = Field(
-        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
-    )
-    tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+    watch: Watch = False
+    refresh: Refresh = False
+    refresh_from: RefreshFrom = None
+    yes: FewRows = False
+    tags: Tags = ()
     group: Group = ""
 
 
