@@ -490,7 +490,7 @@ ROWS: dict[str, Operation] = {
         request=StoreChainInput, run="app.chains.stored:create_chain", text=stored_chain_text, scope=RUN,
         example="trainyard chains create chain.yaml",
         route="POST /api/v1/chains", status=201, tenants=True, body="spec",
-        body_schema="app.chains.bodies:ChainBody",
+        body_schema="app.plan.parse:ChainBody",
     ),
     "chains show": Operation(
         "A stored chain as it was written, with its revisions.",
@@ -501,7 +501,7 @@ ROWS: dict[str, Operation] = {
         "Store a new revision of a chain; what was written meanwhile is shown, and not overwritten.",
         request=UpdateChainInput, run="app.chains.stored:update_chain", text=stored_chain_text, scope=RUN,
         example="trainyard chains update guide chain.yaml --if-match 3-1f2e3d4c5b6a",
-        route="PUT /api/v1/chains/{chain}", tenants=True, body="spec", body_schema="app.chains.bodies:ChainBody",
+        route="PUT /api/v1/chains/{chain}", tenants=True, body="spec", body_schema="app.plan.parse:ChainBody",
     ),
     "chains delete": Operation(
         "Remove a stored chain with all its revisions; refused while a run of it has not ended.",
@@ -536,7 +536,7 @@ ROWS: dict[str, Operation] = {
     ),
     "chains diff": Operation(
         "The settings in which two revisions of a stored chain differ.",
-        request=DiffInput, run="app.chains.revisions:show_difference", text=difference_text, scope=READ,
+        request=DiffInput, run="app.chains.stored:show_difference", text=difference_text, scope=READ,
         example="trainyard chains diff guide --before 1",
         route="GET /api/v1/chains/{chain}/diff", tenants=True,
     ),

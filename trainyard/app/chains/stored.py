@@ -22,6 +22,7 @@ from trainyard.app.run_records import RunResult
 from trainyard.app.runs import connect_runs
 from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError, reason_of
 from trainyard.operations import chains as requests
+from trainyard.operations.chains import DiffInput
 from trainyard.spec.chain import ChainSpec, ResolvedChain
 from trainyard.spec.load.changes import list_changes
 from trainyard.spec.load.files import load_value
@@ -333,3 +334,28 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 def shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
+
+
+class SettingChange(Response):
+    name: str
+    """Dotted, such as `nodes.trainer.config.stage`."""
+    before: Any = None
+    after: Any = None
+
+
+class RevisionDiff(Response):
+    id: str
+    name: str
+    before: int
+    after: int
+    changes: tuple[SettingChange, ...]
+
+
+def show_difference(given: DiffInput, context: Context) -> RevisionDiff:
+    """Raises `NotFound` (`E-NOT-FOUND`) for a revision that there is not."""
+    store = store_of(context)
+    newest = store.find(given.chain, context.caller.tenant)
+    first, second = store.show(newest, given.before), store.show(newest, given.after or newest.revision)
+    found = list_changes(nodes_by_id(first.body), nodes_by_id(second.body))
+    changes = tuple(SettingChange(name=name, before=old, after=new) for name, old, new in found)
+    return RevisionDiff(id=newest.id, name=newest.name, before=first.revision, after=second.revision, changes=changes)

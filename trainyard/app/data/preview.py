@@ -22,9 +22,8 @@ import numpy as np
 from jinja2.exceptions import TemplateError
 from pydantic import ValidationError
 
-from trainyard.app.context import Context
+from trainyard.app.context import Context, settings_of
 from trainyard.app.data.pairs import GenerationPreview, check_documents, survey_pairs
-from trainyard.app.data.tenancy import settings_of
 from trainyard.app.plan.machine import find_base_folder, find_base_shape
 from trainyard.app.responses import Response
 from trainyard.backends.timings.records import read_timings, timing_key

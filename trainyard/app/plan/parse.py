@@ -7,11 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.app.checkout import checkout
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import settings as current_settings
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
 from trainyard.spec.job import JobSpec
@@ -133,3 +134,13 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
         same_type = both and value.get("type", under.get("type")) == under.get("type")
         result[key] = deep_merge(under, value) if same_type else value
     return result
+
+
+class TemplateCall(Strict):
+    """The call of a template with its parameters; the chain is built of it when it runs."""
+
+    template: str = Field(description="Its name, such as qa-pipeline.")
+    parameters: dict[str, Any] = Field({}, description="As `trainyard templates NAME` lists them.")
+
+
+ChainBody = ChainSpec | JobSpec | TemplateCall

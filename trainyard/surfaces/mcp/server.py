@@ -20,8 +20,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 import trainyard
-from trainyard.app.context import Caller
-from trainyard.app.departures import ConfinedCalls
+from trainyard.app.context import Caller, ConfinedCalls
 from trainyard.errors import NotFound, TrainyardError
 from trainyard.settings import Settings
 from trainyard.surfaces.access.strangers import whole_body

@@ -21,8 +21,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from trainyard.app.context import Caller, Context
-from trainyard.app.departures import ConfinedCalls
+from trainyard.app.context import Caller, ConfinedCalls, Context
 from trainyard.app.responses import Blob
 from trainyard.app.tenant_view import error_for, hide_places_in_json, is_stranger
 from trainyard.callbacks import call_now, ignore

@@ -18,11 +18,11 @@ from trainyard.app.chains.drafts import ExpandedChain, LinkAnswers, Palette
 from trainyard.app.chains.eject import EjectOutput
 from trainyard.app.chains.exports import ExportOutput
 from trainyard.app.chains.imports import ImportOutput
-from trainyard.app.chains.revisions import RevisionDiff
+from trainyard.app.chains.stored import RevisionDiff
 from trainyard.app.chains.stored import ChainDetail, ChainList, ChainRun, DeletedChain, RunsOfChain
 from trainyard.app.chat import ChatOutput
 from trainyard.app.dashboard import DashboardLink
-from trainyard.app.data.columns import DataColumns
+from trainyard.app.data.listing import DataColumns
 from trainyard.app.data.listing import DataList, ModelList
 from trainyard.app.data.preview import DataPreview
 from trainyard.app.data.renderers import RendererTable
