@@ -52,7 +52,7 @@ def renderer(name: str) -> Renderer:
 
 
 def applied(found: Renderer, turns: list[Turn], **options: Any) -> Any:
-    return found.tokenizer.apply_chat_template(found.taken(turns), **options)
+    return found.tokenizer.apply_chat_template(found.adapt_turns(turns), **options)
 
 
 def test_trl_ships_the_templates_that_this_was_written_for() -> None:

@@ -56,8 +56,8 @@ def gguf_files(site: TargetDeployment) -> tuple[Path, Path | None]:
     if site.target.merged is not None:
         return merged.gguf_of(site), None
     if site.candidate.kind != "adapter":
-        own = version / KEPT_MODEL
-        return own if own.is_file() else base_gguf(version, settings, environment), None
+        model = version / KEPT_MODEL
+        return model if model.is_file() else base_gguf(version, settings, environment), None
     base, adapter = Path(site.candidate.base_path), started.convert_version(site) / ADAPTER_FILE
     load_late("trainyard.serve.conversion.gguf:peft_to_gguf")(version, adapter, base)  # numpy
     return base_gguf(base, settings, environment), adapter
