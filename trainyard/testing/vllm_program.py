@@ -90,8 +90,8 @@ class ThinkingModel:
 
 def too_long(context: int, used: int, output_tokens: int) -> str:
     return (
-        f"This model's maximum context length is {context} tokens. However, you requested {output_tokens} output tokens "
-        f"and your prompt contains {used} input tokens, for a total of {used + output_tokens} tokens."
+        f"This model's maximum context length is {context} tokens. However, you requested {output_tokens} output "
+        f"tokens and your prompt contains {used} input tokens, for a total of {used + output_tokens} tokens."
     )
 
 

@@ -315,7 +315,8 @@ def check_answered(line: Line, books: Books) -> None:
     counts = ", ".join(f"{reason} {count:,}" for reason, count in sorted(rejected.items()))
     if line.last is not None and lost > (1 - LEAST_ANSWERED) * books.rows_requested:
         raise Unavailable(
-            f"The model server failed for {lost:,} of {books.rows_requested:,} rows ({counts}); {books.rows_kept:,} were kept.",
+            f"The model server failed for {lost:,} of {books.rows_requested:,} rows ({counts}); "
+            f"{books.rows_kept:,} were kept.",
             why=f"{line.last.what} {line.last.why}".strip(),
             do=f"{line.last.do} At least half of the rows have to be answered; then run the chain again.".strip(),
             code=line.last.code,
