@@ -18,7 +18,7 @@ from trainyard.data.renderers.spans import REFUSALS
 from trainyard.data.renderers.table import RENDERERS
 from trainyard.data.renderers.verify import toy_tokenizer
 
-OWN = {name: text for spec in RENDERERS.values() for name, text in spec.own.items()}
+OWN = {name: text for spec in RENDERERS.values() for name, text in spec.own_templates.items()}
 TEMPLATES = sorted({*list_shipped(), *OWN})
 MASKED = [name for name in list_shipped() if name.endswith("_training")]
 
