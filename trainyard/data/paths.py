@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.home import home_from_environment
-from trainyard.loading import load
 from trainyard.spec.load.nearest import did_you_mean, nearest_paths
 
 if TYPE_CHECKING:
@@ -134,8 +133,10 @@ def refuse_path(text: str, roots: Sequence[Path], field: str, because: str, targ
     folder = target if target is None or target.is_dir() else target.parent
     if folder is not None and folder != Path(folder.anchor):
         # Only this refusal reads the settings; a reading process starts twice as fast without them.
-        settings, file = load("trainyard.settings:settings")(), load("trainyard.settings:settings_file")()
-        instead += f", or write the line `{settings.data_roots_line(folder)}` into {file}"
+        from trainyard.settings import settings, settings_file
+
+        line, file = settings().data_roots_line(folder), settings_file()
+        instead += f", or write the line `{line}` into {file}"
     return Refused([Reason("R-PATH-ROOT", None, field, f"The path {quote_path(text)} {because}.", f"{instead}.")])
 
 

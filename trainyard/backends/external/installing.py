@@ -33,7 +33,6 @@ from trainyard.compute.lease import device_lock, holder
 from trainyard.compute.supervise import ProcessTree, ended
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.inherited import installer_environment
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import Installable
 from trainyard.stores.whole import write_json_durably
@@ -214,7 +213,7 @@ def build(name: Installable, environment: Path, say: Say) -> environments.Health
         run_install_step([*pip, *phase.options, *phase.requirements], environment, variables)
     if external.build:
         say(f"building {name.value}")
-        load(external.build)(environment, say)
+        external.build(environment, say)
     versions = environments.distributions(environment)
     tested = environments.import_test(
         name, environment, versions.get(external.distribution, ""), environments.install_line(name)
