@@ -4,7 +4,7 @@
     python examples/whole.py [FOLDER]
 
 An invented tram line has forty stops. Two trainings of the starter learn how long the ride to each takes; one of them
-has a tenth of the steps. The evaluator asks in words that no training has seen and compares each adapter with the base,
+has a sixth of the steps. The evaluator asks in words that no training has seen and compares each adapter with the base,
 row by row. The better one becomes a version, live on the model server of `trainyard up`, and answers a question.
 About two minutes on two cores, without a GPU or a network. FOLDER (default: `tram`) has to be one that chains may read:
 below the folder in which `trainyard up` was called, or in `data_roots`.
@@ -21,11 +21,12 @@ from typing import Any
 
 from trainyard import Chain, DataSource, Deployer, Evaluator, Trainer, TrainyardError, here
 
-STOPS = (
+NAMES = (
     "Acorn Alder Amber Anchor Apricot Ash Badger Barley Beacon Birch Bramble Bridge Canal Castle Cedar Chapel Clover "
     "Cooper Copper Crane Dove Elm Falcon Fern Forge Garden Harbour Hazel Heron Ivy Juniper Lantern Linden Maple Market "
     "Meadow Orchard Quarry Saddler Willow"
-).split()
+)
+STOPS = NAMES.split()
 WORDINGS = ("How long is the ride to {}?", "Please tell me how many minutes the tram takes to {}.")
 UNSEEN = "When do I arrive in {} if I leave now?"
 """How the evaluator asks: no training shows these words."""
@@ -104,7 +105,7 @@ def ask(question: str) -> str:
 def main(folder: Path) -> str:
     rows, questions = write_rows(folder)
     first = run_chain(build_chain(rows, questions, epochs=2, deploy=False))
-    second = run_chain(build_chain(rows, questions, epochs=20, deploy=True))
+    second = run_chain(build_chain(rows, questions, epochs=12, deploy=True))
     print_comparison(first, second)
     return ask(UNSEEN.format(STOPS[0]))
 

@@ -30,8 +30,8 @@ REFERENCE = sorted(FOLDER / name for name in pages())
 """Built by `make reference`, not committed."""
 FOR_AGENTS = [AGENTS, SKILL, LLMS]
 READER_PAGES = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *FOR_AGENTS]
-LOOSE_PAGES = {"glossary", "log"}
-"""Pages without a command: a table of words, and dated results."""
+LOOSE_PAGES = {"glossary"}
+"""A page without a command: a table of words."""
 CODE = re.compile(r"\b([RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*)\b")
 COMMAND = re.compile(r"(?:^ *|`)trainyard ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", re.MULTILINE)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
