@@ -94,7 +94,7 @@ RECIPES = {
                 "TOY = LatentSpec(lambda model, _, settings: SilentModule(model, settings), pause.stage)\n",
             ),
             Edit(
-                "train/latent/table.py", "from trainyard.train.session", "from trainyard.train.latent.toy import TOY\n"
+                "train/latent/table.py", "from trainyard.train.model", "from trainyard.train.latent.toy import TOY\n"
             ),
             Edit("train/latent/table.py", "    Latent.COCONUT: ", "    Latent.TOY: TOY,\n"),
         ),
@@ -137,19 +137,19 @@ RECIPES = {
                 '    TOY = StageFacts("riddle", ports=(Port.SFT,), learning_rates=(1e-5, 1e-4), packable=True)\n',
             ),
             Edit(
-                "train/stages/toy.py", "",
+                "train/losses/toy.py", "",
                 "from dataclasses import replace\n\nfrom trainyard.spec.axes.stages import Stage\n"
-                "from trainyard.train.stages.sft import SFT\n\n\n"
+                "from trainyard.train.losses.sft import SFT\n\n\n"
                 "def loss(_batch, policy, _reference, _config):\n"
                 '    """Focal loss: tokens that are already likely count less (arXiv 1708.02002)."""\n'
                 '    logprobs_N = policy["logprobs_N"]\n'
                 "    return -((1 - logprobs_N.exp()) ** 2 * logprobs_N).sum(), {}\n\n\n"
                 "TOY = replace(SFT, facts=Stage.TOY.facts, loss=loss, choose=None)\n",
             ),
-            Edit("train/stages/table.py", "STAGES: dict", "from trainyard.train.stages.toy import TOY\n\n"),
-            Edit("train/stages/table.py", "    Stage.SFT: ", "    Stage.TOY: TOY,\n"),
+            Edit("train/losses/table.py", "STAGES: dict", "from trainyard.train.losses.toy import TOY\n\n"),
+            Edit("train/losses/table.py", "    Stage.SFT: ", "    Stage.TOY: TOY,\n"),
         ),
-        "from trainyard.spec.training import resolve_trainer; from trainyard.train.stages.table import STAGES\n"
+        "from trainyard.spec.training import resolve_trainer; from trainyard.train.losses.table import STAGES\n"
         "import torch; toy = Config(stage='riddle', backend='script', launch={'script': 'mine'})\n"
         "toy = resolve_trainer(toy, 'base'); half = {'logprobs_N': torch.tensor([0.5, 0.5]).log()}\n"
         "assert toy.hyperparameters.learning_rate == 1e-4 and refused_settings(toy) == {}\n"
