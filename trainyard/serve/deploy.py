@@ -153,14 +153,21 @@ def remedy_of(report: Mapping[str, Any]) -> str:
         if line["name"] in TOLERATED and line["margin"] > 0 and line["baseline"]
     ]
     if len(shares) < len(failed) or report["gate"].get("primary") in failed:
-        return "Read the run's report. Hold out more rows, train longer, or allow a loss by the evaluator's tolerance or a benchmark's margin (of a template: publish.tolerance)."
+        return (
+            "Read the run's report. Hold out more rows, train longer, or allow a loss by the evaluator's tolerance "
+            "or a benchmark's margin (of a template: publish.tolerance)."
+        )
     tolerance = math.ceil(max(shares) * 100 + 1e-9) / 100
     allow = (
-        f"To allow that, run it again with tolerance: {tolerance:g} at the evaluator (of a template: `-p publish.tolerance={tolerance:g}`); what is trained is used again. Else train"
+        f"To allow that, run it again with tolerance: {tolerance:g} at the evaluator (of a template: "
+        f"`-p publish.tolerance={tolerance:g}`); what is trained is used again. Else train"
         if tolerance <= 1
         else "Train"
     )
-    return f"It learned its rows and is worse on other text, as a small base is that learns by heart. {allow} fewer steps, or take a larger base."
+    return (
+        "It learned its rows and is worse on other text, as a small base is that learns by heart. "
+        f"{allow} fewer steps, or take a larger base."
+    )
 
 
 def keep_newer(request: DeployRequest, registry: AdapterRegistry) -> dict[str, Any] | None:

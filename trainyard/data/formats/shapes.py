@@ -110,7 +110,9 @@ def example_of_columns(keys: Sequence[str]) -> str:
     """Return how to say what each column is, with the first two columns of the data as the example."""
     prompt, completion = keys[:2] if len(keys) > 1 else ("question", "answer")
     spelled = f"dataset.columns.prompt={prompt[:40]}"
-    return f"Say what each column is with columns, such as columns: {{prompt: {prompt[:40]}, completion: {completion[:40]}}} (`-p {shlex.quote(spelled)}` of a job, `--column` of a preview)"
+    columns = f"{{prompt: {prompt[:40]}, completion: {completion[:40]}}}"
+    option = f"`-p {shlex.quote(spelled)}` of a job, `--column` of a preview"
+    return f"Say what each column is with columns, such as columns: {columns} ({option})"
 
 
 @dataclass(frozen=True, eq=False)
