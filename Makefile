@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent bench-rl gpu-wheels demo demo-nightly up down bench faults docs reference web clean
+.PHONY: sbom audit help setup check check-web web-types test test-fast test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent bench-rl gpu-wheels demo demo-nightly up down bench faults docs reference web clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,15 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/mypy trainyard flows nodes tasks
 	$(BIN)/lint-imports
 	$(PYTEST) -q -n 2 -m 'not slow and not network' tests/architecture
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory check-web; else echo "npm is not here: the dashboard's sources are not checked"; fi
+
+# The types come from the API of this tree, so that a page and the API that disagree do not pass.
+check-web: setup web-types ## Types, lint, style and unit tests of the dashboard's sources (needs node and npm)
+	cd web && npm run --silent check
+
+web-types: setup
+	$(BIN)/python -m docs.generator.openapi build/openapi.json
+	cd web && { test -d node_modules && test node_modules -nt package-lock.json || npm ci --no-audit --no-fund; } && npm run --silent types
 
 test: setup ## The default tests but those of `make check` (ten to twenty minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains and not browser'
@@ -109,9 +118,8 @@ docs: reference ## Build the manual as a searchable site in build/site
 	$(BIN)/zensical build --strict
 	$(BIN)/python -m docs.generator.offline build/site
 
-web: setup ## Build the dashboard from web/ into trainyard/surfaces/web (needs node and npm)
-	$(BIN)/python -m docs.generator.openapi build/openapi.json
-	cd web && npm ci --no-audit --no-fund && npm run types && npm run build
+web: check-web ## Check the dashboard's sources, and build web/ into trainyard/surfaces/web (needs node and npm)
+	cd web && npm run --silent build
 
 reference: setup ## Write the pages of docs/reference from the tables in the code
 	$(BIN)/python -m docs.generator

@@ -197,6 +197,7 @@ def check_text(result: Any) -> str:
     for one in result.files:
         lines += [f"{one.file}: ok, {one.nodes} nodes, digest {one.digest[:12]}"] if one.ok else []
         lines += [f"{one.file}: {note}" for note in one.notes]
+        lines += [f"{one.file}: a run would be refused without --yes: {reason['line']}" for reason in one.questions]
         lines += [f"{one.file}: {reason['line']}" for reason in one.reasons]
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 // Curves over a common axis: hover shows values, dragging or the keys zoom, a double click shows everything again.
 
-import { useEffect, useMemo, useRef, useState } from "react";
+import { useEffect, useEffectEvent, useMemo, useRef, useState } from "react";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import "./curve.css";
@@ -60,10 +60,6 @@ export function Curve(props: CurveProps) {
   const plot = useRef<uPlot | null>(null);
   const zoom = useRef<readonly [number, number] | null>(null);
   const [isZoomed, setIsZoomed] = useState(false);
-  const zoomed = useRef(onZoom);
-  zoomed.current = onZoom;
-  const marked = useRef(marks);
-  marked.current = marks;
   const theme = useTheme();
   const data = useMemo(() => alignSeries(series, log, smoothing), [series, log, smoothing]);
   // A new plot only when its lines change; a new point is only new data.
@@ -74,33 +70,40 @@ export function Curve(props: CurveProps) {
     setIsZoomed(range !== null);
     if (range) plot.current?.setScale("x", { min: range[0], max: range[1] });
     else if (plot.current) plot.current.setData(plot.current.data);
-    zoomed.current?.(range);
+    onZoom?.(range);
   };
 
-  useEffect(() => {
-    const element = frame.current!;
-    const made = new uPlot(
-      optionsOf(series, { xLabel, yLabel, log, height, marks: () => marked.current }, element.clientWidth, show),
+  const readMarks = useEffectEvent(() => marks);
+  const zoomTo = useEffectEvent(show);
+  const draw = useEffectEvent((element: HTMLElement) => {
+    const style = { xLabel, yLabel, log, height, marks: () => readMarks() };
+    return new uPlot(
+      optionsOf(series, style, element.clientWidth, (range) => zoomTo(range)),
       data,
       element,
     );
-    plot.current = made;
-    if (zoom.current) made.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
-    const observer = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
+  });
+
+  useEffect(() => {
+    const element = frame.current!;
+    const drawn = draw(element);
+    plot.current = drawn;
+    if (zoom.current) drawn.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
+    const observer = new ResizeObserver(() => drawn.setSize({ width: element.clientWidth, height }));
     observer.observe(element);
     return () => {
       observer.disconnect();
-      made.destroy();
+      drawn.destroy();
       plot.current = null;
     };
-  }, [shape]);
+  }, [shape, height]);
 
   useEffect(() => {
-    const made = plot.current;
-    if (!made || made.data === data) return;
-    made.batch(() => {
-      made.setData(data, zoom.current === null);
-      if (zoom.current) made.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
+    const drawn = plot.current;
+    if (!drawn || drawn.data === data) return;
+    drawn.batch(() => {
+      drawn.setData(data, zoom.current === null);
+      if (zoom.current) drawn.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
     });
   }, [data]);
 

@@ -52,11 +52,8 @@ export function SchemaForm(props: SchemaFormProps) {
 }
 
 /** Settings that most people change: they are not folded away with the others of their group. */
-const MAIN = ["epochs", "max_steps", "learning_rate", "batch_size", "gradient_accumulation", "max_length", "rank"];
-
-/** Those of a group that says how something is trained; none of another group. */
-const mainOf = (properties: object | undefined): readonly string[] =>
-  properties && "learning_rate" in properties ? MAIN.filter((name) => name in properties) : [];
+const mainOf = (properties: JsonSchema["properties"] = {}, root: JsonSchema): readonly string[] =>
+  Object.keys(properties).filter((name) => resolveSchema(properties[name]!, root).main);
 
 const join = (path: string, name: string | number) => (path ? `${path}.${name}` : String(name));
 const isObject = (value: unknown): value is Values =>
@@ -69,12 +66,14 @@ function Fields(
   const { form, schema, path, only, onChange } = props;
   const value = isObject(props.value) ? props.value : {};
   const names = only?.filter((name) => schema.properties?.[name]) ?? Object.keys(schema.properties ?? {});
-  const offered = names.filter((name) => value[name] !== undefined || !isRefused(schema.properties![name]!));
-  return offered.map((name) => (
+  // A setting that the service has for later is shown only where it is set, with the refusal.
+  const fields = names.map((name) => [name, resolveSchema(schema.properties![name]!, form.root)] as const);
+  const offered = fields.filter(([name, field]) => value[name] !== undefined || field.widget !== "hidden");
+  return offered.map(([name, field]) => (
     <Field
       key={name}
       form={form}
-      schema={resolveSchema(schema.properties![name]!, form.root)}
+      schema={field}
       name={name}
       path={join(path, name)}
       required={schema.required?.includes(name)}
@@ -83,9 +82,6 @@ function Fields(
     />
   ));
 }
-
-/** A setting that the service has for later and refuses in every value: only one that was given is shown. */
-const isRefused = (schema: JsonSchema) => /always refused/i.test(schema.description ?? "");
 
 function withValue(value: Values, name: string, next: unknown): Values {
   const { [name]: _, ...rest } = value;
@@ -220,7 +216,7 @@ function YesNoField(props: FieldProps) {
 
 /** `lora`, or `{type: lora, rank: 8}`: the word alone while none of its settings is given. */
 function WordField(props: FieldProps) {
-  const { form, schema, value, onChange, path, name, required } = props;
+  const { form, schema, value, onChange, path, required } = props;
   const words = wordsOf(schema, form.root)!;
   const alone = isWordAlone(schema);
   const word = isObject(value) ? textOf(value.type) : textOf(value);
@@ -229,7 +225,7 @@ function WordField(props: FieldProps) {
   const set = (next: string, given: Values) =>
     onChange(Object.keys(given).length > 0 || (next && !alone) ? { type: next, ...given } : next || undefined);
   const fields = words[current]?.properties ?? {};
-  const main = name === "method" && fields.rank ? ["rank"] : [];
+  const main = mainOf(fields, form.root);
   const rest = Object.keys(fields).filter((one) => !main.includes(one));
   const shared = {
     form,
@@ -324,7 +320,7 @@ function Group(props: FieldProps) {
   const { form, schema, value, onChange, path, name, required } = props;
   const set = (next: Values) => onChange(Object.keys(next).length || required ? next : undefined);
   const shared = { form, schema, value, path, onChange: set };
-  const main = mainOf(schema.properties);
+  const main = mainOf(schema.properties, form.root);
   if (main.length > 0) {
     const rest = Object.keys(schema.properties!).filter((one) => !main.includes(one));
     return (

@@ -12,6 +12,7 @@ import { ChainGraph, type GraphNode } from "../../components/graph";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Pager } from "../../components/pager";
+import { QuestionNote, questionsOf, useQuestion } from "../../components/question";
 import { StateBadge } from "../../components/state";
 import { Facts, Table } from "../../components/table";
 import { expand } from "./editor/server";
@@ -25,9 +26,11 @@ export default function StoredChainPage({ chain }: { chain: string }) {
     queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } } })),
   });
   const start = useMutation({
-    mutationFn: () => dataOf(client.POST("/api/v1/chains/{chain}/run", { params: { path: { chain } } })),
+    mutationFn: (yes: boolean) =>
+      dataOf(client.POST("/api/v1/chains/{chain}/run", { params: { path: { chain } }, body: { yes } as never })),
     onSuccess: (run) => navigate(`/chains/${chain}/edit?run=${(run as { id: string }).id}`),
   });
+  const question = useQuestion(questionsOf(start.error));
   const remove = useMutation({
     mutationFn: () => dataOf(client.DELETE("/api/v1/chains/{chain}", { params: { path: { chain } } })),
     onSuccess: () => {
@@ -45,7 +48,7 @@ export default function StoredChainPage({ chain }: { chain: string }) {
           </Link>
           {allows("run") && (
             <>
-              <ActionButton mutation={start} variables={undefined}>
+              <ActionButton mutation={start} variables={question.yes} question={question}>
                 Run
               </ActionButton>
               <ActionButton
@@ -61,6 +64,7 @@ export default function StoredChainPage({ chain }: { chain: string }) {
         </>
       }
     >
+      <QuestionNote question={question} />
       <Queried query={stored}>
         {(found) => (
           <div className="stack">

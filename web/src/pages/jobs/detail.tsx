@@ -1,7 +1,7 @@
 // One job: state and actions, curves as they grow, logs, checkpoints, samples, results, and what it was started with.
 
 import { useQueries } from "@tanstack/react-query";
-import { lazy, Suspense, useEffect, useMemo } from "react";
+import { lazy, Suspense, useMemo } from "react";
 import { Link, useLocation } from "wouter";
 import { client, dataOf } from "../../api/client";
 import type { JobDetail } from "../../api/schema";
@@ -84,10 +84,7 @@ function Actions({ job }: { job: JobDetail }) {
 
 function Retry({ job }: { job: JobDetail }) {
   const [, navigate] = useLocation();
-  const retry = useRetry(job);
-  useEffect(() => {
-    if (retry.data) navigate(`/jobs/${retry.data.id}`);
-  }, [retry.data]);
+  const retry = useRetry(job, (id) => navigate(`/jobs/${id}`));
   return (
     <ActionButton mutation={retry} variables={undefined} confirm="Start a new job with the same parameters?">
       Retry

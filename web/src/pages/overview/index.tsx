@@ -264,7 +264,7 @@ const SHOWN_S = 7 * 24 * 3600;
 function RefusedAdapters() {
   const evaluations = useNewestEvaluations();
   const refused = (evaluations.data?.evaluations ?? []).filter(
-    (one) => one.better === false && one.ended > Date.now() / 1000 - SHOWN_S,
+    (one) => one.better === false && one.ended > evaluations.dataUpdatedAt / 1000 - SHOWN_S,
   );
   return refused.length === 0 ? null : (
     <ul>

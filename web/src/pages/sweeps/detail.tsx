@@ -23,11 +23,11 @@ export default function SweepPage({ name }: { name: string }) {
   });
   const onSuccess = () => queries.invalidateQueries({ queryKey: ["sweeps"] });
   const stop = useMutation({
-    mutationFn: () => client.POST("/api/v1/sweeps/{name}/stop", { params: { path } } as any),
+    mutationFn: () => client.POST("/api/v1/sweeps/{name}/stop", { params: { path } } as never),
     onSuccess,
   });
   const resume = useMutation({
-    mutationFn: () => client.POST("/api/v1/sweeps", { body: { continued: name } as any }),
+    mutationFn: () => client.POST("/api/v1/sweeps", { body: { continued: name } as never }),
     onSuccess,
   });
   const running = sweep.data?.is_running;

@@ -16,7 +16,7 @@ import {
   type NodeChange,
   type OnConnectStartParams,
 } from "@xyflow/react";
-import { useCallback, useEffect, useRef, useState, type DragEvent } from "react";
+import { useCallback, useEffect, useRef, useState, type Dispatch, type DragEvent, type SetStateAction } from "react";
 import { Link } from "wouter";
 import type { LinkAnswer } from "../../../api/schema";
 import {
@@ -41,7 +41,7 @@ interface CanvasProps {
   groups: PortGroups;
   version: number;
   selection: ReadonlySet<string>;
-  onSelect: (ids: ReadonlySet<string>) => void;
+  onSelect: Dispatch<SetStateAction<ReadonlySet<string>>>;
   onAdd: (type: string, at: { x: number; y: number }) => void;
   readOnly: boolean;
 }
@@ -109,13 +109,14 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
       if (own.length) setFlowNodes((before) => applyNodeChanges(own, before));
       const chosen = changes.filter((one) => one.type === "select");
       if (chosen.length) {
-        const next = new Set(selectionRef.current);
-        for (const one of chosen) {
-          if (one.selected) next.add(one.id);
-          else next.delete(one.id);
-        }
-        selectionRef.current = next;
-        onSelect(next);
+        onSelect((before) => {
+          const next = new Set(before);
+          for (const change of chosen) {
+            if (change.selected) next.add(change.id);
+            else next.delete(change.id);
+          }
+          return next;
+        });
       }
       const moved = changes.filter((one) => one.type === "position" && one.position && one.dragging === false);
       if (moved.length) {
@@ -128,8 +129,6 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
     },
     [onSelect, store],
   );
-  const selectionRef = useRef(selection);
-  selectionRef.current = selection;
 
   const onEdgesChange = useCallback((changes: EdgeChange[]) => {
     const own = changes.filter((one) => one.type !== "remove");

@@ -1,14 +1,14 @@
 // What is selected: its id, links, settings and problems; while a run is shown, its state, lines and results.
 
 import { useQuery } from "@tanstack/react-query";
-import { useEffect, useId, useState } from "react";
+import { useId, useState } from "react";
 import type { ProblemReason } from "../../../api/client";
 import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
 import { useChoices } from "../../../components/choices";
 import { ColumnMap } from "../../../components/columns";
 import { SchemaForm } from "../../../components/form";
 import { Prose } from "../../../components/prose";
-import type { JsonSchema } from "../../../components/schema";
+import { pathWith, type JsonSchema } from "../../../components/schema";
 import { Upload } from "../../../components/upload";
 import { NodeResult } from "../node_result";
 import { Reasons } from "../reasons";
@@ -45,11 +45,17 @@ export function Inspector({
   const defaults = Object.fromEntries(
     Object.entries(defaultsOf(expanded, node.id)).map(([path, value]) => [`config.${path}`, value]),
   );
+  const paths = Object.fromEntries(
+    (["documents", "repository", "columns", "model"] as const).map((widget) => [
+      widget,
+      schema ? pathWith(widget, schema, "config") : "",
+    ]),
+  ) as Record<"documents" | "repository" | "columns" | "model", string>;
   const { choices, start } = useChoices(
-    { "config.path": node.config.path, "config.repository": node.config.repository },
-    ["config.base_model"],
+    { [paths.documents]: node.config.path, [paths.repository]: node.config.repository },
+    [paths.model],
   );
-  const hints = start ? { "config.path": `A relative path starts in \`${start}\`.` } : undefined;
+  const hints = start ? { [paths.documents]: `A relative path starts in \`${start}\`.` } : undefined;
   const configure = (change: (before: Record<string, unknown>) => Record<string, unknown>) => {
     const { nodes } = store.get().draft; // an upload may end after other settings were written
     const before = nodes.find((one) => one.id === node.id)?.config ?? {};
@@ -59,14 +65,14 @@ export function Inspector({
   const isSource = node.type === "data_source" && !readOnly;
   const extras = isSource
     ? {
-        "config.path": (
+        [paths.documents]: (
           <Upload documents onUploaded={(path) => configure((before) => ({ ...before, path, columns: undefined }))} />
         ),
       }
     : undefined;
   const controls = isSource
     ? {
-        "config.columns": (
+        [paths.columns]: (
           <ColumnMap
             key="columns"
             path={node.config.path}
@@ -109,7 +115,7 @@ export function Inspector({
           />
         </section>
       )}
-      <Links store={store} node={node} readOnly={readOnly} />
+      <Links key={`links of ${node.id}`} store={store} node={node} readOnly={readOnly} />
       <IdField key={node.id} store={store} node={node} onSelect={onSelect} readOnly={readOnly} />
       {!readOnly && (
         <button
@@ -136,7 +142,6 @@ function IdField({
   const id = useId();
   const [text, setText] = useState(node.id);
   const [wrong, setWrong] = useState("");
-  useEffect(() => setText(node.id), [node.id]);
   const apply = () => {
     const { nodes } = store.get().draft;
     if (text === node.id) return setWrong("");
@@ -173,7 +178,6 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
   const { draft } = store.get();
   const id = useId();
   const [refused, setRefused] = useState<LinkAnswer | null>(null);
-  useEffect(() => setRefused(null), [node.id]);
   const links = useQuery({
     queryKey: ["links", node.id, draft],
     queryFn: () => askLinks(draft, node.id),
